@@ -1,0 +1,100 @@
+use std::fmt;
+
+/// A text that is not the identifier it was given as.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} \"{}\" is invalid: {rule}", Excerpt(.text))]
+pub struct InvalidIdentifier {
+    kind: &'static str,
+    text: String,
+    rule: &'static str,
+}
+
+impl InvalidIdentifier {
+    /// An identifier of the given kind that breaks the given rule.
+    pub(crate) fn new(kind: &'static str, text: &str, rule: &'static str) -> Self {
+        Self {
+            kind,
+            text: text.to_owned(),
+            rule,
+        }
+    }
+}
+
+/// At most 80 characters of a caller's text, escaped: it ends up in logs and in a pod's events.
+struct Excerpt<'a>(&'a str);
+
+impl fmt::Display for Excerpt<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars().take(80) {
+            write!(f, "{}", c.escape_debug())?;
+        }
+        if self.0.chars().nth(80).is_some() {
+            write!(f, "...")?;
+        }
+        Ok(())
+    }
+}
+
+/// Declares a text newtype whose only way in is `parse`, with the rule that it keeps.
+macro_rules! identifier {
+    ($(#[$doc:meta])* $name:ident, $kind:literal, $rule:literal, $valid:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Box<str>);
+
+        impl $name {
+            /// The text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = $crate::InvalidIdentifier;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let valid: fn(&str) -> bool = $valid;
+                if valid(text) {
+                    Ok(Self(text.into()))
+                } else {
+                    Err($crate::InvalidIdentifier::new($kind, text, $rule))
+                }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+pub(crate) use identifier;
+
+/// A DNS label (RFC 1123), as Kubernetes demands of a namespace.
+pub(crate) fn is_dns_label(text: &str) -> bool {
+    let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    text.len() <= 63
+        && edge(text.chars().next())
+        && edge(text.chars().next_back())
+        && text
+            .chars()
+            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+}
+
+/// A DNS subdomain (RFC 1123), as Kubernetes demands of the names of pods, nodes and service accounts.
+pub(crate) fn is_dns_subdomain(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_dns_label)
+}
+
+/// What CNI demands of a container id and a network name: a letter or digit, then those, `_`, `.` or `-`.
+pub(crate) fn is_cni_name(text: &str) -> bool {
+    text.len() <= 253
+        && text
+            .chars()
+            .next()
+            .is_some_and(|c| c.is_ascii_alphanumeric())
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+}

@@ -1,0 +1,73 @@
+//! The vocabulary of inpod: identifiers, enrollments, reasons and keys.
+//!
+//! A value of one of these types has been checked: whoever receives a [`PodRef`] need not ask again whether its
+//! namespace is a legal one. There is no I/O here and no serialisation; the conversions to and from the wire stand
+//! beside the generated code in `inpod-proto`.
+
+mod enrollment;
+mod failure;
+mod identifier;
+pub mod keys;
+mod netns;
+mod pod;
+mod reason;
+mod sandbox;
+
+pub use enrollment::Enrollment;
+pub use failure::Failure;
+pub use identifier::InvalidIdentifier;
+pub use netns::{NetnsId, NetnsRef};
+pub use pod::{
+    NamespaceName, NodeName, PodName, PodRef, PodUid, ServiceAccountName, Workload, WorkloadInfo,
+};
+pub use reason::Reason;
+pub use sandbox::{ContainerId, IfName, NetworkName, SandboxRef};
+
+use std::net::IpAddr;
+
+/// The order of the changes to one sandbox, given out by `pod-events` and kept in its checkpoint: of two calls about
+/// one sandbox the higher revision is the later word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Revision(pub u64);
+
+/// Parses an address of a pod. An IPv4 address written as IPv6 (`::ffff:a.b.c.d`) is refused: sets, rules and
+/// comparisons downstream would take it for another address than the one that is meant.
+///
+/// # Errors
+///
+/// When the text is no address, or a v4-mapped one.
+pub fn parse_address(text: &str) -> Result<IpAddr, InvalidIdentifier> {
+    let address = text
+        .parse()
+        .map_err(|_| InvalidIdentifier::new("IP address", text, "not an IPv4 or IPv6 address"))?;
+    match address {
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Err(InvalidIdentifier::new(
+            "IP address",
+            text,
+            "an IPv4 address written as IPv6; write it as IPv4",
+        )),
+        IpAddr::V4(_) | IpAddr::V6(_) => Ok(address),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_both_families_parse() {
+        assert!(parse_address("10.0.0.1").is_ok());
+        assert!(parse_address("fd77::2").is_ok());
+    }
+
+    #[test]
+    fn a_v4_mapped_address_is_refused_and_named() {
+        let error = parse_address("::ffff:10.0.0.1").unwrap_err();
+        assert!(error.to_string().contains("::ffff:10.0.0.1"), "{error}");
+    }
+
+    #[test]
+    fn an_address_with_a_prefix_length_is_refused() {
+        assert!(parse_address("10.0.0.1/24").is_err());
+    }
+}

@@ -1,0 +1,100 @@
+use std::fmt;
+
+use crate::{
+    NetnsId, Revision, SandboxRef,
+    identifier::{identifier, is_cni_name, is_dns_label, is_dns_subdomain},
+};
+
+identifier! {
+    /// A pod's UID. Opaque: a static pod's is 32 hex digits and no UUID.
+    PodUid, "pod UID", "expected 1 to 128 letters, digits, '-', '_' or '.'",
+    |text| text.len() <= 128 && is_cni_name(text)
+}
+identifier! {
+    /// A pod's name.
+    PodName, "pod name", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
+}
+identifier! {
+    /// The name of a Kubernetes namespace.
+    NamespaceName, "namespace", "expected a DNS label (RFC 1123)", is_dns_label
+}
+identifier! {
+    /// The name of a service account.
+    ServiceAccountName, "service account", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
+}
+identifier! {
+    /// The name of a node.
+    NodeName, "node name", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
+}
+
+/// One pod, pinned to one lifetime of its name. Prints as `namespace/name`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodRef {
+    /// The pod's namespace.
+    pub namespace: NamespaceName,
+    /// The pod's name.
+    pub name: PodName,
+    /// Which of the pods that had this name.
+    pub uid: PodUid,
+}
+
+impl fmt::Display for PodRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Who a workload is to ztunnel. All three must match what ztunnel's control plane says.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WorkloadInfo {
+    /// The pod's name.
+    pub name: PodName,
+    /// The pod's namespace.
+    pub namespace: NamespaceName,
+    /// The pod's service account.
+    pub service_account: ServiceAccountName,
+}
+
+/// A pod as ztunnel is to see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// The sandbox whose netns ztunnel gets.
+    pub sandbox: SandboxRef,
+    /// The pod's UID, ztunnel's key.
+    pub uid: PodUid,
+    /// Who the workload is.
+    pub info: WorkloadInfo,
+    /// The proven netns; `None` while it is not known, and ztunnel is asked to keep what it has.
+    pub netns: Option<NetnsId>,
+    /// The order of this word among those on the same sandbox.
+    pub revision: Revision,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_static_pods_hash_is_a_uid() {
+        assert!("0123456789abcdef0123456789abcdef".parse::<PodUid>().is_ok());
+    }
+
+    #[test]
+    fn a_namespace_with_a_slash_is_refused() {
+        assert!("shop/web".parse::<NamespaceName>().is_err());
+    }
+
+    #[test]
+    fn empty_names_are_refused() {
+        assert!("".parse::<PodName>().is_err());
+        assert!("".parse::<PodUid>().is_err());
+        assert!("a..b".parse::<PodName>().is_err());
+    }
+
+    #[test]
+    fn an_error_quotes_at_most_eighty_escaped_characters() {
+        let error = "\n".repeat(5000).parse::<PodName>().unwrap_err();
+        assert!(error.to_string().len() < 300, "{error}");
+        assert!(!error.to_string().contains('\n'));
+    }
+}

@@ -1,0 +1,155 @@
+use std::fmt;
+
+/// Declares the closed list of reasons: number on the wire, name, and the one line that helps.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal, $remedy:literal;)*) => {
+        /// Why a pod is in the mesh or not, or why a call failed. A closed list: the same words in gRPC details,
+        /// events, metrics and CNI errors.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Reason {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Reason {
+            /// Every reason, in the order of the contract.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The number in `inpod.types.v1.Reason`.
+            pub fn number(self) -> i32 {
+                match self { $(Self::$variant => $number),* }
+            }
+
+            /// The reason of that number in `inpod.types.v1.Reason`.
+            pub fn from_number(number: i32) -> Option<Self> {
+                match number { $($number => Some(Self::$variant),)* _ => None }
+            }
+
+            /// The name in `inpod.types.v1.Reason`, without its prefix.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+
+            /// What to do about it, in one line.
+            pub fn remedy(self) -> &'static str {
+                match self { $(Self::$variant => $remedy),* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// The pod's own label enrolls it.
+    LabelOnPod = 1, "LABEL_ON_POD", "Nothing to do: the pod asked to join.";
+    /// The namespace's label enrolls the pod.
+    LabelOnNamespace = 2, "LABEL_ON_NAMESPACE", "Nothing to do: the pod's namespace asked to join.";
+    /// Neither the pod nor its namespace asks to join.
+    NotSelected = 3, "NOT_SELECTED", "Label the pod or its namespace istio.io/dataplane-mode=ambient to enroll it.";
+    /// The pod's label keeps it out.
+    OptedOut = 4, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod to let its namespace decide.";
+    /// The pod shares the node's network.
+    HostNetwork = 5, "HOST_NETWORK", "Pods with hostNetwork cannot be enrolled: they have no netns of their own.";
+    /// The pod has a proxy of its own.
+    HasSidecar = 6, "HAS_SIDECAR", "Disable sidecar injection for the pod and recreate it to enroll it.";
+    /// The pod's containers have ended for good.
+    PodTerminal = 7, "POD_TERMINAL", "Nothing to do: a pod that has succeeded or failed carries no traffic.";
+    /// The namespace is excluded in the node's configuration.
+    NamespaceExcluded = 8, "NAMESPACE_EXCLUDED", "Remove the namespace from excludeNamespaces to let its pods join.";
+
+    /// A field of the request, a manifest or the configuration cannot be used.
+    InvalidField = 20, "INVALID_FIELD", "Correct the named field.";
+    /// The caller may not call this.
+    CallerRefused = 21, "CALLER_REFUSED", "Call from a host process or the service that the RPC names; see the setting peer.";
+    /// The source of pods does not know the pod.
+    PodUnknown = 22, "POD_UNKNOWN", "Wait for the pod to appear, or check that it was not deleted meanwhile.";
+    /// A pod of that name exists, with another UID.
+    PodUidMismatch = 23, "POD_UID_MISMATCH", "Nothing to do: the sandbox belongs to an earlier pod of this name.";
+    /// The pod is bound to another node.
+    PodOtherNode = 24, "POD_OTHER_NODE", "Check that the setting node_name is this node's name in Kubernetes.";
+    /// The source of pods does not know the pod's namespace.
+    NamespaceUnknown = 25, "NAMESPACE_UNKNOWN", "Wait for the namespace to appear, or add its manifest.";
+    /// The agent is not ready to decide yet.
+    Starting = 26, "STARTING", "Wait: the agent is reading its state.";
+    /// More calls at once than the process admits.
+    Overloaded = 27, "OVERLOADED", "Wait: the runtime repeats the call.";
+    /// The caller's time ran out.
+    DeadlineExceeded = 28, "DEADLINE_EXCEEDED", "Wait: the runtime repeats the call. See ExplainPod for the slow step.";
+    /// Another service of the agent did not answer.
+    DependencyUnavailable = 29, "DEPENDENCY_UNAVAILABLE", "Check that the named service runs and that its socket is mounted.";
+    /// The sandbox named is not the pod's current one.
+    SandboxNotCurrent = 30, "SANDBOX_NOT_CURRENT", "Nothing to do: a newer sandbox of the pod is in place.";
+    /// The agent's state could not be written.
+    CheckpointFailed = 31, "CHECKPOINT_FAILED", "Free space on, or repair, the file system under run_dir.";
+    /// The agent could not be reached by the plugin.
+    AgentUnavailable = 32, "AGENT_UNAVAILABLE", "Check that pod-events runs on this node.";
+    /// A defect of inpod.
+    Internal = 33, "INTERNAL", "Report it with the log of the service named.";
+    /// A thing named in the call is not recorded.
+    SandboxUnknown = 34, "SANDBOX_UNKNOWN", "Nothing to do for DEL; for CHECK recreate the pod.";
+
+    /// The path may not be used for a netns.
+    NetnsPathRefused = 40, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is no symbolic link.";
+    /// There is nothing at the path.
+    NetnsMissing = 41, "NETNS_MISSING", "Nothing to do: the sandbox is gone and will be recreated.";
+    /// What is at the path is no network namespace.
+    NetnsNotANetns = 42, "NETNS_NOT_A_NETNS", "Check what the runtime passes as CNI_NETNS.";
+    /// Another netns than the one that the caller means.
+    NetnsMismatch = 43, "NETNS_MISMATCH", "Nothing to do: the path was reused; the sandbox will be recreated.";
+    /// The path leads to the node's own netns.
+    NetnsIsHost = 44, "NETNS_IS_HOST", "Check what the runtime passes as CNI_NETNS: it is the node's own netns.";
+    /// The netns is claimed for another sandbox.
+    NetnsInUse = 45, "NETNS_IN_USE", "Delete the other sandbox first, or check for two runtimes on one netns.";
+    /// The netns holds none of the pod's addresses.
+    AddressMismatch = 46, "ADDRESS_MISMATCH", "Check that the previous plugin of the chain configured this netns.";
+    /// No claim is held for the sandbox.
+    ClaimUnknown = 47, "CLAIM_UNKNOWN", "Claim the netns again: netconfig was restarted.";
+    /// The kernel refused a change.
+    KernelRefused = 48, "KERNEL_REFUSED", "Check that nf_tables, nat and conntrack are available in the kernel.";
+    /// The rules in the netns are not the ones that were applied.
+    RulesDiffer = 49, "RULES_DIFFER", "Nothing to do: the agent applies them again. Look for what changed them.";
+
+    /// The broker was not given the desired set yet.
+    NotSeeded = 60, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";
+    /// The broker was restarted meanwhile.
+    InstanceMismatch = 61, "INSTANCE_MISMATCH", "Read the broker's state again and repeat with its instance_id.";
+    /// A later word on the sandbox is already known.
+    RevisionStale = 62, "REVISION_STALE", "Nothing to do: a newer change of the same sandbox is in place.";
+    /// No ztunnel has connected since the broker started.
+    ZtunnelNeverConnected = 63, "ZTUNNEL_NEVER_CONNECTED", "Check that ztunnel runs on this node and mounts the ZDS socket's directory.";
+    /// Every ztunnel has gone.
+    ZtunnelLost = 64, "ZTUNNEL_LOST", "Check why ztunnel stopped; it reconnects within 15 s once it runs.";
+    /// A ztunnel is connected but has not been brought up to date.
+    ZtunnelSnapshotUnfinished = 65, "ZTUNNEL_SNAPSHOT_UNFINISHED", "Wait: ztunnel is being told the node's pods.";
+    /// ztunnel refused the pod.
+    ZtunnelRefused = 66, "ZTUNNEL_REFUSED", "Read ztunnel's words in the message: most often a port (15001, 15006, 15008) is taken in the pod.";
+    /// ztunnel did not answer.
+    ZtunnelSilent = 67, "ZTUNNEL_SILENT", "Look at ztunnel's log: it did not acknowledge the pod in time.";
+    /// The broker could not get the netns's descriptor.
+    DescriptorUnavailable = 68, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its netns directory is mounted into the broker.";
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_unique_and_lead_back() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_number(reason.number()), Some(*reason));
+        }
+        assert_eq!(Reason::from_number(0), None);
+    }
+
+    #[test]
+    fn every_remedy_is_one_sentence_line() {
+        for reason in Reason::ALL {
+            let remedy = reason.remedy();
+            assert!(remedy.ends_with('.') && !remedy.contains('\n'), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+use std::fmt;
+
+use crate::{
+    InvalidIdentifier,
+    identifier::{identifier, is_cni_name},
+};
+
+identifier! {
+    /// A container id as the runtime gives it to CNI (CNI spec, "Parameters").
+    ContainerId, "container id", "expected a letter or digit, then letters, digits, '_', '.' or '-'",
+    is_cni_name
+}
+identifier! {
+    /// The name of an interface inside a pod (CNI spec, "Parameters"; the kernel's limit is 15 bytes).
+    IfName, "interface name", "expected 1 to 15 bytes without '/', ':' and white space",
+    |text| (1..=15).contains(&text.len())
+        && !matches!(text, "." | "..")
+        && text.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | ':'))
+}
+
+/// The name of a CNI network, or nothing for a sandbox that was discovered without a CNI call.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NetworkName(Box<str>);
+
+impl NetworkName {
+    /// The text; empty for a discovered sandbox.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::str::FromStr for NetworkName {
+    type Err = InvalidIdentifier;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.is_empty() || is_cni_name(text) {
+            return Ok(Self(text.into()));
+        }
+        let rule = "expected a letter or digit, then letters, digits, '_', '.' or '-'";
+        Err(InvalidIdentifier::new("network name", text, rule))
+    }
+}
+
+impl fmt::Display for NetworkName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One attachment of one container: what a runtime calls CNI for, and the key of all state.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SandboxRef {
+    /// The network's name.
+    pub network_name: NetworkName,
+    /// The container's id.
+    pub container_id: ContainerId,
+    /// The interface's name in the pod.
+    pub ifname: IfName,
+}
+
+impl fmt::Display for SandboxRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}/{}/{}",
+            self.network_name, self.container_id, self.ifname
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interface_name_with_a_newline_or_a_space_is_refused() {
+        for bad in [
+            "",
+            "eth 0",
+            "eth0\n",
+            "a/b",
+            "a:b",
+            "..",
+            "sixteen-bytes-xx",
+        ] {
+            assert!(bad.parse::<IfName>().is_err(), "{bad:?}");
+        }
+        assert!("eth0".parse::<IfName>().is_ok());
+    }
+
+    #[test]
+    fn a_container_id_cannot_leave_a_directory() {
+        assert!("../x".parse::<ContainerId>().is_err());
+        assert!("a/b".parse::<ContainerId>().is_err());
+    }
+}
