@@ -1,0 +1,111 @@
+/// Who may call an RPC. Which class an RPC belongs to stands in its proto comment; a test compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Host processes and inpod's services: looks, changes nothing.
+    Read,
+    /// Host processes: the container runtime's plugin.
+    Cni,
+    /// The proven service alone.
+    Service,
+}
+
+/// The class of a call, by its path (`/package.Service/Method`); `None` for a call that nobody declared, which nobody
+/// may make. Health and reflection are [`Class::Read`].
+pub fn class_of(path: &str) -> Option<Class> {
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    match service {
+        "inpod.podevents.v1.PodEventsService" => pod_events(method),
+        "inpod.netconfig.v1.NetconfigService" => netconfig(method),
+        "inpod.ztunnelbroker.v1.ZtunnelBrokerService" => ztunnel_broker(method),
+        "grpc.health.v1.Health"
+        | "grpc.reflection.v1.ServerReflection"
+        | "grpc.reflection.v1alpha.ServerReflection" => Some(Class::Read),
+        _ => None,
+    }
+}
+
+fn pod_events(method: &str) -> Option<Class> {
+    match method {
+        "AddPod" | "CheckPod" | "DeletePod" | "CollectGarbage" => Some(Class::Cni),
+        "GetStatus" | "ExplainPod" | "ListPods" => Some(Class::Read),
+        _ => None,
+    }
+}
+
+fn netconfig(method: &str) -> Option<Class> {
+    match method {
+        "ClaimNetns" | "ReleaseNetns" | "ApplyRules" | "RemoveRules" => Some(Class::Service),
+        // The handler demands Class::Service for a path.
+        "InspectNetns" => Some(Class::Read),
+        "ListClaims" | "VerifyRules" | "WatchDrift" => Some(Class::Read),
+        _ => None,
+    }
+}
+
+fn ztunnel_broker(method: &str) -> Option<Class> {
+    match method {
+        "SetWorkloads" | "AddWorkload" | "RemoveWorkload" => Some(Class::Service),
+        "ListWorkloads" | "WatchSessions" => Some(Class::Read),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+    use prost_types::{FileDescriptorProto, FileDescriptorSet};
+
+    use super::*;
+
+    /// Path and comment of every call in a file. In a descriptor, `[6, s, 2, m]` is method `m` of service `s`.
+    fn calls(file: &FileDescriptorProto) -> Vec<(String, String)> {
+        let comment = |path: &[i32]| {
+            let info = file.source_code_info.as_ref().unwrap();
+            let location = info.location.iter().find(|location| location.path == path);
+            location.unwrap().leading_comments().to_owned()
+        };
+        let mut found = Vec::new();
+        for (s, service) in (0..).zip(&file.service) {
+            for (m, method) in (0..).zip(&service.method) {
+                let path = format!("/{}.{}/{}", file.package(), service.name(), method.name());
+                found.push((path, comment(&[6, s, 2, m])));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_call_states_the_class_that_the_servers_enforce() {
+        let set = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
+        let calls: Vec<_> = set.file.iter().flat_map(calls).collect();
+        assert_eq!(calls.len(), 20, "{calls:?}");
+        for (path, comment) in calls {
+            let stated = match comment.split_once("Class: ").unwrap().1 {
+                rest if rest.starts_with("service for a path, read for") => Class::Read,
+                rest if rest.starts_with("service.") => Class::Service,
+                rest if rest.starts_with("cni.") => Class::Cni,
+                rest if rest.starts_with("read.") => Class::Read,
+                rest => panic!("{path}: no known class in {rest:?}"),
+            };
+            assert_eq!(class_of(&path), Some(stated), "{path}");
+        }
+    }
+
+    #[test]
+    fn every_call_says_whether_it_can_be_repeated() {
+        let set = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
+        for (path, comment) in set.file.iter().flat_map(calls) {
+            assert!(comment.contains("Repeatable"), "{path}");
+        }
+    }
+
+    #[test]
+    fn an_undeclared_call_has_no_class() {
+        assert_eq!(
+            class_of("/inpod.netconfig.v1.NetconfigService/Format"),
+            None
+        );
+        assert_eq!(class_of("/evil.Service/ClaimNetns"), None);
+        assert_eq!(class_of(""), None);
+    }
+}

@@ -1,0 +1,166 @@
+use std::time::Duration;
+
+use prost::Message as _;
+use tonic::{Code, Status};
+use workload::{Failure, Reason};
+
+use crate::types::v1;
+
+const TYPE_URL: &str = "type.googleapis.com/inpod.types.v1.Failure";
+
+/// The gRPC code of a failure: the one place that decides how a failure looks on the wire.
+pub fn code_of(reason: Reason) -> Code {
+    match reason {
+        Reason::InvalidField | Reason::NetnsPathRefused | Reason::NetnsNotANetns => {
+            Code::InvalidArgument
+        }
+        Reason::CallerRefused
+        | Reason::PodUidMismatch
+        | Reason::PodOtherNode
+        | Reason::NetnsIsHost => Code::PermissionDenied,
+        Reason::PodUnknown
+        | Reason::NamespaceUnknown
+        | Reason::NetnsMissing
+        | Reason::SandboxUnknown => Code::NotFound,
+        Reason::LabelOnPod
+        | Reason::LabelOnNamespace
+        | Reason::NotSelected
+        | Reason::OptedOut
+        | Reason::HostNetwork
+        | Reason::HasSidecar
+        | Reason::PodTerminal
+        | Reason::NamespaceExcluded
+        | Reason::SandboxNotCurrent
+        | Reason::NetnsMismatch
+        | Reason::NetnsInUse
+        | Reason::AddressMismatch
+        | Reason::ClaimUnknown
+        | Reason::RulesDiffer
+        | Reason::NotSeeded => Code::FailedPrecondition,
+        Reason::Starting
+        | Reason::DependencyUnavailable
+        | Reason::AgentUnavailable
+        | Reason::ZtunnelNeverConnected
+        | Reason::ZtunnelLost
+        | Reason::ZtunnelSnapshotUnfinished
+        | Reason::ZtunnelRefused
+        | Reason::ZtunnelSilent
+        | Reason::DescriptorUnavailable => Code::Unavailable,
+        Reason::Overloaded => Code::ResourceExhausted,
+        Reason::DeadlineExceeded => Code::DeadlineExceeded,
+        Reason::InstanceMismatch | Reason::RevisionStale => Code::Aborted,
+        Reason::CheckpointFailed | Reason::Internal | Reason::KernelRefused => Code::Internal,
+    }
+}
+
+/// A failure as a status: its code, its sentence, and itself in the details (`google.rpc.Status`).
+pub fn into_status(failure: &Failure) -> Status {
+    let code = code_of(failure.reason);
+    let details = tonic_types::pb::Status {
+        code: code.into(),
+        message: failure.message.clone(),
+        details: vec![prost_types::Any {
+            type_url: TYPE_URL.to_owned(),
+            value: v1::Failure::from(failure).encode_to_vec(),
+        }],
+    };
+    Status::with_details(code, &failure.message, details.encode_to_vec().into())
+}
+
+/// The failure that a status carries. A status of other making (a transport error, a deadline of the library) becomes
+/// the failure that its code says.
+pub fn failure_of(status: &Status) -> Failure {
+    carried(status).unwrap_or_else(|| Failure::new(reason_of(status.code()), status.message()))
+}
+
+fn carried(status: &Status) -> Option<Failure> {
+    let details = tonic_types::pb::Status::decode(status.details()).ok()?;
+    let any = details
+        .details
+        .iter()
+        .find(|any| any.type_url == TYPE_URL)?;
+    let wire = v1::Failure::decode(any.value.as_slice()).ok()?;
+    let retry_after = wire
+        .retry_after
+        .and_then(|wait| Duration::try_from(wait).ok());
+    Some(Failure {
+        // A newer peer may know reasons that this one does not.
+        reason: Reason::from_number(wire.reason).unwrap_or_else(|| reason_of(status.code())),
+        field: wire.field,
+        message: status.message().to_owned(),
+        retry_after,
+        undo_failures: wire.undo_failures,
+    })
+}
+
+fn reason_of(code: Code) -> Reason {
+    match code {
+        Code::InvalidArgument | Code::OutOfRange | Code::Unimplemented => Reason::InvalidField,
+        Code::PermissionDenied | Code::Unauthenticated => Reason::CallerRefused,
+        Code::NotFound => Reason::SandboxUnknown,
+        Code::FailedPrecondition => Reason::ClaimUnknown,
+        Code::Aborted => Reason::InstanceMismatch,
+        Code::ResourceExhausted => Reason::Overloaded,
+        Code::DeadlineExceeded | Code::Cancelled => Reason::DeadlineExceeded,
+        Code::Unavailable | Code::Unknown => Reason::DependencyUnavailable,
+        Code::Ok | Code::AlreadyExists | Code::Internal | Code::DataLoss => Reason::Internal,
+    }
+}
+
+impl From<&Failure> for v1::Failure {
+    fn from(failure: &Failure) -> Self {
+        Self {
+            reason: failure.reason.number(),
+            field: failure.field.clone(),
+            remedy: failure.reason.remedy().to_owned(),
+            retry_after: failure.retry_after.and_then(|wait| wait.try_into().ok()),
+            undo_failures: failure.undo_failures.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_survives_the_way_through_a_status() {
+        let failure = Failure {
+            undo_failures: vec!["rules were left".into()],
+            ..Failure::new(Reason::ZtunnelLost, "ztunnel was lost 3 s ago")
+                .at_field("workload")
+                .retry_after(Duration::from_secs(15))
+        };
+        let status = into_status(&failure);
+        assert_eq!(
+            (status.code(), failure_of(&status)),
+            (Code::Unavailable, failure)
+        );
+    }
+
+    #[test]
+    fn a_status_of_the_transport_becomes_an_unavailable_dependency() {
+        let failure = failure_of(&Status::unavailable("tcp connect error"));
+        assert_eq!(failure.reason, Reason::DependencyUnavailable);
+        assert_eq!(failure.message, "tcp connect error");
+    }
+
+    #[test]
+    fn a_reason_of_a_newer_peer_is_read_by_its_code() {
+        let wire = v1::Failure {
+            reason: 9999,
+            ..v1::Failure::default()
+        };
+        let any = prost_types::Any {
+            type_url: TYPE_URL.into(),
+            value: wire.encode_to_vec(),
+        };
+        let details = tonic_types::pb::Status {
+            details: vec![any],
+            ..Default::default()
+        };
+        let status =
+            Status::with_details(Code::PermissionDenied, "no", details.encode_to_vec().into());
+        assert_eq!(failure_of(&status).reason, Reason::CallerRefused);
+    }
+}
