@@ -1,0 +1,155 @@
+//! What a process's cgroup says of where it runs.
+
+/// The lines of `/proc/<pid>/cgroup`, as this process sees them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cgroup(Vec<String>);
+
+impl Cgroup {
+    /// Reads `hierarchy:controllers:path` lines (cgroups(7)).
+    pub(crate) fn parse(text: &str) -> Self {
+        let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+        let mut paths: Vec<_> = paths
+            .map(|path| path.trim_end_matches('/').to_owned())
+            .collect();
+        paths.sort();
+        paths.dedup();
+        Self(paths)
+    }
+
+    /// Whether no hierarchy names a pod or a container.
+    pub(crate) fn is_host(&self) -> bool {
+        let mut segments = self.0.iter().flat_map(|path| path.split('/'));
+        !segments.any(|segment| names_pod(segment) || names_container(segment))
+    }
+
+    /// The cgroup of the pod that the process is in. Where the process reading this has a cgroup namespace of its own,
+    /// its own path is `/` and no name shows; then the parent, one level up, is the pod.
+    pub(crate) fn pod(&self) -> Option<String> {
+        self.0.iter().find_map(|path| pod_of(path))
+    }
+
+    /// Whether some hierarchy is at a path or below it.
+    pub(crate) fn is_below(&self, root: &str) -> bool {
+        let root = root.trim_end_matches('/');
+        let below = |path: &String| {
+            path.strip_prefix(root)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        self.0.iter().any(below)
+    }
+}
+
+fn pod_of(path: &str) -> Option<String> {
+    let mut end = 0;
+    for segment in path.split('/') {
+        end += segment.len();
+        if names_pod(segment) {
+            return path.get(..end).map(str::to_owned);
+        }
+        end += 1;
+    }
+    let (parent, _container) = path.rsplit_once('/')?;
+    parent.ends_with("..").then(|| parent.to_owned())
+}
+
+/// `pod<uid>` as cgroupfs writes it, or `kubepods-burstable-pod<uid with underscores>.slice` as systemd does. A static
+/// pod's uid is 32 hex digits.
+fn names_pod(segment: &str) -> bool {
+    let segment = segment.strip_suffix(".slice").unwrap_or(segment);
+    let Some((before, uid)) = segment.rsplit_once("pod") else {
+        return false;
+    };
+    let digits = uid.chars().filter(char::is_ascii_hexdigit).count();
+    let uid_like = digits == 32
+        && uid
+            .chars()
+            .all(|c| c.is_ascii_hexdigit() || matches!(c, '-' | '_'));
+    uid_like && (before.is_empty() || before.ends_with('-'))
+}
+
+/// The names that runtimes give to a container's cgroup: `cri-containerd-<id>.scope`, `docker-<id>.scope`,
+/// `crio-<id>.scope`, `libpod-<id>.scope`, and a bare id of 64 hex digits under docker, containerd and cgroupfs.
+fn names_container(segment: &str) -> bool {
+    let prefixes = [
+        "cri-containerd-",
+        "docker-",
+        "crio-",
+        "libpod-",
+        "nerdctl-",
+        "lxc.payload",
+    ];
+    let id_like = segment.len() == 64 && segment.chars().all(|c| c.is_ascii_hexdigit());
+    id_like
+        || (prefixes.iter().any(|prefix| segment.starts_with(prefix))
+            && segment != "docker-proxy.service")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "11111111_2222_3333_4444_555555555555";
+
+    fn cgroup(path: &str) -> Cgroup {
+        Cgroup::parse(&format!("9:name=systemd:/\n0::{path}\n"))
+    }
+
+    #[test]
+    fn processes_of_systemd_units_are_host_processes() {
+        for path in [
+            "/",
+            "/system.slice/containerd.service",
+            "/user.slice/user-0.slice/session-1.scope",
+        ] {
+            assert!(cgroup(path).is_host(), "{path}");
+        }
+    }
+
+    #[test]
+    fn processes_of_pods_and_containers_are_not() {
+        let id = "a".repeat(64);
+        for path in [
+            format!(
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID}.slice/cri-containerd-{id}.scope"
+            ),
+            format!("/kubepods/besteffort/pod{}/{id}", UID.replace('_', "-")),
+            format!("/kubepods/pod0123456789abcdef0123456789abcdef/{id}"),
+            format!("/system.slice/docker-{id}.scope"),
+            format!("/docker/{id}"),
+            format!("/machine.slice/libpod-{id}.scope/container"),
+            format!("/../crio-{id}.scope"),
+        ] {
+            assert!(!cgroup(&path).is_host(), "{path}");
+        }
+    }
+
+    #[test]
+    fn two_containers_of_one_pod_have_one_pod_cgroup() {
+        let pod = format!("/kubepods.slice/kubepods-pod{UID}.slice");
+        let one = cgroup(&format!("{pod}/cri-containerd-{}.scope", "a".repeat(64)));
+        let two = cgroup(&format!("{pod}/crio-{}.scope/container", "b".repeat(64)));
+        assert_eq!((one.pod(), two.pod()), (Some(pod.clone()), Some(pod)));
+    }
+
+    #[test]
+    fn from_a_cgroup_namespace_a_sibling_container_has_the_parent_in_common_and_another_pod_has_not()
+     {
+        let own = Cgroup::parse("0::/");
+        let sibling = cgroup(&format!("/../cri-containerd-{}.scope", "b".repeat(64)));
+        let other = cgroup(&format!(
+            "/../../kubepods-pod{UID}.slice/cri-containerd-{}.scope",
+            "c".repeat(64)
+        ));
+        assert_eq!(own.pod(), None);
+        assert_eq!(sibling.pod().as_deref(), Some("/.."));
+        assert_ne!(other.pod(), sibling.pod());
+    }
+
+    #[test]
+    fn at_or_below_a_path_counts_whole_segments() {
+        let unit = cgroup("/system.slice/inpod.slice/netconfig.service");
+        assert!(unit.is_below("/system.slice/inpod.slice"));
+        assert!(unit.is_below("/system.slice/inpod.slice/netconfig.service/"));
+        assert!(!unit.is_below("/system.slice/inpod"));
+    }
+}

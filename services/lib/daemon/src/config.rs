@@ -1,0 +1,318 @@
+//! Settings: defaults, then the file, then the environment, then flags. One flat key has the same name in all of them,
+//! and each source is checked against the service's list.
+
+mod source;
+
+use std::{
+    ffi::OsString,
+    fmt::{self, Write as _},
+    marker::PhantomData,
+    path::PathBuf,
+    str::FromStr,
+};
+
+use clap::{Arg, ArgAction};
+use config::{Config, Map, Value, ValueKind};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, SeqAccess, Visitor},
+};
+
+use crate::{Service, log, peer};
+
+/// One setting. `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and `--zds-socket` on
+/// the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct Key {
+    /// The name, in snake case.
+    pub name: &'static str,
+    /// The value where nothing is said; `None` where something must be.
+    pub default: Option<&'static str>,
+    /// One line for people.
+    pub help: &'static str,
+}
+
+/// The settings of every service.
+pub const COMMON: &[Key] = &[
+    Key {
+        name: "run_dir",
+        default: Some("/run/inpod"),
+        help: "Directory of all sockets but ZDS's, and of all state",
+    },
+    Key {
+        name: "peer",
+        default: Some("pod"),
+        help: "How a service is proven: pod, cgroup:PATH, or uid (demo and development)",
+    },
+    Key {
+        name: "log_level",
+        default: Some("info"),
+        help: "error, warn, info, debug or trace",
+    },
+    Key {
+        name: "log_format",
+        default: Some("json"),
+        help: "json or text",
+    },
+];
+
+/// What the settings of every service say.
+#[derive(Clone, Debug, Deserialize)]
+pub(crate) struct Common {
+    pub(crate) run_dir: PathBuf,
+    #[serde(deserialize_with = "parsed")]
+    pub(crate) peer: peer::Setting,
+    #[serde(deserialize_with = "parsed")]
+    pub(crate) log_level: tracing::Level,
+    #[serde(deserialize_with = "parsed")]
+    pub(crate) log_format: log::Format,
+}
+
+/// What the command line asks for.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Help or version: print it.
+    Say(String),
+    /// Print the settings in force and where each is from.
+    PrintConfig(String),
+    /// Ask the running service's health.
+    Check(Common),
+    /// Run.
+    Run(Loaded),
+}
+
+/// Settings from which a service's own are still to be read.
+#[derive(Debug)]
+pub(crate) struct Loaded(Config);
+
+impl Loaded {
+    /// Reads the settings of every service and the service's own.
+    pub(crate) fn parse<C: DeserializeOwned>(self) -> Result<(Common, C), ConfigError> {
+        let common = self
+            .0
+            .clone()
+            .try_deserialize()
+            .map_err(ConfigError::Value)?;
+        Ok((
+            common,
+            self.0.try_deserialize().map_err(ConfigError::Value)?,
+        ))
+    }
+}
+
+/// Why settings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The command line.
+    #[error("{0}")]
+    Arguments(String),
+    /// A file that cannot be read or is no TOML.
+    #[error("cannot use the configuration file")]
+    File(#[source] config::ConfigError),
+    /// A value of the wrong type, or one that cannot be parsed.
+    #[error("a setting cannot be used")]
+    Value(#[source] config::ConfigError),
+    /// A setting that no service has.
+    #[error("unknown setting {key} in {origin}{}", suggest(.suggestion.as_deref()))]
+    Unknown {
+        /// As it was written.
+        key: String,
+        /// The file, the environment or the command line.
+        origin: String,
+        /// A setting with a similar name.
+        suggestion: Option<String>,
+    },
+    /// A setting that must be given.
+    #[error("setting {name} is required: give --{flag}, INPOD_{env}, or {name} in {file}")]
+    Missing {
+        /// The key.
+        name: &'static str,
+        /// The key as a flag.
+        flag: String,
+        /// The key as a variable, without prefix.
+        env: String,
+        /// The file that was, or would be, read.
+        file: String,
+    },
+}
+
+fn suggest(suggestion: Option<&str>) -> String {
+    suggestion.map_or_else(String::new, |name| format!("; did you mean {name}?"))
+}
+
+/// Reads the settings from all sources.
+///
+/// # Errors
+///
+/// When a source names a setting that the service does not have, a value cannot be used, or one is missing.
+pub(crate) fn load(
+    service: &Service,
+    arguments: &[OsString],
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<Command, ConfigError> {
+    let keys: Vec<Key> = COMMON.iter().chain(service.keys).copied().collect();
+    let matches = match command(service, &keys).try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) if !error.use_stderr() => return Ok(Command::Say(error.to_string())),
+        Err(error) => return Err(ConfigError::Arguments(error.to_string().trim().to_owned())),
+    };
+    let file = source::file(service, matches.get_one("config"));
+    let mut builder = Config::builder();
+    let mut origins = Map::new();
+    for (origin, values) in [
+        ("default".to_owned(), source::defaults(&keys)),
+        (
+            file.display().to_string(),
+            source::from_file(&keys, &file, matches.contains_id("config"))?,
+        ),
+        (
+            "environment".to_owned(),
+            source::from_environment(&keys, environment)?,
+        ),
+        (
+            "command line".to_owned(),
+            source::from_flags(&keys, &matches),
+        ),
+    ] {
+        for (name, value) in values {
+            builder = builder
+                .set_override(&name, value)
+                .map_err(ConfigError::Value)?;
+            origins.insert(name, origin.clone());
+        }
+    }
+    let missing = keys.iter().find(|key| !origins.contains_key(key.name));
+    if let Some(Key { name, .. }) = missing {
+        let (flag, env) = (name.replace('_', "-"), name.to_uppercase());
+        return Err(ConfigError::Missing {
+            name,
+            flag,
+            env,
+            file: file.display().to_string(),
+        });
+    }
+    let config = builder.build().map_err(ConfigError::Value)?;
+    if matches.get_flag("print-config") {
+        return Ok(Command::PrintConfig(print(&keys, &config, &origins)));
+    }
+    if matches.get_flag("check") {
+        return config
+            .try_deserialize()
+            .map(Command::Check)
+            .map_err(ConfigError::Value);
+    }
+    Ok(Command::Run(Loaded(config)))
+}
+
+fn command(service: &Service, keys: &[Key]) -> clap::Command {
+    let flag = |name: &'static str, help: &'static str| {
+        Arg::new(name)
+            .long(name)
+            .help(help)
+            .action(ArgAction::SetTrue)
+    };
+    let config = Arg::new("config").long("config").value_name("FILE");
+    clap::Command::new(service.name)
+        .version(service.version)
+        .about(service.about)
+        .after_help("Each setting is also a variable (INPOD_ZDS_SOCKET) and a key of the file (zds_socket).")
+        .arg(config.help(format!("Settings as TOML [default: /etc/inpod/{}.toml, if there]", service.name)))
+        .arg(flag("print-config", "Print the settings in force and where each is from, then exit"))
+        .arg(flag("check", "Ask the running service whether it is healthy, then exit 0 or 1"))
+        .args(keys.iter().map(|key| {
+            let default = key.default.map_or_else(|| "required".to_owned(), |text| format!("default: {text}"));
+            Arg::new(key.name)
+                .long(key.name.replace('_', "-"))
+                .value_name("VALUE")
+                .help(format!("{} [{default}]", key.help))
+        }))
+}
+
+/// The settings as a file that would give the same, with the origin of each.
+fn print(keys: &[Key], config: &Config, origins: &Map<String, String>) -> String {
+    let mut text = String::new();
+    for key in keys {
+        let value = config
+            .get::<Value>(key.name)
+            .map_or_else(|_| String::new(), |value| toml(&value));
+        let origin = origins.get(key.name).map_or("", String::as_str);
+        writeln!(text, "{} = {value} # {origin}", key.name).unwrap_or_default();
+    }
+    text
+}
+
+fn toml(value: &Value) -> String {
+    match &value.kind {
+        ValueKind::Array(items) => format!(
+            "[{}]",
+            items.iter().map(toml).collect::<Vec<_>>().join(", ")
+        ),
+        ValueKind::String(text) => format!("{text:?}"),
+        ValueKind::Nil
+        | ValueKind::Boolean(_)
+        | ValueKind::I64(_)
+        | ValueKind::I128(_)
+        | ValueKind::U64(_)
+        | ValueKind::U128(_)
+        | ValueKind::Float(_)
+        | ValueKind::Table(_) => value.kind.to_string(),
+    }
+}
+
+/// Reads a setting through `FromStr`. For `#[serde(deserialize_with = ...)]`.
+///
+/// # Errors
+///
+/// When the text does not parse.
+pub fn parsed<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    String::deserialize(deserializer)?
+        .parse()
+        .map_err(D::Error::custom)
+}
+
+/// Reads a setting that is a list: an array in the file, comma-separated elsewhere. For
+/// `#[serde(deserialize_with = ...)]`.
+///
+/// # Errors
+///
+/// When an item does not parse.
+pub fn list<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: fmt::Display>,
+{
+    deserializer.deserialize_any(List(PhantomData))
+}
+
+struct List<T>(PhantomData<T>);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Visitor<'de> for List<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list, or a text with commas")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<T>, E> {
+        let items = text
+            .split(',')
+            .map(str::trim)
+            .filter(|item| !item.is_empty());
+        items.map(|item| item.parse().map_err(E::custom)).collect()
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element::<String>()? {
+            list.push(item.parse().map_err(A::Error::custom)?);
+        }
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Where settings come from. Each source is checked against the list of keys, so that a misspelt one names itself.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use clap::ArgMatches;
+use config::{File, FileFormat, Map, Source as _, Value};
+
+use super::{ConfigError, Key};
+use crate::Service;
+
+/// The file that is read: the one asked for, or the service's own.
+pub(super) fn file(service: &Service, asked: Option<&String>) -> PathBuf {
+    asked.map_or_else(
+        || {
+            Path::new("/etc/inpod")
+                .join(service.name)
+                .with_extension("toml")
+        },
+        PathBuf::from,
+    )
+}
+
+pub(super) fn defaults(keys: &[Key]) -> Map<String, Value> {
+    let with_default = keys.iter().filter_map(|key| Some((key.name, key.default?)));
+    with_default
+        .map(|(name, text)| (name.to_owned(), text.into()))
+        .collect()
+}
+
+/// A file that was asked for must be there; the service's own may be absent.
+pub(super) fn from_file(
+    keys: &[Key],
+    file: &Path,
+    must_exist: bool,
+) -> Result<Map<String, Value>, ConfigError> {
+    let source = File::new(&file.to_string_lossy(), FileFormat::Toml).required(must_exist);
+    let values = source.collect().map_err(ConfigError::File)?;
+    for name in values.keys() {
+        known(keys, name, name, &file.display().to_string())?;
+    }
+    Ok(values)
+}
+
+pub(super) fn from_environment(
+    keys: &[Key],
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<Map<String, Value>, ConfigError> {
+    let mut values = Map::new();
+    for (variable, value) in environment {
+        let (variable, value) = (variable.to_string_lossy(), value.to_string_lossy());
+        let Some(name) = variable.strip_prefix("INPOD_") else {
+            continue;
+        };
+        if is_service_link(name) {
+            continue;
+        }
+        let name = name.to_lowercase();
+        known(keys, &name, &variable, "the environment")?;
+        values.insert(name, (&*value).into());
+    }
+    Ok(values)
+}
+
+/// The kubelet sets these in every pod of a namespace for a Service named `inpod` or `inpod-...`
+/// (`enableServiceLinks`): `INPOD_PORT_443_TCP_ADDR` and the like are nobody's settings.
+fn is_service_link(name: &str) -> bool {
+    let name = format!("_{name}");
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.ends_with("_PORT")
+        || name.contains("_PORT_")
+}
+
+pub(super) fn from_flags(keys: &[Key], matches: &ArgMatches) -> Map<String, Value> {
+    let given = keys
+        .iter()
+        .filter_map(|key| Some((key.name, matches.get_one::<String>(key.name)?)));
+    given
+        .map(|(name, text)| (name.to_owned(), text.as_str().into()))
+        .collect()
+}
+
+fn known(keys: &[Key], name: &str, written: &str, origin: &str) -> Result<(), ConfigError> {
+    if keys.iter().any(|key| key.name == name) {
+        return Ok(());
+    }
+    let nearest = keys
+        .iter()
+        .map(|key| (distance(key.name, name), key.name))
+        .min();
+    Err(ConfigError::Unknown {
+        key: written.to_owned(),
+        origin: origin.to_owned(),
+        suggestion: nearest
+            .filter(|(distance, _)| *distance <= 3)
+            .map(|(_, name)| name.to_owned()),
+    })
+}
+
+/// How many letters must change to make one name the other (Levenshtein).
+fn distance(left: &str, right: &str) -> usize {
+    let mut row: Vec<usize> = (0..=right.chars().count()).collect();
+    for (i, l) in left.chars().enumerate() {
+        let mut diagonal = i;
+        let mut previous = i + 1;
+        let mut next = vec![previous];
+        for (r, above) in right.chars().zip(row.iter().skip(1)) {
+            previous = (diagonal + usize::from(l != r))
+                .min(previous + 1)
+                .min(above + 1);
+            diagonal = *above;
+            next.push(previous);
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}

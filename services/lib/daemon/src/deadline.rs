@@ -1,0 +1,53 @@
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+
+/// What a caller without a deadline gets: the plugin's default.
+const DEFAULT: Duration = Duration::from_secs(30);
+
+/// When the caller of a gRPC call stops waiting, from its `grpc-timeout`; 30 s from now where it says nothing.
+pub fn deadline<T>(request: &tonic::Request<T>) -> Instant {
+    Instant::now() + timeout(request.metadata()).unwrap_or(DEFAULT)
+}
+
+/// A `grpc-timeout` is at most eight digits and a unit (gRPC over HTTP/2, "Timeout").
+fn timeout(metadata: &MetadataMap) -> Option<Duration> {
+    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let amount = u64::from(digits.parse::<u32>().ok().filter(|_| digits.len() <= 8)?);
+    match unit {
+        "H" => Some(Duration::from_secs(amount * 3600)),
+        "M" => Some(Duration::from_secs(amount * 60)),
+        "S" => Some(Duration::from_secs(amount)),
+        "m" => Some(Duration::from_millis(amount)),
+        "u" => Some(Duration::from_micros(amount)),
+        "n" => Some(Duration::from_nanos(amount)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Option<Duration> {
+        let mut metadata = MetadataMap::new();
+        metadata.insert("grpc-timeout", text.parse().unwrap());
+        timeout(&metadata)
+    }
+
+    #[test]
+    fn every_unit_is_understood() {
+        assert_eq!(of("30S"), Some(Duration::from_secs(30)));
+        assert_eq!(of("29999917u"), Some(Duration::from_micros(29_999_917)));
+        assert_eq!(of("2M"), Some(Duration::from_secs(120)));
+    }
+
+    #[test]
+    fn what_is_no_timeout_is_none() {
+        for text in ["", "S", "30", "-1S", "999999999S", "1.5S", "30s"] {
+            assert_eq!(of(text), None, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! How a process of inpod is configured, serves a Unix socket, checks its callers, reports and stops.
+//!
+//! A service's `main` is one call of [`main`] with its [`Service`] and its `run`. This crate knows nothing of pods.
+
+mod cgroup;
+mod check;
+pub mod config;
+mod deadline;
+mod grpc;
+mod log;
+pub mod peer;
+mod shutdown;
+pub mod uds;
+
+pub use config::{Key, list};
+pub use deadline::deadline;
+pub use grpc::Server;
+pub use shutdown::Shutdown;
+
+use std::{
+    ffi::OsString,
+    fmt, fs,
+    future::Future,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use serde::de::DeserializeOwned;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::config::{Command, Common};
+
+/// What a service is, for its command line, its sockets and its log.
+#[derive(Clone, Copy, Debug)]
+pub struct Service {
+    /// The one name: of the directory, crate, binary, container and socket.
+    pub name: &'static str,
+    /// One line for `--help`.
+    pub about: &'static str,
+    /// The service's version.
+    pub version: &'static str,
+    /// The service's own settings.
+    pub keys: &'static [Key],
+}
+
+/// A running process of inpod, as its `run` sees it.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    service: Service,
+    instance_id: Arc<str>,
+    run_dir: PathBuf,
+    policy: Arc<peer::Policy>,
+    shutdown: Shutdown,
+}
+
+impl Daemon {
+    /// Names this run of the process; another one after every start.
+    pub fn instance_id(&self) -> &str {
+        &self.instance_id
+    }
+
+    /// Where all sockets but ZDS's, and all state, are kept.
+    pub fn run_dir(&self) -> &Path {
+        &self.run_dir
+    }
+
+    /// The 0700 directory of a component.
+    pub fn directory(&self, component: &str) -> PathBuf {
+        self.run_dir.join(component)
+    }
+
+    /// Who may call.
+    pub fn policy(&self) -> &Arc<peer::Policy> {
+        &self.policy
+    }
+
+    /// Tells when to stop.
+    pub fn shutdown(&self) -> Shutdown {
+        self.shutdown.clone()
+    }
+
+    /// A client of another service's socket. Connects at the first call and again whenever it must; a call while
+    /// nobody listens fails at once as UNAVAILABLE.
+    pub fn channel(&self, component: &str) -> Channel {
+        channel(&socket(&self.run_dir, component))
+    }
+
+    /// The server of this service's socket.
+    pub fn server(&self) -> Server {
+        Server::new(self)
+    }
+}
+
+/// The gRPC socket of a component.
+pub fn socket(run_dir: &Path, component: &str) -> PathBuf {
+    run_dir.join(component).join("grpc.sock")
+}
+
+/// A client of a Unix socket, connected when it is first used.
+pub fn channel(socket: &Path) -> Channel {
+    let socket = socket.to_owned();
+    // The authority is never resolved; some servers insist on a well-formed one.
+    Endpoint::from_static("http://localhost")
+        .connect_timeout(Duration::from_secs(2))
+        .connect_with_connector_lazy(tower::service_fn(move |_: http::Uri| {
+            let socket = socket.clone();
+            async move {
+                let stream = tokio::net::UnixStream::connect(socket).await?;
+                io::Result::Ok(hyper_util::rt::TokioIo::new(stream))
+            }
+        }))
+}
+
+/// Runs a service: reads its configuration, then does what the command line asks for.
+pub fn main<C, F, Fut>(service: &Service, run: F) -> ExitCode
+where
+    C: DeserializeOwned,
+    F: FnOnce(C, Daemon) -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    match start(service, run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(service, &error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start<C, F, Fut>(service: &Service, run: F) -> anyhow::Result<()>
+where
+    C: DeserializeOwned,
+    F: FnOnce(C, Daemon) -> Fut,
+    Fut: Future<Output = anyhow::Result<()>>,
+{
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let loaded = match config::load(service, &arguments, std::env::vars_os())? {
+        Command::Say(text) => return Ok(write!(io::stdout(), "{text}")?),
+        Command::PrintConfig(text) => return Ok(write!(io::stdout(), "{text}")?),
+        Command::Check(common) => return runtime()?.block_on(check::check(service, &common)),
+        Command::Run(loaded) => loaded,
+    };
+    let (common, settings) = loaded.parse::<C>()?;
+    log::init(common.log_level, common.log_format)?;
+    runtime()?.block_on(async {
+        let daemon = prepare(*service, common)?;
+        tracing::info!(
+            version = service.version,
+            instance = &*daemon.instance_id,
+            "Started"
+        );
+        run(settings, daemon).await?;
+        tracing::info!("Stopped");
+        Ok(())
+    })
+}
+
+fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
+    // Whatever is created, nobody else may read it.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    uds::directory(&common.run_dir.join(service.name))?;
+    Ok(Daemon {
+        service,
+        instance_id: instance_id()?.into(),
+        policy: Arc::new(peer::Policy::new(&common.peer)?),
+        shutdown: Shutdown::on_signals()?,
+        run_dir: common.run_dir,
+    })
+}
+
+fn instance_id() -> anyhow::Result<String> {
+    let path = "/proc/sys/kernel/random/uuid";
+    let uuid = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+    Ok(uuid.trim().to_owned())
+}
+
+/// Two workers: a slow read of one caller must not hold up the next, and a node has better uses for its cores.
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("cannot start the runtime")
+}
+
+/// The last words of a process that ends with an error. The log may not be there yet, hence plain standard error.
+fn complain(service: &Service, error: &dyn fmt::Display) {
+    let line = format!("{}: {error:#}\n", service.name);
+    // Nobody is left to tell when this fails.
+    io::stderr().write_all(line.as_bytes()).unwrap_or_default();
+}

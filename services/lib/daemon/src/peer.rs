@@ -1,0 +1,347 @@
+//! Who is on the other end of a Unix socket, and whether they may call.
+//!
+//! The user id alone proves nothing: any root process in any container that sees a socket can connect. A peer is
+//! proven by its process's cgroup, read through a pidfd so that a recycled pid cannot stand in for it.
+
+use std::{
+    fmt, fs, io,
+    os::fd::{AsFd, AsRawFd as _},
+    str::FromStr,
+};
+
+use inpod_proto::Class;
+use nix::sys::socket::{getsockopt, sockopt};
+use tonic::Status;
+use workload::{Failure, Reason};
+
+use crate::cgroup::Cgroup;
+
+/// How a service is proven, as configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    Pod,
+    Cgroup(String),
+    Uid,
+}
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "pod" => Ok(Self::Pod),
+            None if text == "uid" => Ok(Self::Uid),
+            Some(("cgroup", path)) if path.starts_with('/') => Ok(Self::Cgroup(path.to_owned())),
+            Some(_) | None => Err(format!(
+                "setting peer: \"{text}\" is not pod, cgroup:/PATH or uid"
+            )),
+        }
+    }
+}
+
+/// Who counts as a service of inpod, and as a host process.
+#[derive(Debug)]
+pub struct Policy {
+    uid: u32,
+    service: Service,
+}
+
+#[derive(Debug)]
+enum Service {
+    /// The peer's pod cgroup equals this one. `None`: this process sees its own cgroup as the root.
+    Pod(Option<String>),
+    /// The peer is at this path or below.
+    Below(String),
+    /// Whoever has this process's user id, host process and service alike. For demos and development.
+    Anyone,
+}
+
+/// Why there is no policy.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// This process's own cgroup cannot be read.
+    #[error("cannot read /proc/self/cgroup")]
+    Read(#[source] io::Error),
+    /// The policy `pod` outside of a pod.
+    #[error(
+        "setting peer = pod, but this process is in no pod's cgroup; set it to cgroup:PATH or, to try inpod, to uid"
+    )]
+    NotInPod,
+}
+
+/// A process that may connect, and what it may call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its pid as this process sees it.
+    pub pid: i32,
+    /// Its user id.
+    pub uid: u32,
+    host: bool,
+    service: bool,
+}
+
+impl Peer {
+    /// Whether it may make a call of a class.
+    pub fn may(&self, class: Class) -> bool {
+        match class {
+            Class::Read => self.host || self.service,
+            Class::Cni => self.host,
+            Class::Service => self.service,
+        }
+    }
+
+    /// Refuses a call of a class that the peer may not make, audited.
+    ///
+    /// # Errors
+    ///
+    /// PERMISSION_DENIED with CALLER_REFUSED.
+    pub fn require(&self, class: Class) -> Result<(), Status> {
+        if self.may(class) {
+            return Ok(());
+        }
+        tracing::warn!(peer = %self, ?class, "Refused a caller");
+        let message = format!("{self} may not make calls of class {class:?}");
+        Err(inpod_proto::into_status(&Failure::new(
+            Reason::CallerRefused,
+            message,
+        )))
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {} of uid {}", self.pid, self.uid)
+    }
+}
+
+/// The peer of a gRPC call.
+pub fn of<T>(request: &tonic::Request<T>) -> Peer {
+    request
+        .extensions()
+        .get::<Peer>()
+        .copied()
+        .unwrap_or(NOBODY)
+}
+
+/// Who a call without a known peer is from: may do nothing.
+pub(crate) const NOBODY: Peer = Peer {
+    pid: 0,
+    uid: u32::MAX,
+    host: false,
+    service: false,
+};
+
+/// Why a peer is sent away.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// The kernel does not say who it is.
+    #[error("cannot see the peer")]
+    Unseen(#[source] io::Error),
+    /// It is in a pid namespace that this process does not see, or has ended.
+    #[error("the peer's process is not visible from here; run with the host's pids")]
+    Invisible,
+    /// It has another user id.
+    #[error("the peer has uid {0}")]
+    Uid(u32),
+    /// It may not make calls of the class.
+    #[error("{0} may not make calls of class {1:?}")]
+    Class(Peer, Class),
+}
+
+impl Policy {
+    pub(crate) fn new(setting: &Setting) -> Result<Self, PolicyError> {
+        let service = match setting {
+            Setting::Uid => Service::Anyone,
+            Setting::Cgroup(path) => Service::Below(path.clone()),
+            Setting::Pod => {
+                let text = fs::read_to_string("/proc/self/cgroup").map_err(PolicyError::Read)?;
+                own_pod(&Cgroup::parse(&text))?
+            }
+        };
+        Ok(Self {
+            uid: nix::unistd::geteuid().as_raw(),
+            service,
+        })
+    }
+
+    /// The policy `uid`: whoever has this process's user id. For tests.
+    pub fn same_uid() -> Self {
+        Self {
+            uid: nix::unistd::geteuid().as_raw(),
+            service: Service::Anyone,
+        }
+    }
+
+    /// Finds out who is on the other end of a connected socket.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be seen, or has another user id.
+    pub fn identify(&self, socket: impl AsFd) -> Result<Peer, Refused> {
+        let unseen = |error: nix::Error| Refused::Unseen(error.into());
+        let credentials = getsockopt(&socket, sockopt::PeerCredentials).map_err(unseen)?;
+        if credentials.uid() != self.uid {
+            return Err(Refused::Uid(credentials.uid()));
+        }
+        let peer = Peer {
+            pid: credentials.pid(),
+            uid: credentials.uid(),
+            host: true,
+            service: true,
+        };
+        if matches!(self.service, Service::Anyone) {
+            return Ok(peer);
+        }
+        let (pid, cgroup) = cgroup_of(&socket, credentials.pid())?;
+        Ok(Peer {
+            pid,
+            host: cgroup.is_host(),
+            service: self.is_service(&cgroup),
+            ..peer
+        })
+    }
+
+    /// Finds out who is on the other end, and refuses whoever may not make calls of a class.
+    ///
+    /// # Errors
+    ///
+    /// See [`Refused`].
+    pub fn admit(&self, socket: impl AsFd, class: Class) -> Result<Peer, Refused> {
+        let peer = self.identify(socket)?;
+        if peer.may(class) {
+            Ok(peer)
+        } else {
+            Err(Refused::Class(peer, class))
+        }
+    }
+
+    fn is_service(&self, cgroup: &Cgroup) -> bool {
+        match &self.service {
+            Service::Anyone => true,
+            Service::Below(root) => cgroup.is_below(root),
+            Service::Pod(Some(own)) => cgroup.pod().as_ref() == Some(own),
+            // Seen from a cgroup namespace, containers of the same pod are siblings.
+            Service::Pod(None) => cgroup.pod().as_deref() == Some("/.."),
+        }
+    }
+}
+
+fn own_pod(cgroup: &Cgroup) -> Result<Service, PolicyError> {
+    match cgroup.pod() {
+        Some(pod) => Ok(Service::Pod(Some(pod))),
+        None if cgroup.is_below("")
+            && !std::path::Path::new("/var/run/secrets/kubernetes.io").exists() =>
+        {
+            Err(PolicyError::NotInPod)
+        }
+        None => Ok(Service::Pod(None)),
+    }
+}
+
+/// The peer's pid and cgroup. Through a pidfd (Linux 6.5) what is read is known to be of the process that connected;
+/// before, a process that ends and whose pid is reused between connecting and this look could be mistaken.
+fn cgroup_of(socket: &impl AsFd, credentials_pid: i32) -> Result<(i32, Cgroup), Refused> {
+    let pidfd = match getsockopt(socket, sockopt::PeerPidfd) {
+        Ok(pidfd) => Some(pidfd),
+        Err(nix::Error::ENOPROTOOPT | nix::Error::EINVAL) => None,
+        Err(error) => return Err(Refused::Unseen(error.into())),
+    };
+    let pid_now = || match &pidfd {
+        Some(pidfd) => pid_of(pidfd.as_fd()),
+        None => Ok(credentials_pid),
+    };
+    let pid = pid_now()?;
+    if pid <= 0 {
+        return Err(Refused::Invisible);
+    }
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(Refused::Unseen)?;
+    // Still the same process after the look: then the look was at it.
+    if pid_now()? != pid {
+        return Err(Refused::Invisible);
+    }
+    Ok((pid, Cgroup::parse(&text)))
+}
+
+/// The pid behind a pidfd (pidfd_open(2)): 0 when it is not visible from here, -1 when it has ended.
+fn pid_of(pidfd: impl AsFd) -> Result<i32, Refused> {
+    let path = format!("/proc/self/fdinfo/{}", pidfd.as_fd().as_raw_fd());
+    let text = fs::read_to_string(path).map_err(Refused::Unseen)?;
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"));
+    Ok(pid.and_then(|pid| pid.trim().parse().ok()).unwrap_or(-1))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn policy(service: Service) -> Policy {
+        Policy {
+            uid: nix::unistd::geteuid().as_raw(),
+            service,
+        }
+    }
+
+    #[test]
+    fn a_process_of_the_same_user_may_do_everything_under_uid() {
+        let (left, _right) = UnixStream::pair().unwrap();
+        let peer = policy(Service::Anyone).identify(&left).unwrap();
+        assert_eq!(peer.pid, i32::try_from(std::process::id()).unwrap());
+        assert!(
+            [Class::Read, Class::Cni, Class::Service]
+                .iter()
+                .all(|class| peer.may(*class))
+        );
+    }
+
+    #[test]
+    fn another_user_is_refused_whatever_the_policy() {
+        let (left, _right) = UnixStream::pair().unwrap();
+        let policy = Policy {
+            uid: 4_000_000,
+            service: Service::Anyone,
+        };
+        assert!(matches!(policy.identify(&left), Err(Refused::Uid(_))));
+    }
+
+    #[test]
+    fn a_process_outside_the_cgroup_is_no_service_but_a_host_process() {
+        let (left, _right) = UnixStream::pair().unwrap();
+        let policy = policy(Service::Below("/nowhere".into()));
+        let peer = policy.identify(&left).unwrap();
+        assert_eq!(peer.pid, i32::try_from(std::process::id()).unwrap());
+        assert!(!peer.may(Class::Service));
+        assert!(matches!(
+            policy.admit(&left, Class::Service),
+            Err(Refused::Class(..))
+        ));
+        assert_eq!(
+            peer.require(Class::Service).unwrap_err().code(),
+            tonic::Code::PermissionDenied
+        );
+    }
+
+    #[test]
+    fn a_call_without_a_known_peer_may_do_nothing() {
+        let peer = of(&tonic::Request::new(()));
+        assert!(
+            [Class::Read, Class::Cni, Class::Service]
+                .iter()
+                .all(|class| !peer.may(*class))
+        );
+    }
+
+    #[test]
+    fn the_policy_pod_is_refused_outside_of_a_pod() {
+        let host = Cgroup::parse("0::/system.slice/x.service");
+        assert!(matches!(own_pod(&host), Err(PolicyError::NotInPod)));
+    }
+
+    #[test]
+    fn a_misspelt_policy_is_named() {
+        assert!("pods".parse::<Setting>().unwrap_err().contains("pods"));
+        assert!("cgroup:relative".parse::<Setting>().is_err());
+        assert_eq!("cgroup:/a".parse(), Ok(Setting::Cgroup("/a".into())));
+    }
+}
