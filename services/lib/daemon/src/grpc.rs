@@ -107,13 +107,23 @@ impl Server {
     }
 }
 
+/// Both versions of reflection: clients of today ask v1, older ones v1alpha.
 fn reflect(routes: Routes, names: &[&str]) -> anyhow::Result<Routes> {
+    let always = [
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    ];
     let builder = || {
-        let names = names.iter().copied().chain(["grpc.health.v1.Health"]);
+        let names = names.iter().copied().chain(always);
         names.fold(
             tonic_reflection::server::Builder::configure()
                 .register_encoded_file_descriptor_set(inpod_proto::DESCRIPTORS)
-                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET),
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
+                .register_encoded_file_descriptor_set(
+                    tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+                ),
             |builder, name| builder.with_service_name(name),
         )
     };
