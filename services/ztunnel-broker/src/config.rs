@@ -1,0 +1,48 @@
+//! The settings of this service.
+
+use std::{num::NonZeroU64, path::PathBuf, time::Duration};
+
+use daemon::Key;
+use serde::Deserialize;
+
+/// See [`Config`].
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "zds_socket",
+        default: Some("/var/run/ztunnel/ztunnel.sock"),
+        help: "Socket on which ztunnels connect",
+    },
+    Key {
+        name: "ack_timeout_seconds",
+        default: Some("10"),
+        help: "How long a ztunnel may take to acknowledge a message before its session is closed",
+    },
+    Key {
+        name: "undo_reserve_seconds",
+        default: Some("3"),
+        help: "How much of its caller's time an add that finds no ztunnel leaves for the undoing",
+    },
+];
+
+/// What this service is told.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// The socket on which ztunnels connect.
+    pub zds_socket: PathBuf,
+    /// A session's own clock. With 0 no session would last.
+    ack_timeout_seconds: NonZeroU64,
+    /// The callers' clock.
+    undo_reserve_seconds: u64,
+}
+
+impl Config {
+    /// How long a ztunnel may take to acknowledge a message.
+    pub fn ack_timeout(&self) -> Duration {
+        Duration::from_secs(self.ack_timeout_seconds.get())
+    }
+
+    /// How much of its caller's time an add leaves.
+    pub fn undo_reserve(&self) -> Duration {
+        Duration::from_secs(self.undo_reserve_seconds)
+    }
+}

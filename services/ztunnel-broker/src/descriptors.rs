@@ -1,0 +1,290 @@
+//! Descriptors of pods' network namespaces, fetched from netconfig by claim. The broker never opens a path.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use inpod_proto::netconfig::v1::{
+    FetchNetnsFailure, FetchNetnsRequest, FetchNetnsResponse,
+    fetch_netns_response::Result as Answer,
+};
+use prost::Message as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+};
+use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
+use workload::{NetnsId, Reason, SandboxRef};
+
+/// How long an exchange with netconfig may take, by contract.
+const EXCHANGE: Duration = Duration::from_secs(2);
+
+/// The longest answer that is read. netconfig's are far shorter; this bounds what a broken one can make us hold.
+const LONGEST_ANSWER: u32 = 64 * 1024;
+
+/// The descriptor of a netns that netconfig has proven. Closed when the last clone goes.
+#[derive(Clone, Debug)]
+pub struct Descriptor {
+    fd: Arc<OwnedFd>,
+    netns: NetnsId,
+}
+
+impl Descriptor {
+    /// A descriptor, if it is of that netns as far as can be seen without entering it: netconfig vouches for the
+    /// cookie.
+    fn prove(fd: OwnedFd, netns: NetnsId) -> Result<Self, FetchError> {
+        let stat = nix::sys::stat::fstat(&fd).map_err(io::Error::from)?;
+        if (stat.st_dev, stat.st_ino) != (netns.device, netns.inode) {
+            return Err(FetchError::AnotherNetns {
+                device: stat.st_dev,
+                inode: stat.st_ino,
+            });
+        }
+        let fd = Arc::new(fd);
+        Ok(Self { fd, netns })
+    }
+
+    /// Which netns it is of.
+    pub fn netns(&self) -> NetnsId {
+        self.netns
+    }
+
+    /// A descriptor that is taken for one of that netns.
+    #[cfg(test)]
+    pub(crate) fn assumed(fd: Arc<OwnedFd>, netns: NetnsId) -> Self {
+        Self { fd, netns }
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Why a descriptor could not be fetched.
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// netconfig does not run, or its directory is not mounted here.
+    #[error("cannot connect to netconfig at {}", .path.display())]
+    Connect {
+        /// Its socket.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The exchange broke off.
+    #[error("cannot fetch a descriptor from netconfig")]
+    Exchange(#[from] io::Error),
+    /// netconfig took too long.
+    #[error("netconfig did not answer within {} s", EXCHANGE.as_secs())]
+    Slow,
+    /// netconfig said no.
+    #[error("netconfig refused: {message}")]
+    Refused {
+        /// Its reason; `None` for one that is not known here.
+        reason: Option<Reason>,
+        /// Its sentence.
+        message: String,
+    },
+    /// What netconfig sent is against the contract.
+    #[error("netconfig's answer is malformed: {0}")]
+    Malformed(&'static str),
+    /// The descriptor is of another netns than the one that was asked for.
+    #[error("netconfig handed over another netns (device {device}, inode {inode})")]
+    AnotherNetns {
+        /// Its `st_dev`.
+        device: u64,
+        /// Its `st_ino`.
+        inode: u64,
+    },
+}
+
+/// A client of netconfig's descriptor socket.
+#[derive(Clone, Debug)]
+pub struct Descriptors {
+    socket: PathBuf,
+}
+
+impl Descriptors {
+    /// A client of that socket; nothing is opened before the first fetch.
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        let socket = socket.into();
+        Self { socket }
+    }
+
+    /// The socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Fetches the descriptor of a claimed netns.
+    ///
+    /// # Errors
+    ///
+    /// See [`FetchError`].
+    pub async fn fetch(
+        &self,
+        sandbox: &SandboxRef,
+        netns: NetnsId,
+    ) -> Result<Descriptor, FetchError> {
+        let exchange = tokio::time::timeout(EXCHANGE, self.exchange(sandbox, netns));
+        let fd = exchange.await.map_err(|_| FetchError::Slow)??;
+        Descriptor::prove(fd, netns)
+    }
+
+    async fn exchange(&self, sandbox: &SandboxRef, netns: NetnsId) -> Result<OwnedFd, FetchError> {
+        let connect = |source| FetchError::Connect {
+            path: self.socket.clone(),
+            source,
+        };
+        let mut stream = UnixStream::connect(&self.socket).await.map_err(connect)?;
+        let request = FetchNetnsRequest {
+            sandbox: Some(sandbox.into()),
+            netns: Some(netns.into()),
+        };
+        write(&mut stream, &request.encode_to_vec()).await?;
+        match read(&mut stream).await?.result {
+            Some(Answer::Netns(granted)) if granted == netns.into() => receive(stream).await,
+            Some(Answer::Netns(_)) => Err(FetchError::Malformed("it names another netns")),
+            Some(Answer::Failure(failure)) => Err(refused(failure)),
+            None => Err(FetchError::Malformed("it says neither yes nor no")),
+        }
+    }
+}
+
+async fn write(stream: &mut UnixStream, message: &[u8]) -> io::Result<()> {
+    let length = u32::try_from(message.len()).map_err(io::Error::other)?;
+    stream.write_all(&length.to_be_bytes()).await?;
+    stream.write_all(message).await
+}
+
+async fn read(stream: &mut UnixStream) -> Result<FetchNetnsResponse, FetchError> {
+    let length = stream.read_u32().await?;
+    if length > LONGEST_ANSWER {
+        return Err(FetchError::Malformed("it is too long"));
+    }
+    let mut message = vec![0; usize::try_from(length).map_err(io::Error::other)?];
+    stream.read_exact(&mut message).await?;
+    FetchNetnsResponse::decode(&*message).map_err(|_| FetchError::Malformed("it cannot be decoded"))
+}
+
+fn refused(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchError {
+    let reason = failure.and_then(|failure| Reason::from_number(failure.reason));
+    FetchError::Refused { reason, message }
+}
+
+/// Control messages must be aligned like `size_t`.
+#[repr(align(8))]
+struct Control([u8; 64]);
+
+/// The last byte, and beside it the descriptor. The type is made for packets, but `recvmsg` is the same for a stream,
+/// and it is the one here that owns what it receives, sets close-on-exec in the same step, and tells of truncation.
+async fn receive(stream: UnixStream) -> Result<OwnedFd, FetchError> {
+    let socket = UnixSeqpacket::try_from(OwnedFd::from(stream.into_std()?))?;
+    let (mut byte, mut control) = ([0], Control([0; 64]));
+    let (info, ancillary) = socket
+        .recv_with_ancillary(&mut byte, &mut control.0)
+        .await?;
+    let truncated = info.ancillary_truncated();
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    for message in ancillary.into_messages() {
+        if let OwnedAncillaryMessage::FileDescriptors(received) = message {
+            fds.extend(received);
+        }
+    }
+    match (fds.pop(), fds.is_empty() && !truncated) {
+        (Some(fd), true) if info.bytes_read() == 1 => Ok(fd),
+        _ => Err(FetchError::Malformed(
+            "it does not carry exactly one descriptor",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::AsRawFd as _};
+
+    use sendfd::SendWithFd as _;
+
+    use super::*;
+
+    /// A netconfig that grants everything and sends that many descriptors.
+    async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("netns.sock");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let file = File::open("/proc/self/ns/net").unwrap();
+        let stat = nix::sys::stat::fstat(&file).unwrap();
+        let netns = NetnsId {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            cookie: 1,
+        };
+        let serving = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let answer = FetchNetnsResponse {
+                result: Some(Answer::Netns(netns.into())),
+            };
+            write(&mut stream, &answer.encode_to_vec()).await.unwrap();
+            let stream = stream.into_std().unwrap();
+            stream
+                .send_with_fd(&[0], &vec![file.as_raw_fd(); count])
+                .unwrap();
+            stream
+        };
+        let (descriptors, sandbox) = (Descriptors::new(&path), crate::fixture::sandbox("c"));
+        tokio::join!(descriptors.fetch(&sandbox, netns), serving).0
+    }
+
+    #[tokio::test]
+    async fn one_descriptor_is_taken_and_closed_on_exec() {
+        let descriptor = fetch_from_one_that_sends(1).await.unwrap();
+        let flags = nix::fcntl::fcntl(&descriptor, nix::fcntl::FcntlArg::F_GETFD).unwrap();
+        assert_eq!(flags, nix::libc::FD_CLOEXEC);
+    }
+
+    #[tokio::test]
+    async fn any_other_number_of_descriptors_is_refused() {
+        for count in [0, 2, 20] {
+            let error = fetch_from_one_that_sends(count).await.unwrap_err();
+            assert!(
+                matches!(error, FetchError::Malformed(_)),
+                "{count}: {error}"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_netconfig_is_given_up_in_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("netns.sock");
+        let _listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let (sandbox, netns) = (crate::fixture::sandbox("c"), crate::fixture::netns(1));
+        let fetched = Descriptors::new(&path).fetch(&sandbox, netns).await;
+        assert!(matches!(fetched, Err(FetchError::Slow)));
+    }
+
+    #[test]
+    fn a_descriptor_of_another_netns_is_not_accepted() {
+        let fd = File::open("/proc/self/ns/net").unwrap().into();
+        let error = Descriptor::prove(fd, crate::fixture::netns(1)).unwrap_err();
+        assert!(matches!(error, FetchError::AnotherNetns { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn an_absent_netconfig_is_named_with_its_path() {
+        let descriptors = Descriptors::new("/nonexistent/netns.sock");
+        let (sandbox, netns) = (crate::fixture::sandbox("c"), crate::fixture::netns(1));
+        let fetched = descriptors.fetch(&sandbox, netns).await;
+        let error = fetched.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "cannot connect to netconfig at /nonexistent/netns.sock"
+        );
+    }
+}

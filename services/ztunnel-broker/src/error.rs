@@ -1,0 +1,231 @@
+//! What can go wrong with a call, an enum per operation, and the one place that says how each looks on the wire.
+
+use std::{fmt::Write as _, time::Duration};
+
+use inpod_proto::Invalid;
+use tonic::Status;
+use workload::{Failure, Reason};
+
+use crate::{descriptors::FetchError, desired::ChangeError, verdict::Unserved};
+
+/// How soon a stock ztunnel is back: it waits at most 15 s between two attempts to connect.
+const RECONNECT: Duration = Duration::from_secs(15);
+
+/// The call means another run of the broker.
+#[derive(Debug, thiserror::Error)]
+#[error("this run of the broker is {here}, not the one that is meant")]
+pub struct InstanceMismatch {
+    /// This run.
+    pub here: String,
+}
+
+/// Why the desired set was not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum SetError {
+    /// The request is malformed.
+    #[error(transparent)]
+    Request(#[from] Invalid),
+    /// Another run is meant.
+    #[error(transparent)]
+    Instance(#[from] InstanceMismatch),
+}
+
+/// Why a workload was not added.
+#[derive(Debug, thiserror::Error)]
+pub enum AddError {
+    /// The request is malformed.
+    #[error(transparent)]
+    Request(#[from] Invalid),
+    /// A workload without a netns can be kept, not added.
+    #[error("workload.netns is required")]
+    NoNetns,
+    /// Another run is meant.
+    #[error(transparent)]
+    Instance(#[from] InstanceMismatch),
+    /// The set is not known, or a later word is.
+    #[error("cannot add the workload")]
+    Change(#[from] ChangeError),
+    /// There is no descriptor to give to ztunnel.
+    #[error("cannot add the workload")]
+    Fetch(#[from] FetchError),
+    /// The caller's time was over before there was one.
+    #[error(
+        "cannot add the workload: netconfig did not hand over the descriptor in the caller's time"
+    )]
+    FetchLate,
+    /// No ztunnel serves it.
+    #[error("cannot add the workload")]
+    Unserved(#[from] Unserved),
+}
+
+/// Why a workload was not removed.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    /// The request is malformed.
+    #[error(transparent)]
+    Request(#[from] Invalid),
+    /// Another run is meant.
+    #[error(transparent)]
+    Instance(#[from] InstanceMismatch),
+    /// The set is not known, or a later word is.
+    #[error("cannot remove the workload")]
+    Change(#[from] ChangeError),
+}
+
+impl From<SetError> for Failure {
+    fn from(error: SetError) -> Self {
+        match error {
+            SetError::Request(invalid) => invalid.into(),
+            SetError::Instance(mismatch) => {
+                Self::new(Reason::InstanceMismatch, mismatch.to_string())
+            }
+        }
+    }
+}
+
+impl From<AddError> for Failure {
+    fn from(error: AddError) -> Self {
+        let reason = match &error {
+            AddError::Request(_) | AddError::NoNetns => Reason::InvalidField,
+            AddError::Instance(_) => Reason::InstanceMismatch,
+            AddError::Change(change) => reason_of_change(change),
+            AddError::Fetch(fetch) => reason_of_fetch(fetch),
+            AddError::FetchLate => Reason::DescriptorUnavailable,
+            AddError::Unserved(unserved) => reason_of_unserved(unserved),
+        };
+        let message = chain(&error);
+        match error {
+            AddError::Request(invalid) => invalid.into(),
+            AddError::NoNetns => Self::new(reason, message).at_field("workload.netns"),
+            AddError::Unserved(Unserved::Lost { ago, .. }) => {
+                Self::new(reason, message).retry_after(RECONNECT.saturating_sub(ago))
+            }
+            AddError::Instance(_)
+            | AddError::Change(_)
+            | AddError::Fetch(_)
+            | AddError::FetchLate
+            | AddError::Unserved(_) => Self::new(reason, message),
+        }
+    }
+}
+
+impl From<RemoveError> for Failure {
+    fn from(error: RemoveError) -> Self {
+        let reason = match &error {
+            RemoveError::Request(_) => Reason::InvalidField,
+            RemoveError::Instance(_) => Reason::InstanceMismatch,
+            RemoveError::Change(change) => reason_of_change(change),
+        };
+        let message = chain(&error);
+        match error {
+            RemoveError::Request(invalid) => invalid.into(),
+            RemoveError::Instance(_) | RemoveError::Change(_) => Self::new(reason, message),
+        }
+    }
+}
+
+fn reason_of_change(error: &ChangeError) -> Reason {
+    match error {
+        ChangeError::NotSeeded => Reason::NotSeeded,
+        ChangeError::Stale { .. } => Reason::RevisionStale,
+    }
+}
+
+/// What the caller can mend by claiming anew passes through; the rest is trouble between two services.
+fn reason_of_fetch(error: &FetchError) -> Reason {
+    match error {
+        FetchError::Refused {
+            reason: Some(reason @ (Reason::ClaimUnknown | Reason::NetnsMismatch)),
+            ..
+        } => *reason,
+        FetchError::Refused { .. }
+        | FetchError::Connect { .. }
+        | FetchError::Exchange(_)
+        | FetchError::Slow
+        | FetchError::Malformed(_)
+        | FetchError::AnotherNetns { .. } => Reason::DescriptorUnavailable,
+    }
+}
+
+fn reason_of_unserved(error: &Unserved) -> Reason {
+    match error {
+        Unserved::Superseded => Reason::RevisionStale,
+        Unserved::NeverConnected => Reason::ZtunnelNeverConnected,
+        Unserved::Lost { .. } => Reason::ZtunnelLost,
+        Unserved::SnapshotUnfinished => Reason::ZtunnelSnapshotUnfinished,
+        Unserved::Silent => Reason::ZtunnelSilent,
+        Unserved::Refused(_) => Reason::ZtunnelRefused,
+        Unserved::Stopping => Reason::DependencyUnavailable,
+    }
+}
+
+/// An error and its causes, in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        write!(text, ": {error}").unwrap_or_default();
+        cause = error.source();
+    }
+    text
+}
+
+/// A failed operation as its caller sees it.
+pub(crate) fn into_status(error: impl Into<Failure>) -> Status {
+    inpod_proto::into_status(&error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add(error: impl Into<AddError>) -> (Reason, String) {
+        let failure = Failure::from(error.into());
+        (failure.reason, failure.message)
+    }
+
+    #[test]
+    fn the_message_tells_what_was_attempted_and_the_whole_cause() {
+        let connect = FetchError::Connect {
+            path: "/run/x".into(),
+            source: std::io::ErrorKind::NotFound.into(),
+        };
+        let expected =
+            "cannot add the workload: cannot connect to netconfig at /run/x: entity not found";
+        assert_eq!(
+            add(connect),
+            (Reason::DescriptorUnavailable, expected.into())
+        );
+    }
+
+    #[test]
+    fn an_unknown_claim_is_passed_on_for_the_caller_to_claim_anew() {
+        let refused = FetchError::Refused {
+            reason: Some(Reason::ClaimUnknown),
+            message: "no claim".into(),
+        };
+        assert_eq!(add(refused).0, Reason::ClaimUnknown);
+    }
+
+    #[test]
+    fn a_lost_ztunnel_says_since_when_why_and_when_to_come_back() {
+        let lost = Unserved::Lost {
+            ago: Duration::from_secs(4),
+            why: "it hung up".into(),
+        };
+        let failure = Failure::from(AddError::from(lost));
+        let expected =
+            "cannot add the workload: ztunnel was lost 4 s ago (it hung up) and has not come back";
+        assert_eq!(failure.message, expected);
+        assert_eq!(failure.retry_after, Some(Duration::from_secs(11)));
+    }
+
+    #[test]
+    fn a_missing_netns_names_its_field() {
+        let failure = Failure::from(AddError::NoNetns);
+        assert_eq!(
+            (failure.reason, &*failure.field),
+            (Reason::InvalidField, "workload.netns")
+        );
+    }
+}

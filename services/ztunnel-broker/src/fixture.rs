@@ -1,0 +1,60 @@
+//! Builders for the tests: every fact but the one under test has a default.
+
+use std::{
+    fs::File,
+    sync::{Arc, LazyLock},
+};
+
+use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload, WorkloadInfo};
+
+use crate::descriptors::Descriptor;
+
+/// A pod's UID.
+pub(crate) fn uid(text: &str) -> PodUid {
+    text.parse().unwrap()
+}
+
+/// The sandbox of that container.
+pub(crate) fn sandbox(container: &str) -> SandboxRef {
+    SandboxRef {
+        network_name: "net".parse().unwrap(),
+        container_id: container.parse().unwrap(),
+        ifname: "eth0".parse().unwrap(),
+    }
+}
+
+/// A pod of that name in the namespace `default`.
+pub(crate) fn info(name: &str) -> WorkloadInfo {
+    WorkloadInfo {
+        name: name.parse().unwrap(),
+        namespace: "default".parse().unwrap(),
+        service_account: "sa".parse().unwrap(),
+    }
+}
+
+/// A netns.
+pub(crate) fn netns(inode: u64) -> NetnsId {
+    NetnsId {
+        device: 4,
+        inode,
+        cookie: inode,
+    }
+}
+
+/// A descriptor that stands for a netns.
+pub(crate) fn descriptor(inode: u64) -> Descriptor {
+    static NULL: LazyLock<Arc<std::os::fd::OwnedFd>> =
+        LazyLock::new(|| Arc::new(File::open("/dev/null").unwrap().into()));
+    Descriptor::assumed(Arc::clone(&NULL), netns(inode))
+}
+
+/// A workload: its container, its pod's UID, its netns (0: not known) and its revision.
+pub(crate) fn workload(container: &str, pod: &str, inode: u64, revision: u64) -> Workload {
+    Workload {
+        sandbox: sandbox(container),
+        uid: uid(pod),
+        info: info(pod),
+        netns: (inode != 0).then(|| netns(inode)),
+        revision: Revision(revision),
+    }
+}

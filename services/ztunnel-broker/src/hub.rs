@@ -1,0 +1,251 @@
+//! The one place where calls and sessions meet: the ledger behind a lock that is held for moments, and what wakes whom.
+
+mod report;
+
+pub use report::{Listed, Status};
+
+use std::{
+    convert::Infallible,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures_util::StreamExt as _;
+use tokio::{
+    sync::{Notify, broadcast, watch},
+    time::{Instant, timeout_at},
+};
+use workload::{NetnsId, Revision, SandboxRef, Workload};
+
+use crate::{
+    descriptors::{Descriptor, Descriptors, FetchError},
+    desired::ChangeError,
+    error::{AddError, chain},
+    ledger::Ledger,
+    message::Message,
+    nack::Nack,
+    pending::Ticket,
+    session::{Answered, SessionEnd},
+    sessions::SessionId,
+    view::Event,
+};
+
+/// How many changes a watcher may be behind. A node's pods times its ztunnels, with room.
+const BACKLOG: usize = 8192;
+
+/// How many descriptors are fetched at once, and how soon again those that could not be.
+const FETCHES: usize = 8;
+const FETCH_AGAIN: Duration = Duration::from_secs(1);
+
+/// The broker's state, shared by its calls and sessions.
+#[derive(Debug)]
+pub struct Hub {
+    ledger: Mutex<Ledger>,
+    descriptors: Descriptors,
+    changed: watch::Sender<()>,
+    /// Descriptors may be missing: after a new set, and where an undo put something back.
+    missing: Notify,
+    events: broadcast::Sender<Event>,
+}
+
+impl Hub {
+    /// A broker that knows nothing yet. A session that is silent for `ack_timeout` is closed.
+    pub fn new(descriptors: Descriptors, ack_timeout: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            ledger: Mutex::new(Ledger::new(ack_timeout)),
+            descriptors,
+            changed: watch::Sender::new(()),
+            missing: Notify::new(),
+            events: broadcast::Sender::new(BACKLOG),
+        })
+    }
+
+    /// Replaces the desired set; returns when it is stored.
+    pub fn set(&self, revision: Revision, all: Vec<Workload>) {
+        self.change(|ledger, now| ledger.set(revision, all, now));
+        self.missing.notify_one();
+    }
+
+    /// Adds a workload and waits for the first acknowledgement, until `until` at the latest. If there is none, or the
+    /// future is dropped, the desired set is as before.
+    ///
+    /// # Errors
+    ///
+    /// See [`AddError`].
+    pub async fn add(
+        self: &Arc<Self>,
+        workload: Workload,
+        until: Instant,
+    ) -> Result<SessionId, AddError> {
+        let descriptor = self.descriptor_of(&workload, until).await?;
+        let ticket = self.change(|ledger, now| ledger.add(workload, descriptor, now))?;
+        let mut waiter = Waiter {
+            hub: Arc::clone(self),
+            ticket: Some(ticket.clone()),
+        };
+        let mut verdict = ticket.verdict.clone();
+        // Whether it is decided or the time is over, the ledger knows.
+        drop(timeout_at(until, verdict.wait_for(Option::is_some)).await);
+        waiter.ticket = None;
+        let verdict = self.change(|ledger, now| ledger.conclude(&ticket, now));
+        self.missing.notify_one();
+        Ok(verdict?)
+    }
+
+    async fn descriptor_of(
+        &self,
+        workload: &Workload,
+        until: Instant,
+    ) -> Result<Descriptor, AddError> {
+        let Some(netns) = workload.netns else {
+            return Err(AddError::NoNetns);
+        };
+        let held = {
+            let ledger = self.lock();
+            ledger.check_running()?;
+            ledger.desired().admit(workload)?;
+            let entry = ledger.desired().get(&workload.sandbox);
+            entry.and_then(|entry| entry.descriptor().cloned())
+        };
+        if let Some(held) = held.filter(|held| held.netns() == netns) {
+            return Ok(held);
+        }
+        let fetched = timeout_at(until, self.descriptors.fetch(&workload.sandbox, netns)).await;
+        Ok(fetched.map_err(|_| AddError::FetchLate)??)
+    }
+
+    /// Removes a workload; returns when its descriptor is closed.
+    ///
+    /// # Errors
+    ///
+    /// When the desired set is not known yet, or a later word is.
+    pub fn remove(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
+        self.change(|ledger, now| ledger.remove(sandbox, revision, now))
+    }
+
+    /// From here on nobody is told anything, and nobody waits.
+    pub fn stop(&self) {
+        self.change(|ledger, _| ledger.stop());
+    }
+
+    /// Fetches the descriptors that are missing, for ever.
+    pub async fn fetch_missing(&self) -> Infallible {
+        let mut reported = 0;
+        loop {
+            let failed = self.fetch_round().await;
+            // Once per change of the number: a netconfig that is away must not fill the log.
+            if let Some((sandbox, error)) = failed.first().filter(|_| failed.len() != reported) {
+                let (missing, error) = (failed.len(), chain(error));
+                tracing::warn!(missing, %sandbox, error, "Descriptors are missing");
+            }
+            reported = failed.len();
+            let again = tokio::time::timeout(FETCH_AGAIN, self.missing.notified());
+            if reported == 0 {
+                self.missing.notified().await;
+            } else if again.await.is_err() {
+                tracing::debug!(missing = reported, "Fetching descriptors again");
+            }
+        }
+    }
+
+    async fn fetch_round(&self) -> Vec<(SandboxRef, FetchError)> {
+        let missing: Vec<_> = {
+            let ledger = self.lock();
+            let missing = ledger.desired().missing();
+            missing.map(|(it, netns)| (it.clone(), netns)).collect()
+        };
+        futures_util::stream::iter(missing)
+            .map(|(sandbox, netns)| self.fetch(sandbox, netns))
+            .buffer_unordered(FETCHES)
+            .filter_map(|fetched| std::future::ready(fetched.err()))
+            .collect()
+            .await
+    }
+
+    async fn fetch(
+        &self,
+        sandbox: SandboxRef,
+        netns: NetnsId,
+    ) -> Result<(), (SandboxRef, FetchError)> {
+        match self.descriptors.fetch(&sandbox, netns).await {
+            Ok(it) => {
+                self.change(|ledger, now| ledger.store(&sandbox, it, now));
+                Ok(())
+            }
+            Err(error) => Err((sandbox, error)),
+        }
+    }
+
+    /// Tells a session of every change that may concern it.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    pub(crate) fn connect(&self, peer_pid: i32) -> SessionId {
+        self.with(|ledger, now| ledger.connect(peer_pid, now))
+    }
+
+    pub(crate) fn hello(&self, id: SessionId) {
+        self.with(|ledger, now| ledger.hello(id, now));
+    }
+
+    pub(crate) fn next(&self, id: SessionId) -> Option<Message> {
+        self.with(|ledger, now| ledger.next(id, now))
+    }
+
+    pub(crate) fn ack(
+        &self,
+        id: SessionId,
+        answer: Result<(), Nack>,
+    ) -> Result<Answered, SessionEnd> {
+        self.with(|ledger, now| ledger.ack(id, answer, now))
+    }
+
+    pub(crate) fn wake_at(&self, id: SessionId) -> Option<Instant> {
+        self.lock().wake_at(id).map(Instant::from_std)
+    }
+
+    pub(crate) fn on_time(&self, id: SessionId) -> Result<(), SessionEnd> {
+        self.lock().on_time(id, Instant::now().into_std())
+    }
+
+    pub(crate) fn disconnect(&self, id: SessionId, why: &str) {
+        self.with(|ledger, now| ledger.disconnect(id, why, now));
+    }
+
+    /// Changes what is desired, and wakes the sessions.
+    fn change<T>(&self, act: impl FnOnce(&mut Ledger, std::time::Instant) -> T) -> T {
+        let result = self.with(act);
+        self.changed.send_replace(());
+        result
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Ledger, std::time::Instant) -> T) -> T {
+        let mut ledger = self.lock();
+        let result = act(&mut ledger, Instant::now().into_std());
+        for event in ledger.take_events() {
+            // Nobody watching is no error.
+            self.events.send(event).unwrap_or_default();
+        }
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One who waits for an add. Dropped before it is concluded, its caller has gone.
+struct Waiter {
+    hub: Arc<Hub>,
+    ticket: Option<Ticket>,
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.hub.change(|ledger, now| ledger.abandon(&ticket, now));
+            self.hub.missing.notify_one();
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What people and watchers are shown.
+
+use tokio::sync::broadcast;
+use workload::Workload;
+
+use super::Hub;
+use crate::{
+    ledger::Ledger,
+    view::{Event, SessionView, WorkloadView},
+};
+
+/// What a watcher is given first.
+#[derive(Debug)]
+pub struct Status {
+    /// Whether the desired set is known.
+    pub seeded: bool,
+    /// The sessions.
+    pub sessions: Vec<SessionView>,
+    /// Every desired pod in every session.
+    pub workloads: Vec<WorkloadView>,
+}
+
+/// A workload and whether its descriptor is held, with what each ztunnel said.
+#[derive(Debug)]
+pub struct Listed {
+    /// The workload.
+    pub workload: Workload,
+    /// Whether its netns's descriptor is held.
+    pub descriptor_held: bool,
+    /// What each ztunnel said; nothing for a sandbox that is no longer its pod's.
+    pub states: Vec<WorkloadView>,
+}
+
+impl Hub {
+    /// The desired set, by sandbox, and what the ztunnels said of it.
+    pub fn list(&self) -> (Status, Vec<Listed>) {
+        let ledger = self.lock();
+        let entries = ledger.desired().entries().map(|entry| {
+            let workload = entry.workload().clone();
+            let views = ledger.sessions().greeted();
+            let views = views.filter_map(|(id, _)| ledger.workload_view(id, &workload.uid));
+            Listed {
+                descriptor_held: entry.descriptor().is_some(),
+                states: views.filter(|it| it.sandbox == workload.sandbox).collect(),
+                workload,
+            }
+        });
+        (status(&ledger), entries.collect())
+    }
+
+    /// The state now, and every change from then on.
+    pub fn watch(&self) -> (Status, broadcast::Receiver<Event>) {
+        let ledger = self.lock();
+        (status(&ledger), self.events.subscribe())
+    }
+}
+
+fn status(ledger: &Ledger) -> Status {
+    let sessions = ledger.session_views();
+    let greeted = ledger.sessions().greeted();
+    Status {
+        seeded: ledger.desired().is_seeded(),
+        workloads: greeted
+            .flat_map(|(id, _)| ledger.workload_views(id))
+            .collect(),
+        sessions,
+    }
+}

@@ -1,0 +1,279 @@
+//! All that the broker knows, without sockets and clocks: what is desired, what each ztunnel was told, who waits.
+
+mod report;
+
+use std::time::{Duration, Instant};
+
+use workload::{Revision, SandboxRef, Workload};
+
+use crate::{
+    descriptors::Descriptor,
+    desired::{ChangeError, Changes, Desired, Entry},
+    message::Message,
+    nack::Nack,
+    pending::{Pendings, Ticket, Undo},
+    session::{Answered, Session, SessionEnd},
+    sessions::{SessionId, Sessions, Slot},
+    verdict::{self, Awaited, Unserved, Verdict},
+    view::{self, Event, SessionView},
+};
+
+/// How long the first snapshots wait for descriptors that netconfig has not handed over: after a restart of
+/// everything it is there within moments, and a fresh ztunnel can do nothing with a Keep.
+const FETCH_CHANCE: Duration = Duration::from_secs(2);
+
+/// The state of the broker.
+#[derive(Debug)]
+pub struct Ledger {
+    desired: Desired,
+    sessions: Sessions,
+    pendings: Pendings,
+    events: Vec<Event>,
+    ack_timeout: Duration,
+    stopping: bool,
+}
+
+impl Ledger {
+    /// Nothing is known yet. A session that is silent for `ack_timeout` is closed.
+    pub fn new(ack_timeout: Duration) -> Self {
+        Self {
+            desired: Desired::default(),
+            sessions: Sessions::default(),
+            pendings: Pendings::default(),
+            events: Vec::new(),
+            ack_timeout,
+            stopping: false,
+        }
+    }
+
+    /// What is desired.
+    pub fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// The connected ztunnels.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// What has changed since the last call, in order.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// Replaces the desired set.
+    pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
+        for workload in &all {
+            self.pendings.confirm(&workload.sandbox, workload.revision);
+        }
+        let changes = self.desired.set(revision, all, now + FETCH_CHANCE);
+        self.consider(&changes, now);
+    }
+
+    /// Adds a workload; the ticket tells what comes of it.
+    ///
+    /// # Errors
+    ///
+    /// When the set is not known yet, or a later word is.
+    pub fn add(
+        &mut self,
+        workload: Workload,
+        descriptor: Descriptor,
+        now: Instant,
+    ) -> Result<Ticket, ChangeError> {
+        self.desired.admit(&workload)?;
+        let awaited = Awaited::new(&workload, descriptor.netns());
+        let desired = self.desired.get(&workload.sandbox);
+        let (undo, changes) = if desired.is_some_and(|entry| awaited.is(entry)) {
+            let changes = self.desired.store(&workload.sandbox, descriptor);
+            (Undo::Nothing, changes)
+        } else {
+            let (previous, changes) = self.desired.add(workload, descriptor)?;
+            (Undo::Restore(previous), changes)
+        };
+        for session in self.sessions.iter_mut() {
+            changes.keys().for_each(|uid| session.hasten(uid));
+            session.forgive(&awaited.uid, now);
+        }
+        let ticket = self.pendings.join(awaited, undo);
+        self.after(&changes, now);
+        Ok(ticket)
+    }
+
+    /// What came of an add, as of now; the one who waited waits no longer. Where nobody was told of success, the set
+    /// is as before, and the sessions bring the ztunnels there.
+    pub fn conclude(&mut self, ticket: &Ticket, now: Instant) -> Verdict {
+        let verdict = ticket.verdict.borrow().clone();
+        let verdict =
+            verdict.unwrap_or_else(|| Err(verdict::blame(&self.sessions, &ticket.awaited, now)));
+        self.leave(ticket, verdict.is_ok(), now);
+        verdict
+    }
+
+    /// The one who waited has gone without an answer.
+    pub fn abandon(&mut self, ticket: &Ticket, now: Instant) {
+        self.leave(ticket, false, now);
+    }
+
+    fn leave(&mut self, ticket: &Ticket, served: bool, now: Instant) {
+        let undo = self.pendings.leave(ticket, served);
+        let Undo::Restore(previous) = undo else {
+            return;
+        };
+        let sandbox = &ticket.awaited.sandbox;
+        let unchanged = |entry: &Entry| ticket.awaited.is(entry);
+        if !self.stopping && self.desired.get(sandbox).is_some_and(unchanged) {
+            let changes = self.desired.restore(sandbox, previous);
+            self.hasten(&changes, now);
+        }
+    }
+
+    /// Removes a workload.
+    ///
+    /// # Errors
+    ///
+    /// When the set is not known yet, or a later word is.
+    pub fn remove(
+        &mut self,
+        sandbox: &SandboxRef,
+        revision: Revision,
+        now: Instant,
+    ) -> Result<(), ChangeError> {
+        let changes = self.desired.remove(sandbox, revision)?;
+        self.hasten(&changes, now);
+        Ok(())
+    }
+
+    /// Keeps a descriptor that was missing.
+    pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor, now: Instant) {
+        let changes = self.desired.store(sandbox, descriptor);
+        self.consider(&changes, now);
+    }
+
+    fn consider(&mut self, changes: &Changes, now: Instant) {
+        for session in self.sessions.iter_mut() {
+            changes.keys().for_each(|uid| session.consider(uid));
+        }
+        self.after(changes, now);
+    }
+
+    fn hasten(&mut self, changes: &Changes, now: Instant) {
+        for session in self.sessions.iter_mut() {
+            changes.keys().for_each(|uid| session.hasten(uid));
+        }
+        self.after(changes, now);
+    }
+
+    fn after(&mut self, changes: &Changes, now: Instant) {
+        self.pendings.judge(&self.desired, &self.sessions, now);
+        let ids: Vec<_> = self.sessions.greeted().map(|(id, _)| id).collect();
+        for (uid, sandbox) in changes {
+            ids.iter().for_each(|id| self.tell(*id, uid, sandbox));
+        }
+    }
+
+    /// A ztunnel has connected.
+    pub fn connect(&mut self, peer_pid: i32, now: Instant) -> SessionId {
+        let id = self.sessions.open(Slot {
+            session: Session::new(self.ack_timeout, now),
+            peer_pid,
+            since: now,
+        });
+        self.tell_session(id);
+        id
+    }
+
+    /// It has said hello.
+    pub fn hello(&mut self, id: SessionId, now: Instant) {
+        if let Some(slot) = self.sessions.get_mut(id) {
+            slot.session.on_hello(&self.desired);
+        }
+        self.tell_session(id);
+        let workloads = self.workload_views(id);
+        self.events
+            .extend(workloads.into_iter().map(Event::Workload));
+        self.pendings.judge(&self.desired, &self.sessions, now);
+    }
+
+    /// What it is to be told next, if anything.
+    pub fn next(&mut self, id: SessionId, now: Instant) -> Option<Message> {
+        let slot = self.sessions.get_mut(id).filter(|_| !self.stopping)?;
+        let message = slot.session.next(&self.desired, now)?;
+        let entry = message.uid().and_then(|uid| self.desired.current(uid));
+        if let Some(Workload { uid, sandbox, .. }) = entry.map(|entry| entry.workload().clone()) {
+            self.tell(id, &uid, &sandbox);
+        }
+        Some(message)
+    }
+
+    /// It has answered. Returns what that was about.
+    ///
+    /// # Errors
+    ///
+    /// When nothing after this answer can be believed.
+    pub fn ack(
+        &mut self,
+        id: SessionId,
+        answer: Result<(), Nack>,
+        now: Instant,
+    ) -> Result<Answered, SessionEnd> {
+        let Some(slot) = self.sessions.get_mut(id) else {
+            return Ok(None);
+        };
+        let answered = slot.session.on_ack(answer, now)?;
+        match &answered {
+            Some((uid, sandbox)) => self.tell(id, uid, sandbox),
+            None => self.tell_session(id),
+        }
+        self.pendings.judge(&self.desired, &self.sessions, now);
+        Ok(answered)
+    }
+
+    /// When to look at the session again though nothing happens.
+    pub fn wake_at(&self, id: SessionId) -> Option<Instant> {
+        self.sessions.get(id)?.session.wake_at(&self.desired)
+    }
+
+    /// Looks at the clock for a session.
+    ///
+    /// # Errors
+    ///
+    /// When it was silent for too long.
+    pub fn on_time(&self, id: SessionId, now: Instant) -> Result<(), SessionEnd> {
+        let slot = self.sessions.get(id);
+        slot.map_or(Ok(()), |slot| slot.session.on_time(now))
+    }
+
+    /// It has gone.
+    pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
+        if let Some(slot) = self.sessions.close(id, why, now) {
+            let view = SessionView {
+                stage: None,
+                ..view::session(id, &slot)
+            };
+            self.events.push(Event::Session(view));
+        }
+        self.pendings.judge(&self.desired, &self.sessions, now);
+    }
+
+    /// From here on nobody is told anything: ztunnels go on with what they have.
+    pub fn stop(&mut self) {
+        self.stopping = true;
+        self.pendings.stop();
+    }
+
+    /// Whether the broker is being stopped.
+    ///
+    /// # Errors
+    ///
+    /// When it is.
+    pub fn check_running(&self) -> Result<(), Unserved> {
+        if self.stopping {
+            return Err(Unserved::Stopping);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! Gives each pod's network namespace to the node's ztunnel over ZDS.
+//!
+//! The broker holds the desired set in memory and keeps every connected ztunnel in step with it; it keeps nothing on
+//! disk, opens no path and decides nothing about pods. [`session`] is what a ztunnel is told, [`desired`] what it is
+//! measured against, [`ledger`] both together, all without I/O; [`hub`] shares it, [`zds`] and [`server`] are the two
+//! sockets.
+
+pub mod config;
+pub mod descriptors;
+pub mod desired;
+pub mod error;
+pub mod hub;
+pub mod ledger;
+pub mod message;
+pub mod nack;
+pub mod pace;
+pub mod peer;
+pub mod pending;
+pub mod queue;
+pub mod server;
+pub mod session;
+pub mod sessions;
+pub mod step;
+pub mod tombstone;
+pub mod verdict;
+pub mod view;
+pub mod watch;
+pub mod zds;
+
+#[cfg(test)]
+mod fixture;
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use inpod_proto::ztunnelbroker::v1::ztunnel_broker_service_server::ZtunnelBrokerServiceServer;
+
+use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler, zds::Listener};
+
+/// What this service is.
+pub const SERVICE: daemon::Service = daemon::Service {
+    name: "ztunnel-broker",
+    about: "Gives each pod's network namespace to the node's ztunnel over ZDS.",
+    version: env!("CARGO_PKG_VERSION"),
+    keys: config::KEYS,
+};
+
+/// Serves callers and ztunnels until the process is to stop.
+///
+/// # Errors
+///
+/// When a socket cannot be had.
+pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
+    let descriptors = Descriptors::new(daemon.directory("netns").join("netns.sock"));
+    let hub = Hub::new(descriptors, config.ack_timeout());
+    let listener = Listener::bind(&config.zds_socket).context("cannot serve ZDS")?;
+    let handler = Handler::new(
+        Arc::clone(&hub),
+        daemon.instance_id(),
+        config.undo_reserve(),
+        daemon.shutdown(),
+    );
+    let server = daemon
+        .server()
+        .add_service(ZtunnelBrokerServiceServer::new(handler));
+    let ztunnels = async {
+        tokio::select! {
+            never = listener.serve(Arc::clone(&hub)) => match never {},
+            never = hub.fetch_missing() => match never {},
+            () = daemon.shutdown().requested() => {}
+        }
+        // Ztunnels go on with what they have; those who wait are answered, so that the drain is short.
+        hub.stop();
+        Ok(())
+    };
+    tokio::try_join!(server.serve(), ztunnels).map(|((), ())| ())
+}

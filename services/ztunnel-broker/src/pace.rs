@@ -1,0 +1,74 @@
+//! How fast connections are taken.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+/// So many steps a second, and as many at once after a pause.
+#[derive(Debug)]
+pub struct Pace {
+    interval: Duration,
+    burst: Duration,
+    /// When the next step would be due if none were ever taken early.
+    due: Instant,
+    taken: bool,
+}
+
+impl Pace {
+    /// A pace of that many steps a second.
+    pub fn new(per_second: u32) -> Self {
+        let interval = Duration::from_secs(1) / per_second.max(1);
+        let burst = interval * per_second.saturating_sub(1);
+        let now = Instant::now();
+        Self {
+            interval,
+            burst,
+            due: now.checked_sub(burst).unwrap_or(now),
+            taken: false,
+        }
+    }
+
+    /// Waits until a step may be taken, and takes it.
+    pub async fn step(&mut self) {
+        if std::mem::replace(&mut self.taken, true) {
+            self.due += self.interval;
+        }
+        let now = Instant::now();
+        self.due = self.due.max(now.checked_sub(self.burst).unwrap_or(now));
+        sleep_until(self.due).await;
+    }
+
+    /// The last step was not used.
+    pub fn give_back(&mut self) {
+        self.taken = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn five_go_at_once_and_then_five_a_second() {
+        let start = Instant::now();
+        let mut pace = Pace::new(5);
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            pace.step().await;
+            waits.push(start.elapsed().as_millis());
+        }
+        assert_eq!(waits[..5], [0; 5]);
+        assert!(waits[5] >= 200 && waits[7] >= 600, "{waits:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_was_given_back_costs_nothing() {
+        let mut pace = Pace::new(5);
+        let start = Instant::now();
+        for _ in 0..100 {
+            pace.step().await;
+            pace.give_back();
+        }
+        assert!(start.elapsed() < Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,44 @@
+//! Who may connect to ZDS.
+
+use std::io;
+
+use tokio_seqpacket::UnixSeqpacket;
+
+/// A process that may be given descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its pid as the broker sees it; 0 when it is not visible from here.
+    pub pid: i32,
+}
+
+/// Why a connection is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum Impostor {
+    /// The kernel does not say who it is.
+    #[error("cannot see who connected")]
+    Unseen(#[source] io::Error),
+    /// Another user.
+    #[error("process {pid} has uid {uid}, not ours")]
+    Uid {
+        /// Its pid.
+        pid: i32,
+        /// Its uid.
+        uid: u32,
+    },
+}
+
+/// Demands the broker's own uid. That keeps other users out, and proves no more than that: any root process that sees
+/// the socket passes. Issue 5 demands a ztunnel pod's cgroup and capabilities as well.
+///
+/// # Errors
+///
+/// When the peer has another uid or cannot be seen.
+pub fn admit(socket: &UnixSeqpacket) -> Result<Peer, Impostor> {
+    let credentials = socket.peer_cred().map_err(Impostor::Unseen)?;
+    let pid = credentials.pid().unwrap_or(0);
+    let uid = credentials.uid();
+    if uid != nix::unistd::geteuid().as_raw() {
+        return Err(Impostor::Uid { pid, uid });
+    }
+    Ok(Peer { pid })
+}

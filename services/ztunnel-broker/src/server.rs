@@ -1,0 +1,162 @@
+//! The calls: parse, ask the hub, answer.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use daemon::Shutdown;
+use futures_util::Stream;
+use inpod_proto::{
+    Invalid, required,
+    ztunnelbroker::v1::{
+        self as broker, AddWorkloadRequest, AddWorkloadResponse, ListWorkloadsRequest,
+        ListWorkloadsResponse, RemoveWorkloadRequest, RemoveWorkloadResponse, SetWorkloadsRequest,
+        SetWorkloadsResponse, WatchSessionsRequest, WatchSessionsResponse,
+        ztunnel_broker_service_server::ZtunnelBrokerService,
+    },
+};
+use tokio::time::Instant;
+use tonic::{Request, Response, Status};
+use workload::{Revision, Workload};
+
+use crate::{
+    error::{AddError, InstanceMismatch, RemoveError, SetError, into_status},
+    hub::Hub,
+    watch,
+};
+
+/// The service.
+#[derive(Debug)]
+pub struct Handler {
+    hub: Arc<Hub>,
+    instance_id: String,
+    undo_reserve: Duration,
+    shutdown: Shutdown,
+}
+
+impl Handler {
+    /// Serves that hub as the run `instance_id`. `undo_reserve` is what an add that fails leaves of its caller's time.
+    pub fn new(
+        hub: Arc<Hub>,
+        instance_id: &str,
+        undo_reserve: Duration,
+        shutdown: Shutdown,
+    ) -> Self {
+        Self {
+            hub,
+            instance_id: instance_id.to_owned(),
+            undo_reserve,
+            shutdown,
+        }
+    }
+
+    fn check_instance(&self, meant: &str) -> Result<(), InstanceMismatch> {
+        if meant == self.instance_id {
+            return Ok(());
+        }
+        let here = self.instance_id.clone();
+        Err(InstanceMismatch { here })
+    }
+
+    fn set(&self, request: SetWorkloadsRequest) -> Result<(), SetError> {
+        self.check_instance(&request.instance_id)?;
+        let all: Result<Vec<_>, Invalid> = (0..).zip(request.workloads).map(parse).collect();
+        let all = all?;
+        tracing::info!(
+            revision = request.revision,
+            workloads = all.len(),
+            "Stored the desired set"
+        );
+        self.hub.set(Revision(request.revision), all);
+        Ok(())
+    }
+
+    async fn add(&self, request: Request<AddWorkloadRequest>) -> Result<u64, AddError> {
+        let until = give_up_at(
+            Instant::now(),
+            daemon::deadline(&request),
+            self.undo_reserve,
+        );
+        let request = request.into_inner();
+        self.check_instance(&request.instance_id)?;
+        let workload = required("workload", request.workload)?;
+        Ok(self.hub.add(workload, until).await?.0)
+    }
+
+    fn remove(&self, request: RemoveWorkloadRequest) -> Result<(), RemoveError> {
+        self.check_instance(&request.instance_id)?;
+        let sandbox = required("sandbox", request.sandbox)?;
+        if request.revision == 0 {
+            return Err(Invalid::new("revision", "revision is required, from 1").into());
+        }
+        Ok(self.hub.remove(&sandbox, Revision(request.revision))?)
+    }
+}
+
+fn parse((index, workload): (u32, broker::Workload)) -> Result<Workload, Invalid> {
+    let within = |invalid: Invalid| invalid.within(&format!("workloads[{index}]"));
+    workload.try_into().map_err(within)
+}
+
+/// When an add gives up: early enough to undo it in the caller's time. A caller with little time gets half of it.
+fn give_up_at(now: Instant, deadline: Instant, reserve: Duration) -> Instant {
+    let time = deadline.saturating_duration_since(now);
+    deadline - reserve.min(time / 2)
+}
+
+#[tonic::async_trait]
+impl ZtunnelBrokerService for Handler {
+    type WatchSessionsStream =
+        Pin<Box<dyn Stream<Item = Result<WatchSessionsResponse, Status>> + Send>>;
+
+    async fn set_workloads(
+        &self,
+        request: Request<SetWorkloadsRequest>,
+    ) -> Result<Response<SetWorkloadsResponse>, Status> {
+        self.set(request.into_inner()).map_err(into_status)?;
+        let instance_id = self.instance_id.clone();
+        Ok(Response::new(SetWorkloadsResponse { instance_id }))
+    }
+
+    async fn add_workload(
+        &self,
+        request: Request<AddWorkloadRequest>,
+    ) -> Result<Response<AddWorkloadResponse>, Status> {
+        let session_id = self.add(request).await.map_err(into_status)?;
+        Ok(Response::new(AddWorkloadResponse {
+            instance_id: self.instance_id.clone(),
+            session_id,
+        }))
+    }
+
+    async fn remove_workload(
+        &self,
+        request: Request<RemoveWorkloadRequest>,
+    ) -> Result<Response<RemoveWorkloadResponse>, Status> {
+        self.remove(request.into_inner()).map_err(into_status)?;
+        let instance_id = self.instance_id.clone();
+        Ok(Response::new(RemoveWorkloadResponse { instance_id }))
+    }
+
+    async fn list_workloads(
+        &self,
+        _: Request<ListWorkloadsRequest>,
+    ) -> Result<Response<ListWorkloadsResponse>, Status> {
+        let (status, workloads) = self.hub.list();
+        Ok(Response::new(ListWorkloadsResponse {
+            instance_id: self.instance_id.clone(),
+            seeded: status.seeded,
+            workloads: workloads.into_iter().map(Into::into).collect(),
+            sessions: status.sessions.into_iter().map(Into::into).collect(),
+        }))
+    }
+
+    async fn watch_sessions(
+        &self,
+        _: Request<WatchSessionsRequest>,
+    ) -> Result<Response<Self::WatchSessionsStream>, Status> {
+        let sessions = watch::sessions(&self.hub, &self.instance_id);
+        Ok(Response::new(Box::pin(self.shutdown.end(sessions))))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,217 @@
+use futures_util::StreamExt as _;
+use inpod_proto::{failure_of, ztunnelbroker::v1::watch_sessions_response::Event};
+use workload::{Failure, Reason, SandboxRef};
+
+use super::*;
+use crate::{descriptors::Descriptors, fixture};
+
+fn handler() -> (tokio::sync::watch::Sender<bool>, Handler) {
+    let hub = Hub::new(
+        Descriptors::new("/nonexistent/netns.sock"),
+        Duration::from_secs(10),
+    );
+    let (stop, shutdown) = Shutdown::manual();
+    (
+        stop,
+        Handler::new(hub, "run-1", Duration::from_secs(3), shutdown),
+    )
+}
+
+fn workload(container: &str, netns: u64) -> broker::Workload {
+    (&fixture::workload(container, "p", netns, 1)).into()
+}
+
+fn set(workloads: Vec<broker::Workload>) -> Request<SetWorkloadsRequest> {
+    Request::new(SetWorkloadsRequest {
+        instance_id: "run-1".to_owned(),
+        revision: 1,
+        workloads,
+    })
+}
+
+fn add(instance_id: &str, workload: broker::Workload) -> Request<AddWorkloadRequest> {
+    Request::new(AddWorkloadRequest {
+        instance_id: instance_id.to_owned(),
+        workload: Some(workload),
+    })
+}
+
+fn remove(sandbox: &SandboxRef, revision: u64) -> Request<RemoveWorkloadRequest> {
+    Request::new(RemoveWorkloadRequest {
+        instance_id: "run-1".to_owned(),
+        sandbox: Some(sandbox.into()),
+        revision,
+    })
+}
+
+fn failure<T: std::fmt::Debug>(result: Result<T, Status>) -> Failure {
+    failure_of(&result.unwrap_err())
+}
+
+#[test]
+fn an_add_leaves_its_caller_the_reserve_or_half_of_a_short_time() {
+    let now = Instant::now();
+    let seconds = Duration::from_secs;
+    let reserve = seconds(3);
+    assert_eq!(
+        give_up_at(now, now + seconds(30), reserve),
+        now + seconds(27)
+    );
+    assert_eq!(give_up_at(now, now + seconds(2), reserve), now + seconds(1));
+    assert_eq!(give_up_at(now, now, reserve), now);
+}
+
+#[tokio::test]
+async fn a_call_for_another_run_of_the_broker_is_told_so() {
+    let (_stop, handler) = handler();
+    let answer = handler.add_workload(add("run-0", workload("c", 1))).await;
+    assert_eq!(failure(answer).reason, Reason::InstanceMismatch);
+}
+
+#[tokio::test]
+async fn before_the_set_is_known_nothing_is_added_or_removed() {
+    let (_stop, handler) = handler();
+    let answer = handler.add_workload(add("run-1", workload("c", 1))).await;
+    assert_eq!(failure(answer).reason, Reason::NotSeeded);
+    let answer = handler
+        .remove_workload(remove(&fixture::sandbox("c"), 1))
+        .await;
+    assert_eq!(failure(answer).reason, Reason::NotSeeded);
+}
+
+#[tokio::test]
+async fn a_malformed_workload_of_a_set_is_named_and_nothing_is_stored() {
+    let (_stop, handler) = handler();
+    let bad = broker::Workload {
+        revision: 0,
+        ..workload("c2", 1)
+    };
+    let answer = handler
+        .set_workloads(set(vec![workload("c1", 1), bad]))
+        .await;
+    assert_eq!(failure(answer).field, "workloads[1].revision");
+    assert!(!handler.hub.watch().0.seeded);
+}
+
+#[tokio::test]
+async fn an_add_without_a_netns_or_a_descriptor_says_which() {
+    let (_stop, handler) = handler();
+    handler.set_workloads(set(vec![])).await.unwrap();
+    let answer = handler.add_workload(add("run-1", workload("c", 0))).await;
+    assert_eq!(failure(answer).field, "workload.netns");
+    let answer = handler.add_workload(add("run-1", workload("c", 1))).await;
+    let failure = failure(answer);
+    assert_eq!(failure.reason, Reason::DescriptorUnavailable);
+    assert!(
+        failure.message.contains("/nonexistent/netns.sock"),
+        "{failure}"
+    );
+}
+
+#[tokio::test]
+async fn the_list_shows_the_set_by_sandbox_and_whether_its_descriptors_are_held() {
+    let (_stop, handler) = handler();
+    handler
+        .set_workloads(set(vec![workload("c2", 2), workload("c1", 1)]))
+        .await
+        .unwrap();
+    let list = handler
+        .list_workloads(Request::new(ListWorkloadsRequest {}))
+        .await
+        .unwrap();
+    let list = list.into_inner();
+    assert!(list.seeded && list.workloads.iter().all(|it| !it.descriptor_held));
+    let listed: Vec<_> = list
+        .workloads
+        .into_iter()
+        .filter_map(|it| it.workload)
+        .collect();
+    assert_eq!(listed, [workload("c1", 1), workload("c2", 2)]);
+}
+
+#[tokio::test]
+async fn removing_an_unknown_sandbox_succeeds() {
+    let (_stop, handler) = handler();
+    handler.set_workloads(set(vec![])).await.unwrap();
+    let answer = handler
+        .remove_workload(remove(&fixture::sandbox("c"), 1))
+        .await;
+    assert_eq!(answer.unwrap().into_inner().instance_id, "run-1");
+}
+
+/// Everything that a watcher is told, in short.
+async fn told(
+    handler: &Handler,
+    stop: tokio::sync::watch::Sender<bool>,
+    act: impl FnOnce(&Hub),
+) -> Vec<String> {
+    let watch = handler
+        .watch_sessions(Request::new(WatchSessionsRequest {}))
+        .await
+        .unwrap();
+    act(&handler.hub);
+    let told = watch
+        .into_inner()
+        .map(|event| match event.unwrap().event.unwrap() {
+            Event::InstanceId(id) => id,
+            Event::Session(it) => format!("session {} {}", it.session_id, it.phase().as_str_name()),
+            Event::WorkloadState(it) => format!("{} {}", it.uid, it.phase().as_str_name()),
+            Event::StateComplete(it) => format!("complete, seeded: {}", it.seeded),
+        });
+    // The hub outlives the watch, so the stream ends with the process only.
+    let mut told = std::pin::pin!(told);
+    let mut all = Vec::new();
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_secs(1), told.next()).await {
+        all.push(event);
+    }
+    stop.send_replace(true);
+    assert!(told.next().await.is_none());
+    all
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_gets_the_state_then_its_end_then_changes() {
+    let (stop, handler) = handler();
+    handler
+        .set_workloads(set(vec![workload("c", 0)]))
+        .await
+        .unwrap();
+    let first = handler.hub.connect(7);
+    handler.hub.hello(first);
+    let told = told(&handler, stop, |hub| {
+        drop(hub.next(first));
+        hub.ack(first, Ok(())).unwrap();
+        hub.remove(&fixture::sandbox("c"), Revision(2)).unwrap();
+        drop(hub.next(first));
+        hub.ack(first, Ok(())).unwrap();
+        hub.disconnect(first, "it hung up");
+    });
+    let expected = [
+        "run-1",
+        "session 1 SESSION_PHASE_SNAPSHOT",
+        "p WORKLOAD_PHASE_QUEUED",
+        "complete, seeded: true",
+        "p WORKLOAD_PHASE_SENT",
+        "p WORKLOAD_PHASE_KEPT",
+        "p WORKLOAD_PHASE_QUEUED",
+        "p WORKLOAD_PHASE_REMOVED",
+        "session 1 SESSION_PHASE_CLOSED",
+    ];
+    assert_eq!(told.await, expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watcher_that_falls_behind_is_cut_off() {
+    let (_stop, handler) = handler();
+    let watch = handler
+        .watch_sessions(Request::new(WatchSessionsRequest {}))
+        .await
+        .unwrap();
+    for _ in 0..10_000 {
+        let id = handler.hub.connect(1);
+        handler.hub.disconnect(id, "it hung up");
+    }
+    let events: Vec<_> = watch.into_inner().collect().await;
+    let last = events.into_iter().last().unwrap();
+    assert_eq!(failure(last).reason, Reason::Overloaded);
+}

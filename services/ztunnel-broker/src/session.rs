@@ -1,0 +1,276 @@
+//! One ztunnel's session, without its socket: what it was told, what it is told next, and what its answers mean.
+//!
+//! It is level-triggered. The queue only says where to look; what is sent follows from what the ztunnel was told and
+//! what is desired at that moment, so that a change which came and went costs nothing.
+
+mod answer;
+mod clock;
+mod standing;
+
+pub use standing::Standing;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use workload::{PodUid, SandboxRef};
+
+use crate::{
+    desired::{Desired, Entry},
+    message::{Message, Snapshot},
+    nack::Nack,
+    queue::Queue,
+    step::{self, Step, Target, Told},
+};
+
+/// Why a session is over, as far as its messages go.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SessionEnd {
+    /// It never said who it is. It may be anything.
+    #[error("it said no hello within {} s", .0.as_secs())]
+    NoHello(Duration),
+    /// Acknowledgements have no number: after a missing one, every later one would be credited to the wrong pod.
+    #[error("it did not acknowledge a message within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// For the same reason nothing after an answer too many can be believed.
+    #[error("it answered without having been asked")]
+    Unasked,
+    /// It can be brought in step by a new session only.
+    #[error("it refused to {verb}: {}", .nack.words)]
+    Refused {
+        /// What it was to do.
+        verb: &'static str,
+        /// What it said.
+        nack: Nack,
+    },
+}
+
+/// How far a session is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// No hello yet.
+    Connected,
+    /// Being told the desired set, or waiting for one.
+    Snapshot,
+    /// Its snapshot is acknowledged.
+    Live,
+}
+
+/// What an answer was about; `None` for the end of the snapshot.
+pub type Answered = Option<(PodUid, SandboxRef)>;
+
+#[derive(Debug)]
+enum Phase {
+    Connected,
+    Snapshot(Snapshot),
+    Ending,
+    Live,
+}
+
+/// What a ztunnel knows of a pod, since when, and by which sandbox.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// What it knows.
+    pub told: Told,
+    /// The sandbox that was meant.
+    pub sandbox: SandboxRef,
+    /// When it answered.
+    pub answered: Instant,
+}
+
+/// The one message that waits for its answer.
+#[derive(Debug)]
+struct InFlight {
+    subject: Subject,
+    since: Instant,
+}
+
+#[derive(Clone, Debug)]
+enum Subject {
+    Add {
+        uid: PodUid,
+        sandbox: SandboxRef,
+        target: Target,
+        refused_before: u32,
+    },
+    Keep(PodUid, SandboxRef),
+    Del(PodUid, SandboxRef),
+    SnapshotSent,
+}
+
+/// A ztunnel's session.
+#[derive(Debug)]
+pub struct Session {
+    phase: Phase,
+    since: Instant,
+    patience: Duration,
+    records: BTreeMap<PodUid, Record>,
+    queue: Queue,
+    /// What a Keep is the best that can be said of, told after everything else of the snapshot.
+    keeps: BTreeSet<PodUid>,
+    retries: BTreeSet<(Instant, PodUid)>,
+    in_flight: Option<InFlight>,
+}
+
+impl Session {
+    /// A ztunnel that has connected, and has `patience` to say hello and to acknowledge each message.
+    pub fn new(patience: Duration, now: Instant) -> Self {
+        Self {
+            phase: Phase::Connected,
+            since: now,
+            patience,
+            records: BTreeMap::new(),
+            queue: Queue::default(),
+            keeps: BTreeSet::new(),
+            retries: BTreeSet::new(),
+            in_flight: None,
+        }
+    }
+
+    /// It said hello: its snapshot begins. Live changes are taken from here on.
+    pub fn on_hello(&mut self, desired: &Desired) {
+        if matches!(self.phase, Phase::Connected) {
+            self.phase = Phase::Snapshot(Snapshot::open());
+            desired.uids().for_each(|uid| self.queue.push_later(uid));
+        }
+    }
+
+    /// How far it is.
+    pub fn stage(&self) -> Stage {
+        match self.phase {
+            Phase::Connected => Stage::Connected,
+            Phase::Snapshot(_) | Phase::Ending => Stage::Snapshot,
+            Phase::Live => Stage::Live,
+        }
+    }
+
+    /// Somebody waits for this pod: look at it before the rest.
+    pub fn hasten(&mut self, uid: &PodUid) {
+        self.queue.push(uid);
+    }
+
+    /// Look at this pod when there is time.
+    pub fn consider(&mut self, uid: &PodUid) {
+        self.queue.push_later(uid);
+    }
+
+    /// Somebody asks for this pod anew: an earlier refusal is not held against it.
+    pub fn forgive(&mut self, uid: &PodUid, now: Instant) {
+        if let Some(Record {
+            told: Told::Refused(refusal),
+            ..
+        }) = self.records.get_mut(uid)
+        {
+            refusal.retry_at = now;
+        }
+        self.queue.push(uid);
+    }
+
+    /// The next message, if one is due: none while another waits for its answer, before the hello, or before anybody
+    /// said what is desired.
+    pub fn next(&mut self, desired: &Desired, now: Instant) -> Option<Message> {
+        let ready = self.in_flight.is_none() && !matches!(self.phase, Phase::Connected);
+        if !ready || !desired.is_seeded() {
+            return None;
+        }
+        self.queue_retries(now);
+        let (subject, message) = self
+            .next_change(desired, now)
+            .or_else(|| self.next_of_snapshot(desired, now))?;
+        self.in_flight = Some(InFlight {
+            subject,
+            since: now,
+        });
+        Some(message)
+    }
+
+    fn queue_retries(&mut self, now: Instant) {
+        while let Some((at, uid)) = self.retries.pop_first() {
+            if at > now {
+                self.retries.insert((at, uid));
+                return;
+            }
+            self.queue.push_later(&uid);
+        }
+    }
+
+    fn next_change(&mut self, desired: &Desired, now: Instant) -> Option<(Subject, Message)> {
+        while let Some(uid) = self.queue.pop() {
+            let wanted = desired.current(&uid);
+            match self.step(&uid, wanted, now) {
+                Step::Nothing => {}
+                Step::Forget => drop(self.records.remove(&uid)),
+                Step::Keep => drop(self.keeps.insert(uid)),
+                Step::Add => match wanted.and_then(|entry| self.add(uid, entry)) {
+                    Some(add) => return Some(add),
+                    None => continue,
+                },
+                Step::Del => match self.records.get(&uid) {
+                    Some(record) => return Some(del(uid, record)),
+                    None => continue,
+                },
+            }
+        }
+        None
+    }
+
+    fn step(&self, uid: &PodUid, wanted: Option<&Entry>, now: Instant) -> Step {
+        let told = self.records.get(uid).map(|record| &record.told);
+        step::next(told, wanted, now)
+    }
+
+    /// Keeps come last, so that descriptors which arrive meanwhile still make Adds of them; then the end.
+    fn next_of_snapshot(&mut self, desired: &Desired, now: Instant) -> Option<(Subject, Message)> {
+        let Phase::Snapshot(snapshot) = &self.phase else {
+            self.keeps.clear();
+            return None;
+        };
+        if !desired.may_keep(now) {
+            return None;
+        }
+        while let Some(uid) = self.keeps.pop_first() {
+            let wanted = desired.current(&uid);
+            if let (Step::Keep, Some(entry)) = (self.step(&uid, wanted, now), wanted) {
+                let sandbox = entry.workload().sandbox.clone();
+                return Some((Subject::Keep(uid.clone(), sandbox), snapshot.keep(uid)));
+            }
+        }
+        self.end_snapshot()
+    }
+
+    fn end_snapshot(&mut self) -> Option<(Subject, Message)> {
+        match std::mem::replace(&mut self.phase, Phase::Ending) {
+            Phase::Snapshot(snapshot) => Some((Subject::SnapshotSent, snapshot.end())),
+            other @ (Phase::Connected | Phase::Ending | Phase::Live) => {
+                self.phase = other;
+                None
+            }
+        }
+    }
+
+    fn add(&self, uid: PodUid, entry: &Entry) -> Option<(Subject, Message)> {
+        let descriptor = entry.descriptor()?.clone();
+        let target = Target::of(entry)?;
+        let refused_before = match self.records.get(&uid).map(|record| &record.told) {
+            Some(Told::Refused(refusal)) if refusal.target == target => refusal.times,
+            Some(_) | None => 0,
+        };
+        let message = Message::add(uid.clone(), target.info.clone(), descriptor);
+        let subject = Subject::Add {
+            uid,
+            sandbox: entry.workload().sandbox.clone(),
+            target,
+            refused_before,
+        };
+        Some((subject, message))
+    }
+}
+
+fn del(uid: PodUid, record: &Record) -> (Subject, Message) {
+    let message = Message::del(uid.clone());
+    (Subject::Del(uid, record.sandbox.clone()), message)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! What a ztunnel's answers mean for what it knows.
+
+use std::time::{Duration, Instant};
+
+use workload::{PodUid, SandboxRef};
+
+use super::{Answered, InFlight, Phase, Record, Session, SessionEnd, Stage, Subject};
+use crate::{
+    nack::Nack,
+    step::{Refusal, Target, Told},
+};
+
+/// The first wait before a refused workload is tried again; it doubles up to the longest.
+const FIRST_RETRY: Duration = Duration::from_secs(5);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
+
+impl Session {
+    /// Takes the answer to the message in flight.
+    ///
+    /// # Errors
+    ///
+    /// When nothing was asked, or when what was refused leaves the ztunnel in an unknown state.
+    pub fn on_ack(
+        &mut self,
+        answer: Result<(), Nack>,
+        now: Instant,
+    ) -> Result<Answered, SessionEnd> {
+        let Some(InFlight { subject, .. }) = self.in_flight.take() else {
+            return Err(SessionEnd::Unasked);
+        };
+        let answered = self.credit(subject, answer, now)?;
+        if let Some((uid, _)) = &answered {
+            // What was answered may not be what is desired any more.
+            self.queue.push(uid);
+        }
+        Ok(answered)
+    }
+
+    fn credit(
+        &mut self,
+        subject: Subject,
+        answer: Result<(), Nack>,
+        now: Instant,
+    ) -> Result<Answered, SessionEnd> {
+        let refused = |verb| move |nack| SessionEnd::Refused { verb, nack };
+        let (uid, sandbox, told) = match subject {
+            Subject::Add {
+                uid,
+                sandbox,
+                target,
+                refused_before,
+            } => {
+                let told = self.added(&uid, target, answer, refused_before, now);
+                (uid, sandbox, Some(told))
+            }
+            Subject::Keep(uid, sandbox) => {
+                answer.map_err(refused("keep a pod"))?;
+                (uid, sandbox, Some(Told::Kept))
+            }
+            Subject::Del(uid, sandbox) => {
+                answer.map_err(refused("delete a pod"))?;
+                let told = self.deleted(&uid);
+                (uid, sandbox, told)
+            }
+            Subject::SnapshotSent => {
+                answer.map_err(refused("end its snapshot"))?;
+                self.go_live();
+                return Ok(None);
+            }
+        };
+        self.record(&uid, &sandbox, told, now);
+        Ok(Some((uid, sandbox)))
+    }
+
+    fn added(
+        &mut self,
+        uid: &PodUid,
+        target: Target,
+        answer: Result<(), Nack>,
+        refused_before: u32,
+        now: Instant,
+    ) -> Told {
+        let Err(nack) = answer else {
+            return Told::Added(target);
+        };
+        let retry_at = now + retry_after(refused_before);
+        self.retries.insert((retry_at, uid.clone()));
+        Told::Refused(Refusal {
+            target,
+            nack,
+            times: refused_before.saturating_add(1),
+            pending: true,
+            retry_at,
+        })
+    }
+
+    fn deleted(&self, uid: &PodUid) -> Option<Told> {
+        let during_snapshot = self.stage() == Stage::Snapshot;
+        match &self.records.get(uid)?.told {
+            Told::Refused(refusal) => Some(Told::Refused(Refusal {
+                pending: false,
+                ..refusal.clone()
+            })),
+            Told::Added(target) if during_snapshot => Some(Told::Cleared(target.info.clone())),
+            Told::Added(_) | Told::Kept | Told::Cleared(_) => None,
+        }
+    }
+
+    fn record(&mut self, uid: &PodUid, sandbox: &SandboxRef, told: Option<Told>, now: Instant) {
+        match told {
+            Some(told) => {
+                let record = Record {
+                    told,
+                    sandbox: sandbox.clone(),
+                    answered: now,
+                };
+                self.records.insert(uid.clone(), record);
+            }
+            None => drop(self.records.remove(uid)),
+        }
+    }
+
+    /// ztunnel has stopped what was not named: what was cleared can be told anew.
+    fn go_live(&mut self) {
+        self.phase = Phase::Live;
+        let cleared = |(uid, record): (&PodUid, &Record)| {
+            matches!(record.told, Told::Cleared(_)).then(|| uid.clone())
+        };
+        let cleared: Vec<_> = self.records.iter().filter_map(cleared).collect();
+        for uid in cleared {
+            self.records.remove(&uid);
+            self.queue.push(&uid);
+        }
+    }
+}
+
+fn retry_after(refused_before: u32) -> Duration {
+    let factor = 2_u32.saturating_pow(refused_before);
+    FIRST_RETRY.saturating_mul(factor).min(LONGEST_RETRY)
+}

@@ -1,0 +1,39 @@
+//! A session's own clock: callers have another.
+
+use std::time::Instant;
+
+use super::{Phase, Session, SessionEnd};
+use crate::desired::Desired;
+
+impl Session {
+    /// When [`Self::on_time`] or [`Self::next`] is worth calling though nothing has happened.
+    pub fn wake_at(&self, desired: &Desired) -> Option<Instant> {
+        match (&self.phase, &self.in_flight) {
+            (Phase::Connected, _) => Some(self.since + self.patience),
+            (_, Some(in_flight)) => Some(in_flight.since + self.patience),
+            (phase, None) => {
+                let snapshot = matches!(phase, Phase::Snapshot(_));
+                let patience = desired.patience().filter(|_| snapshot);
+                let retry = self.retries.first().map(|(at, _)| *at);
+                patience.into_iter().chain(retry).min()
+            }
+        }
+    }
+
+    /// Looks at the clock.
+    ///
+    /// # Errors
+    ///
+    /// When the ztunnel has been silent for too long.
+    pub fn on_time(&self, now: Instant) -> Result<(), SessionEnd> {
+        match (&self.phase, &self.in_flight) {
+            (Phase::Connected, _) if now >= self.since + self.patience => {
+                Err(SessionEnd::NoHello(self.patience))
+            }
+            (_, Some(in_flight)) if now >= in_flight.since + self.patience => {
+                Err(SessionEnd::Silent(self.patience))
+            }
+            (_, _) => Ok(()),
+        }
+    }
+}

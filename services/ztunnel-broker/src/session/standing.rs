@@ -1,0 +1,51 @@
+//! What a session says of a workload.
+
+use std::time::Instant;
+
+use workload::PodUid;
+
+use super::{Record, Session, Subject};
+use crate::{
+    nack::Nack,
+    step::{Target, Told},
+};
+
+/// What a session says of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Added and acknowledged.
+    Added,
+    /// Refused, and not to be tried again before a while.
+    Refused(Nack),
+    /// The Add is on its way.
+    Sent,
+    /// Still to be told.
+    Owing,
+}
+
+impl Session {
+    /// What this ztunnel says of that workload.
+    pub fn standing(&self, uid: &PodUid, wanted: &Target, now: Instant) -> Standing {
+        match self.records.get(uid).map(|record| &record.told) {
+            Some(Told::Added(target)) if target == wanted => Standing::Added,
+            Some(Told::Refused(refusal)) if refusal.target == *wanted && refusal.retry_at > now => {
+                Standing::Refused(refusal.nack.clone())
+            }
+            Some(_) | None if self.is_sent(uid) => Standing::Sent,
+            Some(_) | None => Standing::Owing,
+        }
+    }
+
+    /// What this ztunnel knows of that pod.
+    pub fn record_of(&self, uid: &PodUid) -> Option<&Record> {
+        self.records.get(uid)
+    }
+
+    /// Whether an Add or a Keep of that pod waits for its answer.
+    pub fn is_sent(&self, uid: &PodUid) -> bool {
+        match self.in_flight.as_ref().map(|in_flight| &in_flight.subject) {
+            Some(Subject::Add { uid: sent, .. } | Subject::Keep(sent, _)) => sent == uid,
+            Some(Subject::Del(_, _) | Subject::SnapshotSent) | None => false,
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The next step for one pod in one session: what a ztunnel was told of it, against what is desired.
+
+use std::time::Instant;
+
+use workload::{NetnsId, WorkloadInfo};
+
+use crate::{desired::Entry, nack::Nack};
+
+/// What an Add says of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Which netns.
+    pub netns: NetnsId,
+    /// Who the pod is.
+    pub info: WorkloadInfo,
+}
+
+impl Target {
+    /// What an Add of that workload says; `None` while its descriptor is missing.
+    pub fn of(entry: &Entry) -> Option<Self> {
+        let netns = entry.descriptor()?.netns();
+        let info = entry.workload().info.clone();
+        Some(Self { netns, info })
+    }
+}
+
+/// What a ztunnel knows of a pod, by its own acknowledgements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It serves this.
+    Added(Target),
+    /// It goes on with what it had.
+    Kept,
+    /// It could not start this.
+    Refused(Refusal),
+    /// It was told to stop during the snapshot, and may go on with this until the snapshot is complete.
+    Cleared(WorkloadInfo),
+}
+
+/// An Add that was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What was to be added.
+    pub target: Target,
+    /// Why it was not.
+    pub nack: Nack,
+    /// How often in a row.
+    pub times: u32,
+    /// Whether ztunnel still holds it as pending; it is not ready before that has been taken back.
+    pub pending: bool,
+    /// When it is tried again.
+    pub retry_at: Instant,
+}
+
+/// What is to be done about a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing: told is what is desired, or nothing better can be said.
+    Nothing,
+    /// Nothing, and what was told is of no interest any more.
+    Forget,
+    /// Add it.
+    Add,
+    /// Keep it, if this is still the snapshot.
+    Keep,
+    /// Delete it.
+    Del,
+}
+
+/// Decides the next step. A pod is not deleted before it can be added again: while the descriptor of its new netns is
+/// missing, ztunnel goes on with the old one.
+pub fn next(told: Option<&Told>, wanted: Option<&Entry>, now: Instant) -> Step {
+    match (told, wanted) {
+        (None, None) => Step::Nothing,
+        (None, Some(entry)) if entry.descriptor().is_some() => Step::Add,
+        (None, Some(_)) => Step::Keep,
+        (Some(Told::Cleared(_)), None) => Step::Nothing,
+        (Some(Told::Refused(refusal)), None) if !refusal.pending => Step::Forget,
+        (Some(_), None) => Step::Del,
+        (Some(told), Some(entry)) => revise(told, Target::of(entry).as_ref(), now),
+    }
+}
+
+fn revise(told: &Told, wanted: Option<&Target>, now: Instant) -> Step {
+    match (told, wanted) {
+        (Told::Refused(refusal), _) if refusal.pending => Step::Del,
+        (_, None) => Step::Nothing,
+        (Told::Kept, Some(_)) => Step::Add,
+        (Told::Added(target), Some(wanted)) => replace(target, wanted),
+        (Told::Refused(refusal), Some(wanted)) => {
+            let due = refusal.retry_at <= now || refusal.target != *wanted;
+            if due { Step::Add } else { Step::Nothing }
+        }
+        // ztunnel ignores changed info of a netns that it serves, and it may serve it until the snapshot is complete.
+        (Told::Cleared(info), Some(wanted)) if *info == wanted.info => Step::Add,
+        (Told::Cleared(_), Some(_)) => Step::Nothing,
+    }
+}
+
+/// An Add with another netns replaces; one with the same netns and other info would be ignored.
+fn replace(told: &Target, wanted: &Target) -> Step {
+    if told == wanted {
+        Step::Nothing
+    } else if told.netns == wanted.netns {
+        Step::Del
+    } else {
+        Step::Add
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        desired::Desired,
+        fixture::{descriptor, info, netns, uid, workload},
+        nack::NackKind,
+    };
+
+    fn wanted(inode: u64, held: bool) -> Entry {
+        let mut desired = Desired::default();
+        let it = workload("c", "p", inode, 1);
+        desired.set(it.revision, vec![it.clone()], Instant::now());
+        if held {
+            desired.store(&it.sandbox, descriptor(inode));
+        }
+        desired.current(&uid("p")).unwrap().clone()
+    }
+
+    fn target(inode: u64, name: &str) -> Target {
+        Target {
+            netns: netns(inode),
+            info: info(name),
+        }
+    }
+
+    fn refused(pending: bool, retry_at: Instant) -> Told {
+        let words = "failure to start proxy".to_owned();
+        Told::Refused(Refusal {
+            target: target(1, "p"),
+            nack: Nack {
+                kind: NackKind::StartFailure,
+                words,
+            },
+            times: 1,
+            pending,
+            retry_at,
+        })
+    }
+
+    fn added(inode: u64, name: &str) -> Option<Told> {
+        Some(Told::Added(target(inode, name)))
+    }
+
+    fn cleared(name: &str) -> Option<Told> {
+        Some(Told::Cleared(info(name)))
+    }
+
+    fn check(now: Instant, told: &Option<Told>, wanted: &Option<Entry>, step: Step) {
+        let decided = next(told.as_ref(), wanted.as_ref(), now);
+        assert_eq!(decided, step, "told {told:?}, wanted {wanted:?}");
+    }
+
+    #[test]
+    fn a_pod_that_was_not_told_is_added_or_kept() {
+        let now = Instant::now();
+        check(now, &None, &None, Step::Nothing);
+        check(now, &None, &Some(wanted(1, true)), Step::Add);
+        check(now, &None, &Some(wanted(1, false)), Step::Keep);
+        check(now, &None, &Some(wanted(0, false)), Step::Keep);
+    }
+
+    #[test]
+    fn a_pod_that_is_served_changes_only_to_something_that_can_be_served() {
+        let now = Instant::now();
+        check(now, &added(1, "p"), &Some(wanted(1, true)), Step::Nothing);
+        check(now, &added(1, "p"), &None, Step::Del);
+        check(now, &added(2, "p"), &Some(wanted(1, true)), Step::Add);
+        check(now, &added(2, "p"), &Some(wanted(1, false)), Step::Nothing);
+        check(now, &added(1, "q"), &Some(wanted(1, true)), Step::Del);
+        let kept = || Some(Told::Kept);
+        check(now, &kept(), &Some(wanted(1, false)), Step::Nothing);
+        check(now, &kept(), &Some(wanted(1, true)), Step::Add);
+        check(now, &kept(), &None, Step::Del);
+    }
+
+    #[test]
+    fn a_refused_pod_is_taken_back_first_and_tried_again_when_due_or_changed() {
+        let now = Instant::now();
+        let later = now + Duration::from_secs(5);
+        let pending = || Some(refused(true, later));
+        check(now, &pending(), &Some(wanted(1, true)), Step::Del);
+        check(now, &pending(), &None, Step::Del);
+        let back = || Some(refused(false, later));
+        check(now, &back(), &Some(wanted(1, true)), Step::Nothing);
+        check(later, &back(), &Some(wanted(1, true)), Step::Add);
+        check(now, &back(), &Some(wanted(2, true)), Step::Add);
+        check(now, &back(), &None, Step::Forget);
+    }
+
+    #[test]
+    fn a_pod_that_was_deleted_during_the_snapshot_comes_back_with_the_same_info_only() {
+        let now = Instant::now();
+        check(now, &cleared("p"), &None, Step::Nothing);
+        check(now, &cleared("p"), &Some(wanted(1, true)), Step::Add);
+        check(now, &cleared("q"), &Some(wanted(1, true)), Step::Nothing);
+    }
+}

@@ -1,0 +1,117 @@
+//! The sessions and workloads as the contract shows them, and the stream of their changes.
+
+use std::time::{Instant, SystemTime};
+
+use futures_util::{Stream, StreamExt as _, stream};
+use inpod_proto::ztunnelbroker::v1::{
+    Session, SessionPhase, StateComplete, WatchSessionsResponse, WorkloadPhase, WorkloadState,
+    WorkloadStatus, watch_sessions_response::Event as Payload,
+};
+use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
+use tonic::Status;
+use workload::{Failure, Reason};
+
+use crate::{
+    hub::{self, Hub, Listed},
+    session::Stage,
+    view::{Event, Progress, SessionView, WorkloadView},
+};
+
+/// The state at first, its end, then every change. A watcher that falls behind is cut off: it would miss changes.
+pub fn sessions(
+    hub: &Hub,
+    instance_id: &str,
+) -> impl Stream<Item = Result<WatchSessionsResponse, Status>> + use<> {
+    let (status, changes) = hub.watch();
+    let first = state(status, instance_id).into_iter().map(Ok);
+    let changes = BroadcastStream::new(changes).scan(false, |cut, change| {
+        let next = (!*cut).then(|| change.map(payload).map_err(behind));
+        *cut = matches!(next, Some(Err(_)));
+        std::future::ready(next)
+    });
+    stream::iter(first).chain(changes).map(|event| {
+        let event = Some(event?);
+        Ok(WatchSessionsResponse { event })
+    })
+}
+
+fn state(status: hub::Status, instance_id: &str) -> Vec<Payload> {
+    let complete = StateComplete {
+        seeded: status.seeded,
+    };
+    let mut state = vec![Payload::InstanceId(instance_id.to_owned())];
+    let sessions = status.sessions.into_iter().map(Event::Session);
+    let workloads = status.workloads.into_iter().map(Event::Workload);
+    state.extend(sessions.chain(workloads).map(payload));
+    state.push(Payload::StateComplete(complete));
+    state
+}
+
+fn payload(event: Event) -> Payload {
+    match event {
+        Event::Session(view) => Payload::Session(view.into()),
+        Event::Workload(view) => Payload::WorkloadState(view.into()),
+    }
+}
+
+fn behind(BroadcastStreamRecvError::Lagged(missed): BroadcastStreamRecvError) -> Status {
+    let message = format!("the watcher fell behind by {missed} changes; read again");
+    inpod_proto::into_status(&Failure::new(Reason::Overloaded, message))
+}
+
+impl From<SessionView> for Session {
+    fn from(view: SessionView) -> Self {
+        let phase = match view.stage {
+            Some(Stage::Connected) => SessionPhase::Connected,
+            Some(Stage::Snapshot) => SessionPhase::Snapshot,
+            Some(Stage::Live) => SessionPhase::Live,
+            None => SessionPhase::Closed,
+        };
+        // There is one version, and a session that says another is closed.
+        let version = if view.greeted { "V1" } else { "" };
+        Self {
+            session_id: view.id.0,
+            peer_pid: view.peer_pid,
+            connected_at: Some(timestamp(view.since)),
+            phase: phase.into(),
+            zds_version: version.to_owned(),
+        }
+    }
+}
+
+impl From<WorkloadView> for WorkloadState {
+    fn from(view: WorkloadView) -> Self {
+        let phase = match view.progress {
+            Progress::Queued => WorkloadPhase::Queued,
+            Progress::Sent => WorkloadPhase::Sent,
+            Progress::Added => WorkloadPhase::Added,
+            Progress::Kept => WorkloadPhase::Kept,
+            Progress::Refused => WorkloadPhase::Refused,
+            Progress::Removed => WorkloadPhase::Removed,
+        };
+        Self {
+            sandbox: Some((&view.sandbox).into()),
+            uid: view.uid.to_string(),
+            session_id: view.session.0,
+            phase: phase.into(),
+            acknowledged_at: view.answered.map(timestamp),
+            error: view.error.unwrap_or_default(),
+        }
+    }
+}
+
+impl From<Listed> for WorkloadStatus {
+    fn from(listed: Listed) -> Self {
+        Self {
+            workload: Some((&listed.workload).into()),
+            descriptor_held: listed.descriptor_held,
+            states: listed.states.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+/// What the clock showed at a moment of this run.
+fn timestamp(at: Instant) -> prost_types::Timestamp {
+    let now = SystemTime::now();
+    now.checked_sub(at.elapsed()).unwrap_or(now).into()
+}

@@ -1,0 +1,282 @@
+//! ZDS on its socket: who may connect, how fast, and a session's packets. What they say is decided in
+//! [`crate::session`].
+
+use std::{
+    convert::Infallible,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use daemon::uds::{self, BindError};
+use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
+use nix::sys::socket::SockType;
+use prost::Message as _;
+use tokio::{task::JoinSet, time::Instant};
+use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
+
+use crate::{
+    error::chain,
+    hub::Hub,
+    message::Message,
+    nack::Nack,
+    pace::Pace,
+    peer,
+    session::{Answered, SessionEnd},
+    sessions::SessionId,
+};
+
+/// Stock ztunnel's refusals carry a stack trace of up to 1.5 KB; nothing that it sends comes near this.
+const LONGEST_PACKET: usize = 64 * 1024;
+
+/// A packet is taken by the kernel at once, as there is never a second one under way.
+const SEND: Duration = Duration::from_secs(2);
+
+/// Stock ztunnel reconnects without any pause: refused, it would do so 16,000 times a second.
+const ACCEPTS_PER_SECOND: u32 = 5;
+
+/// Why ztunnels cannot be listened for.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The way is not free.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The socket cannot be made.
+    #[error("cannot listen on {}", .path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Why a session is over.
+#[derive(Debug, thiserror::Error)]
+pub enum ZdsError {
+    /// What it said or did not say.
+    #[error(transparent)]
+    Session(#[from] SessionEnd),
+    /// It has closed the connection, or sent an empty packet, which looks the same.
+    #[error("it hung up")]
+    HungUp,
+    /// Only a part of what it sent arrived.
+    #[error("it sent a packet of more than {LONGEST_PACKET} bytes, or one with descriptors")]
+    Truncated,
+    /// What it sent is no ZDS.
+    #[error("it sent what is no answer")]
+    NoAnswer,
+    /// It spoke before saying hello, or speaks another version.
+    #[error("it did not begin with a hello of version 1")]
+    NoHello,
+    /// The socket failed.
+    #[error("cannot receive from it")]
+    Receive(#[source] io::Error),
+    /// The socket failed.
+    #[error("cannot send to it")]
+    Send(#[source] io::Error),
+    /// It does not read.
+    #[error("it did not take a packet within {} s", SEND.as_secs())]
+    Clogged,
+}
+
+/// The socket on which ztunnels connect.
+#[derive(Debug)]
+pub struct Listener {
+    listener: UnixSeqpacketListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Listens on a socket that only this user may open. A stale one is replaced, a served one is not.
+    ///
+    /// # Errors
+    ///
+    /// See [`ListenError`].
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        uds::prepare(path, SockType::SeqPacket)?;
+        let listen = |source| ListenError::Listen {
+            path: path.to_owned(),
+            source,
+        };
+        let listener = UnixSeqpacketListener::bind(path).map_err(listen)?;
+        uds::restrict(path)?;
+        Ok(Self {
+            listener,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Serves ztunnels for ever. When dropped, all connections close, and nothing is said on the way out: ztunnels go
+    /// on with what they have.
+    pub async fn serve(mut self, hub: Arc<Hub>) -> Infallible {
+        tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
+        let mut sessions = JoinSet::new();
+        let mut pace = Pace::new(ACCEPTS_PER_SECOND);
+        loop {
+            pace.step().await;
+            tokio::select! {
+                accepted = self.listener.accept() => match accepted {
+                    Ok(socket) => drop(sessions.spawn(attend(socket, Arc::clone(&hub)))),
+                    // Out of descriptors, most likely: some will come back.
+                    Err(error) => tracing::error!(%error, "Cannot accept a ztunnel"),
+                },
+                Some(_) = sessions.join_next(), if !sessions.is_empty() => pace.give_back(),
+            }
+        }
+    }
+}
+
+/// One connection, from its peer's admission to its end.
+async fn attend(socket: UnixSeqpacket, hub: Arc<Hub>) {
+    let peer = match peer::admit(&socket) {
+        Ok(peer) => peer,
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "Refused a connection to ZDS");
+            return;
+        }
+    };
+    let id = hub.connect(peer.pid);
+    let guard = Connection { hub: &hub, id };
+    tracing::info!(session = %id, peer.pid = peer.pid, "ztunnel connected");
+    let Err(error) = converse(&socket, &hub, id, peer.pid).await;
+    let why = chain(&error);
+    tracing::warn!(session = %id, peer.pid = peer.pid, error = why, "ztunnel's session ended");
+    hub.disconnect(id, &why);
+    drop(guard);
+}
+
+/// Takes the session out of the hub when its task is ended from outside. A second time changes nothing.
+struct Connection<'a> {
+    hub: &'a Hub,
+    id: SessionId,
+}
+
+impl Drop for Connection<'_> {
+    fn drop(&mut self) {
+        self.hub.disconnect(self.id, "its connection was closed");
+    }
+}
+
+/// A session's packets: at most one goes out before its answer has come in.
+async fn converse(
+    socket: &UnixSeqpacket,
+    hub: &Hub,
+    id: SessionId,
+    pid: i32,
+) -> Result<Infallible, ZdsError> {
+    let mut changes = hub.changes();
+    let mut buffer = vec![0; LONGEST_PACKET];
+    let mut greeted = false;
+    loop {
+        if let Some(message) = hub.next(id) {
+            send(socket, &message).await?;
+            record(id, pid, &message);
+        }
+        let wake_at = hub.wake_at(id);
+        tokio::select! {
+            packet = receive(socket, &mut buffer) => {
+                let packet = packet?;
+                if greeted {
+                    let answer = parse_answer(packet)?;
+                    let nack = answer.clone().err();
+                    let answered = hub.ack(id, answer)?;
+                    record_refusal(id, &answered, nack.as_ref());
+                } else {
+                    parse_hello(packet)?;
+                    hub.hello(id);
+                    greeted = true;
+                }
+            }
+            // The hub outlives its sessions.
+            _ = changes.changed() => {}
+            () = until(wake_at) => hub.on_time(id)?,
+        }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn send(socket: &UnixSeqpacket, message: &Message) -> Result<(), ZdsError> {
+    let bytes = message.encode();
+    let mut buffer = [0; 64];
+    let mut ancillary = AncillaryMessageWriter::new(&mut buffer);
+    if let Some(descriptor) = message.descriptor() {
+        let added = ancillary.add_fds([descriptor]);
+        added.map_err(|error| ZdsError::Send(error.into()))?;
+    }
+    let sending = socket.send_with_ancillary(&bytes, &mut ancillary);
+    let sent = tokio::time::timeout(SEND, sending).await;
+    sent.map_err(|_| ZdsError::Clogged)?
+        .map(|_| ())
+        .map_err(ZdsError::Send)
+}
+
+async fn receive<'a>(socket: &UnixSeqpacket, buffer: &'a mut [u8]) -> Result<&'a [u8], ZdsError> {
+    let info = socket.recv(buffer).await.map_err(ZdsError::Receive)?;
+    if info.truncated() || info.ancillary_truncated() {
+        return Err(ZdsError::Truncated);
+    }
+    match buffer.get(..info.bytes_read()) {
+        Some([]) | None => Err(ZdsError::HungUp),
+        Some(packet) => Ok(packet),
+    }
+}
+
+fn parse_hello(packet: &[u8]) -> Result<(), ZdsError> {
+    match ZdsHello::decode(packet) {
+        Ok(hello) if hello.version() == Version::V1 => Ok(()),
+        Ok(_) | Err(_) => Err(ZdsError::NoHello),
+    }
+}
+
+fn parse_answer(packet: &[u8]) -> Result<Result<(), Nack>, ZdsError> {
+    match WorkloadResponse::decode(packet).map(|response| response.payload) {
+        Ok(Some(workload_response::Payload::Ack(ack))) => Ok(Nack::parse(&ack.error)),
+        Ok(None) | Err(_) => Err(ZdsError::NoAnswer),
+    }
+}
+
+/// Who was given which netns is recorded, always.
+fn record(session: SessionId, pid: i32, message: &Message) {
+    let Some(uid) = message.uid() else {
+        tracing::info!(%session, peer.pid = pid, "Ended the snapshot");
+        return;
+    };
+    if let (Some(descriptor), Some(info)) = (message.descriptor(), message.info()) {
+        let pod = format_args!("{}/{}", info.namespace, info.name);
+        let netns = descriptor.netns();
+        tracing::info!(target: "audit", %session, peer.pid = pid, %pod, pod.uid = %uid, %netns, "Gave a netns to ztunnel");
+    } else {
+        tracing::info!(%session, peer.pid = pid, pod.uid = %uid, verb = message.verb(), "Told ztunnel");
+    }
+}
+
+/// A pod that ztunnel cannot start is somebody's to look at.
+fn record_refusal(session: SessionId, answered: &Answered, nack: Option<&Nack>) {
+    if let (Some((uid, sandbox)), Some(nack)) = (answered, nack) {
+        let (kind, error) = (nack.kind, &nack.words);
+        tracing::warn!(%session, pod.uid = %uid, %sandbox, ?kind, ?error, "ztunnel refused a workload");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_is_no_answer_and_an_answer_no_hello() {
+        assert!(parse_hello(b"\x08\x01").is_ok());
+        assert!(matches!(parse_hello(b"\x0a\x00"), Err(ZdsError::NoHello)));
+        assert!(matches!(parse_hello(b"\x08\x02"), Err(ZdsError::NoHello)));
+        assert_eq!(parse_answer(b"\x0a\x00").unwrap(), Ok(()));
+        assert!(matches!(parse_answer(b"\x08\x01"), Err(ZdsError::NoAnswer)));
+        assert!(matches!(parse_answer(b"\xff"), Err(ZdsError::NoAnswer)));
+    }
+}
