@@ -1,0 +1,391 @@
+//! The other services, as calls that take checked values and end in time.
+
+use std::{net::IpAddr, time::Duration};
+
+use inpod_proto::{
+    addresses_from, addresses_to, failure_of,
+    netconfig::v1::{self as netconfig, netconfig_service_client::NetconfigServiceClient},
+    required,
+    ztunnelbroker::v1::{
+        self as broker, ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
+    },
+};
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Request, Response, Status, transport::Channel};
+use workload::{Failure, NetnsId, NetnsRef, Reason, Revision, SandboxRef, Workload};
+
+/// Clients of netconfig and of the broker. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Agents {
+    netconfig: NetconfigServiceClient<Channel>,
+    broker: ZtunnelBrokerServiceClient<Channel>,
+}
+
+/// A netns that netconfig has proven and holds.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// Which.
+    pub id: NetnsId,
+    /// The pod's addresses in it.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// One request, with the time it has left.
+fn request<T>(message: T, deadline: Instant) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+    request
+}
+
+/// Waits for an answer. A service that does not answer at all is given up a moment after the deadline it was told.
+async fn call<T>(
+    service: &'static str,
+    deadline: Instant,
+    answer: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Failure> {
+    match timeout_at(deadline + Duration::from_millis(50), answer).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(told(service, &status)),
+        Err(_elapsed) => Err(Failure::new(
+            Reason::DeadlineExceeded,
+            format!("{service} did not answer in time"),
+        )),
+    }
+}
+
+/// A failure of a service, with its name where the words do not come from the service itself.
+fn told(service: &'static str, status: &Status) -> Failure {
+    let failure = failure_of(status);
+    let from_transport = status.details().is_empty();
+    let unreachable = from_transport && matches!(status.code(), Code::Unavailable | Code::Unknown);
+    let message = if unreachable {
+        format!("cannot reach {service}: {}", failure.message)
+    } else if from_transport {
+        format!("{service}: {}", failure.message)
+    } else {
+        failure.message.clone()
+    };
+    Failure { message, ..failure }
+}
+
+fn incomprehensible(service: &'static str, error: &inpod_proto::Invalid) -> Failure {
+    let message = format!(
+        "{service} answered with an invalid {}: {error}",
+        error.field()
+    );
+    Failure::new(Reason::Internal, message)
+}
+
+/// The redirection of an ambient pod.
+fn ambient() -> netconfig::Redirection {
+    let mode = netconfig::redirection::Mode::Ambient(netconfig::AmbientRedirection {});
+    netconfig::Redirection { mode: Some(mode) }
+}
+
+impl Agents {
+    /// Clients over channels that connect when they are first used.
+    pub fn new(netconfig: Channel, broker: Channel) -> Self {
+        Self {
+            netconfig: NetconfigServiceClient::new(netconfig),
+            broker: ZtunnelBrokerServiceClient::new(broker),
+        }
+    }
+
+    /// The proof: see `ClaimNetns`.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn claim(
+        &self,
+        sandbox: &SandboxRef,
+        netns: &NetnsRef,
+        addresses: &[IpAddr],
+        deadline: Instant,
+    ) -> Result<Claimed, Failure> {
+        let message = netconfig::ClaimNetnsRequest {
+            sandbox: Some(sandbox.into()),
+            netns: Some(netns.into()),
+            addresses: addresses_to(addresses),
+        };
+        let mut client = self.netconfig.clone();
+        let claimed = call(
+            "netconfig",
+            deadline,
+            client.claim_netns(request(message, deadline)),
+        )
+        .await?;
+        let invalid = |error| incomprehensible("netconfig", &error);
+        Ok(Claimed {
+            id: required("netns", claimed.netns).map_err(invalid)?,
+            addresses: addresses_from(&claimed.addresses, "addresses").map_err(invalid)?,
+        })
+    }
+
+    /// Forgets a netns; one that is not claimed succeeds.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn release(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<(), Failure> {
+        let message = netconfig::ReleaseNetnsRequest {
+            sandbox: Some(sandbox.into()),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.release_netns(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Makes the redirection so, and tells its fingerprint.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn apply(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<String, Failure> {
+        let message = netconfig::ApplyRulesRequest {
+            sandbox: Some(sandbox.into()),
+            redirection: Some(ambient()),
+        };
+        let mut client = self.netconfig.clone();
+        let applied = call(
+            "netconfig",
+            deadline,
+            client.apply_rules(request(message, deadline)),
+        )
+        .await?;
+        Ok(applied.fingerprint)
+    }
+
+    /// What differs between the rules in a netns and those that belong there.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn verify(
+        &self,
+        sandbox: &SandboxRef,
+        deadline: Instant,
+    ) -> Result<netconfig::VerifyRulesResponse, Failure> {
+        let message = netconfig::VerifyRulesRequest {
+            sandbox: Some(sandbox.into()),
+            redirection: Some(ambient()),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.verify_rules(request(message, deadline)),
+        )
+        .await
+    }
+
+    /// Takes rules away, and tells how many connections were captured.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn remove_rules(
+        &self,
+        sandbox: &SandboxRef,
+        phase: netconfig::RemovePhase,
+        deadline: Instant,
+    ) -> Result<u32, Failure> {
+        let message = netconfig::RemoveRulesRequest {
+            sandbox: Some(sandbox.into()),
+            phase: phase.into(),
+        };
+        let mut client = self.netconfig.clone();
+        let removed = call(
+            "netconfig",
+            deadline,
+            client.remove_rules(request(message, deadline)),
+        )
+        .await?;
+        Ok(removed.captured_flows)
+    }
+
+    /// What is in a claimed netns.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn inspect(
+        &self,
+        sandbox: &SandboxRef,
+        deadline: Instant,
+    ) -> Result<netconfig::InspectNetnsResponse, Failure> {
+        let target = netconfig::inspect_netns_request::Target::Sandbox(sandbox.into());
+        let message = netconfig::InspectNetnsRequest {
+            target: Some(target),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.inspect_netns(request(message, deadline)),
+        )
+        .await
+    }
+
+    /// The sandboxes for which netconfig holds a netns.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
+        let mut client = self.netconfig.clone();
+        let message = netconfig::ListClaimsRequest {};
+        let claims = call(
+            "netconfig",
+            deadline,
+            client.list_claims(request(message, deadline)),
+        )
+        .await?
+        .claims;
+        let sandboxes = claims
+            .into_iter()
+            .map(|claim| required("sandbox", claim.sandbox));
+        sandboxes
+            .collect::<Result<_, _>>()
+            .map_err(|error| incomprehensible("netconfig", &error))
+    }
+
+    /// netconfig's claims and their changes.
+    ///
+    /// # Errors
+    ///
+    /// When the stream cannot be had.
+    pub async fn watch_drift(
+        &self,
+    ) -> Result<tonic::Streaming<netconfig::WatchDriftResponse>, Failure> {
+        let answer = self
+            .netconfig
+            .clone()
+            .watch_drift(netconfig::WatchDriftRequest {})
+            .await;
+        answer
+            .map(Response::into_inner)
+            .map_err(|status| told("netconfig", &status))
+    }
+
+    /// Gives a workload to ztunnel; returns with the first acknowledgement.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn add_workload(
+        &self,
+        instance_id: &str,
+        workload: &Workload,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::AddWorkloadRequest {
+            instance_id: instance_id.to_owned(),
+            workload: Some(workload.into()),
+        };
+        let mut client = self.broker.clone();
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.add_workload(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Takes a workload from ztunnel; an unknown one succeeds.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn remove_workload(
+        &self,
+        instance_id: &str,
+        sandbox: &SandboxRef,
+        revision: Revision,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::RemoveWorkloadRequest {
+            instance_id: instance_id.to_owned(),
+            sandbox: Some(sandbox.into()),
+            revision: revision.0,
+        };
+        let mut client = self.broker.clone();
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.remove_workload(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// Tells the whole desired set.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn set_workloads(
+        &self,
+        instance_id: &str,
+        revision: Revision,
+        workloads: &[Workload],
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::SetWorkloadsRequest {
+            instance_id: instance_id.to_owned(),
+            revision: revision.0,
+            workloads: workloads.iter().map(Into::into).collect(),
+        };
+        let mut client = self.broker.clone();
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.set_workloads(request(message, deadline)),
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// The desired set as the broker has it, and what ztunnels said of it.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn workloads(
+        &self,
+        deadline: Instant,
+    ) -> Result<broker::ListWorkloadsResponse, Failure> {
+        let mut client = self.broker.clone();
+        let message = broker::ListWorkloadsRequest {};
+        call(
+            "ztunnel-broker",
+            deadline,
+            client.list_workloads(request(message, deadline)),
+        )
+        .await
+    }
+
+    /// The broker's sessions and their changes.
+    ///
+    /// # Errors
+    ///
+    /// When the stream cannot be had.
+    pub async fn watch_sessions(
+        &self,
+    ) -> Result<tonic::Streaming<broker::WatchSessionsResponse>, Failure> {
+        let answer = self
+            .broker
+            .clone()
+            .watch_sessions(broker::WatchSessionsRequest {})
+            .await;
+        answer
+            .map(Response::into_inner)
+            .map_err(|status| told("ztunnel-broker", &status))
+    }
+}

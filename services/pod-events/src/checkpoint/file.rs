@@ -1,0 +1,207 @@
+//! The form of a checkpoint file: schema 1.
+
+use std::{
+    net::IpAddr,
+    path::PathBuf,
+    time::{Duration, SystemTime},
+};
+
+use serde::{Deserialize, Serialize};
+use workload::{InvalidIdentifier, NetnsId, NetnsRef, PodRef, Revision, SandboxRef};
+
+use super::{Intent, Record};
+
+const SCHEMA: u32 = 1;
+
+/// Why a file is not a record.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ParseError {
+    #[error("it is no checkpoint")]
+    Json(#[from] serde_json::Error),
+    #[error("its schema is {0}, this release reads {SCHEMA}")]
+    Schema(u32),
+    #[error(transparent)]
+    Identifier(#[from] InvalidIdentifier),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Schema {
+    schema: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    schema: u32,
+    boot_id: String,
+    network_name: String,
+    container_id: String,
+    ifname: String,
+    namespace: String,
+    name: String,
+    uid: String,
+    service_account: String,
+    netns_path: PathBuf,
+    netns_device: Option<u64>,
+    netns_inode: Option<u64>,
+    netns_cookie: Option<u64>,
+    proven: Option<Proven>,
+    addresses: Vec<IpAddr>,
+    revision: u64,
+    intent: FileIntent,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Proven {
+    device: u64,
+    inode: u64,
+    cookie: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum FileIntent {
+    Out,
+    Enrolling,
+    Enrolled { fingerprint: String },
+    Leaving { since_ms: u64 },
+    Draining { since_ms: u64 },
+    Deleting { since_ms: u64 },
+}
+
+/// The record of a file; `None` where it is of another boot.
+pub(super) fn parse(text: &str, boot_id: &str) -> Result<Option<Record>, ParseError> {
+    let Schema { schema } = serde_json::from_str(text)?;
+    if schema != SCHEMA {
+        return Err(ParseError::Schema(schema));
+    }
+    let file: File = serde_json::from_str(text)?;
+    if file.boot_id != boot_id {
+        return Ok(None);
+    }
+    Ok(Some(Record {
+        sandbox: SandboxRef {
+            network_name: file.network_name.parse()?,
+            container_id: file.container_id.parse()?,
+            ifname: file.ifname.parse()?,
+        },
+        pod: PodRef {
+            namespace: file.namespace.parse()?,
+            name: file.name.parse()?,
+            uid: file.uid.parse()?,
+        },
+        service_account: file.service_account.parse()?,
+        netns: NetnsRef {
+            path: file.netns_path,
+            device: file.netns_device,
+            inode: file.netns_inode,
+            cookie: file.netns_cookie,
+        },
+        netns_id: file.proven.map(
+            |Proven {
+                 device,
+                 inode,
+                 cookie,
+             }| NetnsId {
+                device,
+                inode,
+                cookie,
+            },
+        ),
+        addresses: file.addresses,
+        revision: Revision(file.revision),
+        intent: file.intent.into(),
+    }))
+}
+
+/// The file of a record.
+pub(super) fn render(record: &Record, boot_id: &str) -> String {
+    let file = File {
+        schema: SCHEMA,
+        boot_id: boot_id.to_owned(),
+        network_name: record.sandbox.network_name.to_string(),
+        container_id: record.sandbox.container_id.to_string(),
+        ifname: record.sandbox.ifname.to_string(),
+        namespace: record.pod.namespace.to_string(),
+        name: record.pod.name.to_string(),
+        uid: record.pod.uid.to_string(),
+        service_account: record.service_account.to_string(),
+        netns_path: record.netns.path.clone(),
+        netns_device: record.netns.device,
+        netns_inode: record.netns.inode,
+        netns_cookie: record.netns.cookie,
+        proven: record.netns_id.map(
+            |NetnsId {
+                 device,
+                 inode,
+                 cookie,
+             }| Proven {
+                device,
+                inode,
+                cookie,
+            },
+        ),
+        addresses: record.addresses.clone(),
+        revision: record.revision.0,
+        intent: (&record.intent).into(),
+    };
+    // Only a map with keys that are no text cannot be written, and there is none.
+    serde_json::to_string_pretty(&file).unwrap_or_default()
+}
+
+impl From<FileIntent> for Intent {
+    fn from(intent: FileIntent) -> Self {
+        let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+        match intent {
+            FileIntent::Out => Self::Out,
+            FileIntent::Enrolling => Self::Enrolling,
+            FileIntent::Enrolled { fingerprint } => Self::Enrolled { fingerprint },
+            FileIntent::Leaving { since_ms } => Self::Leaving {
+                since: at(since_ms),
+            },
+            FileIntent::Draining { since_ms } => Self::Draining {
+                since: at(since_ms),
+            },
+            FileIntent::Deleting { since_ms } => Self::Deleting {
+                since: at(since_ms),
+            },
+        }
+    }
+}
+
+impl From<&Intent> for FileIntent {
+    fn from(intent: &Intent) -> Self {
+        let ms = |since: &SystemTime| {
+            let elapsed = since
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default();
+            u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
+        };
+        match intent {
+            Intent::Out => Self::Out,
+            Intent::Enrolling => Self::Enrolling,
+            Intent::Enrolled { fingerprint } => Self::Enrolled {
+                fingerprint: fingerprint.clone(),
+            },
+            Intent::Leaving { since } => Self::Leaving {
+                since_ms: ms(since),
+            },
+            Intent::Draining { since } => Self::Draining {
+                since_ms: ms(since),
+            },
+            Intent::Deleting { since } => Self::Deleting {
+                since_ms: ms(since),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_a_newer_schema_is_named_by_its_number() {
+        let error = parse(r#"{"schema": 9, "novelty": true}"#, "boot").unwrap_err();
+        assert!(error.to_string().contains('9'), "{error}");
+    }
+}

@@ -1,0 +1,84 @@
+//! The settings of pod-events.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use daemon::Key;
+use serde::Deserialize;
+use workload::{NamespaceName, NodeName};
+
+/// The settings of this service alone.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "node_name",
+        default: None,
+        help: "This node's name in Kubernetes",
+    },
+    Key {
+        name: "pods_from",
+        default: None,
+        help: "Where pods come from: dir:PATH, a directory of Pod and Namespace manifests",
+    },
+    Key {
+        name: "exclude_namespaces",
+        default: Some(""),
+        help: "Namespaces whose pods are never enrolled",
+    },
+    Key {
+        name: "propagation_wait_seconds",
+        default: Some("5"),
+        help: "How long peers may need to learn that a pod leaves the mesh",
+    },
+    Key {
+        name: "drain_grace_seconds",
+        default: Some("60"),
+        help: "How long captured connections of a pod that leaves the mesh may go on",
+    },
+];
+
+/// What the settings say.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// This node.
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    pub node_name: NodeName,
+    /// Where pods come from.
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    pub pods_from: PodsFrom,
+    /// Namespaces whose pods are never enrolled.
+    #[serde(deserialize_with = "daemon::list")]
+    pub exclude_namespaces: Vec<NamespaceName>,
+    propagation_wait_seconds: u32,
+    drain_grace_seconds: u32,
+}
+
+impl Config {
+    /// How long peers may need to learn that a pod leaves.
+    pub fn propagation_wait(&self) -> Duration {
+        Duration::from_secs(self.propagation_wait_seconds.into())
+    }
+
+    /// How long captured connections of a leaving pod may go on.
+    pub fn drain_grace(&self) -> Duration {
+        Duration::from_secs(self.drain_grace_seconds.into())
+    }
+}
+
+/// Where pods come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodsFrom {
+    /// A directory of manifests.
+    Directory(PathBuf),
+}
+
+impl FromStr for PodsFrom {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("dir", path)) if path.starts_with('/') => Ok(Self::Directory(path.into())),
+            Some(_) | None => Err(format!(
+                "setting pods_from: \"{text}\" is not dir:/PATH; give an absolute path"
+            )),
+        }
+    }
+}

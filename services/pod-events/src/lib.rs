@@ -1,0 +1,104 @@
+//! May this pod join the mesh, and how?
+//!
+//! pod-events takes the verbs of the CNI plugin, decides from what the source of pods says, and has netconfig and the
+//! broker carry it out. It owns the desired state of every pod of the node and the only checkpoint; it has no right on
+//! the kernel. Start reading at [`plan`] for what is done when, at [`pipeline`] for how, and at [`task`] for the order.
+
+pub mod agents;
+pub mod checkpoint;
+pub mod config;
+pub mod decide;
+mod explain;
+pub mod pipeline;
+pub mod plan;
+pub mod pod;
+pub mod registry;
+pub mod server;
+pub mod source;
+pub mod sync;
+pub mod task;
+#[cfg(test)]
+mod testing;
+pub mod timeline;
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use daemon::{Daemon, Service};
+use inpod_proto::podevents::v1::pod_events_service_server::PodEventsServiceServer;
+use tokio::sync::watch;
+
+use crate::{
+    agents::Agents,
+    checkpoint::Checkpoint,
+    config::Config,
+    pipeline::{Pipeline, Revisions, Synced},
+    registry::Registry,
+    server::Server,
+    source::{Inventory, Source},
+    sync::{Conditions, Sync},
+    task::Shared,
+};
+
+/// What this service is.
+pub const SERVICE: Service = Service {
+    name: "pod-events",
+    about: "Decides which pods of this node join the mesh, and has it carried out",
+    version: env!("CARGO_PKG_VERSION"),
+    keys: config::KEYS,
+};
+
+/// Runs the service until it is to stop.
+///
+/// # Errors
+///
+/// When the source or the checkpoint cannot be read, or the socket cannot be had.
+pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
+    let source = Source::open(&config.pods_from, &config.node_name).await?;
+    let checkpoint = Checkpoint::open(&daemon.directory(SERVICE.name).join("pods"))?;
+    let records = checkpoint
+        .load()
+        .context("cannot read what is remembered of pods")?;
+    tracing::info!(sandboxes = records.len(), "Read the checkpoint");
+    let agents = Agents::new(
+        daemon.channel("netconfig"),
+        daemon.channel("ztunnel-broker"),
+    );
+    let (synced_sender, synced) = watch::channel(Synced::default());
+    let pipeline = Pipeline {
+        agents: agents.clone(),
+        checkpoint,
+        synced,
+        revisions: Revisions::default(),
+    };
+    let shared = Arc::new(Shared {
+        pipeline,
+        source: source.clone(),
+        config,
+    });
+    let registry = Registry::new(Arc::clone(&shared), records);
+    let conditions = Conditions::default();
+    Sync::start(agents, registry.clone(), conditions.clone(), synced_sender);
+    tokio::spawn(follow_source(source.changes(), registry.clone()));
+    let server = Server {
+        registry,
+        shared,
+        conditions,
+        version: SERVICE.version,
+    };
+    daemon
+        .server()
+        .add_service(PodEventsServiceServer::new(server))
+        .serve()
+        .await
+}
+
+/// Has the task of every pod that changed, or whose namespace did, look again.
+async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: Registry) {
+    let mut before = Arc::clone(&changes.borrow_and_update());
+    while changes.changed().await.is_ok() {
+        let now = Arc::clone(&changes.borrow_and_update());
+        registry.look(|key| now.differs_at(&before, key));
+        before = now;
+    }
+}

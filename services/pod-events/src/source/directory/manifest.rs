@@ -1,0 +1,125 @@
+//! One file of manifests: documents of Pods, Namespaces, and Lists of them.
+
+use std::{fmt, io};
+
+use k8s_openapi::api::core::v1 as k8s;
+use serde_json::Value;
+use workload::NodeName;
+
+use crate::pod::{Namespace, Pod, Unusable};
+
+/// What one document says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Manifest {
+    Pod(Pod),
+    Namespace(Namespace),
+}
+
+impl fmt::Display for Manifest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(pod) => write!(f, "Pod {}", pod.pod),
+            Self::Namespace(namespace) => write!(f, "Namespace {}", namespace.name),
+        }
+    }
+}
+
+/// Why a file is not used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ManifestError {
+    #[error("cannot read it")]
+    Read(#[from] io::Error),
+    #[error("it is no YAML: {0}")]
+    Yaml(String),
+    #[error("{0} does not have the form that Kubernetes gives it")]
+    Form(String, #[source] serde_json::Error),
+    #[error("kind {0:?} is not used here; give Pods, Namespaces and Lists of them")]
+    Kind(String),
+    #[error("{0} cannot be used")]
+    Unusable(String, #[source] Unusable),
+    #[error("{pod} is bound to node {of}, this is {here}")]
+    OtherNode {
+        pod: String,
+        of: NodeName,
+        here: NodeName,
+    },
+}
+
+/// All documents of a file, or why it is not used.
+pub(super) fn parse(text: &str, node: &NodeName) -> Result<Vec<Manifest>, ManifestError> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text)
+        .map_err(|error| ManifestError::Yaml(error.to_string()))?;
+    let mut manifests = Vec::new();
+    for document in documents {
+        add(document, node, &mut manifests)?;
+    }
+    Ok(manifests)
+}
+
+fn add(
+    mut document: Value,
+    node: &NodeName,
+    manifests: &mut Vec<Manifest>,
+) -> Result<(), ManifestError> {
+    let kind = document
+        .get("kind")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+        .to_owned();
+    match kind.as_str() {
+        // Between two `---` there may be nothing.
+        "" if document.is_null() => Ok(()),
+        "List" | "PodList" | "NamespaceList" => {
+            let items = document
+                .get_mut("items")
+                .and_then(Value::as_array_mut)
+                .map(std::mem::take);
+            items
+                .unwrap_or_default()
+                .into_iter()
+                .try_for_each(|item| add(item, node, manifests))
+        }
+        "Pod" => pod(document, node).map(|pod| manifests.push(Manifest::Pod(pod))),
+        "Namespace" => {
+            namespace(document).map(|namespace| manifests.push(Manifest::Namespace(namespace)))
+        }
+        _ => Err(ManifestError::Kind(kind)),
+    }
+}
+
+/// `Pod shop/web`, for errors.
+fn title(kind: &str, document: &Value) -> String {
+    let field = |name| {
+        document
+            .pointer(name)
+            .and_then(Value::as_str)
+            .unwrap_or("?")
+    };
+    format!(
+        "{kind} {}/{}",
+        field("/metadata/namespace"),
+        field("/metadata/name")
+    )
+}
+
+fn pod(document: Value, node: &NodeName) -> Result<Pod, ManifestError> {
+    let title = title("Pod", &document);
+    let pod: k8s::Pod = serde_json::from_value(document)
+        .map_err(|error| ManifestError::Form(title.clone(), error))?;
+    let pod = Pod::try_from(pod).map_err(|error| ManifestError::Unusable(title.clone(), error))?;
+    match &pod.node {
+        Some(of) if of != node => Err(ManifestError::OtherNode {
+            pod: title,
+            of: of.clone(),
+            here: node.clone(),
+        }),
+        Some(_) | None => Ok(pod),
+    }
+}
+
+fn namespace(document: Value) -> Result<Namespace, ManifestError> {
+    let title = title("Namespace", &document);
+    let namespace: k8s::Namespace = serde_json::from_value(document)
+        .map_err(|error| ManifestError::Form(title.clone(), error))?;
+    Namespace::try_from(namespace).map_err(|error| ManifestError::Unusable(title, error))
+}

@@ -1,0 +1,316 @@
+//! Keeps netconfig and the broker told, whichever of them was restarted.
+//!
+//! A service that was restarted shows another instance_id on its stream. A restarted netconfig holds no claim: every
+//! task claims again, and the broker is given the set once more when all are back. A restarted broker is given the set.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use inpod_proto::{
+    netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as Drift},
+    required,
+    ztunnelbroker::v1::{
+        SessionPhase, WatchSessionsResponse, watch_sessions_response::Event as Session,
+    },
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use workload::{Failure, Reason};
+
+use crate::{agents::Agents, pipeline::Synced, registry::Registry};
+
+/// How long to wait before a stream that broke is opened again.
+const REOPEN: Duration = Duration::from_millis(100);
+
+/// How long a service may take for one call of a synchronisation.
+const TELL: Duration = Duration::from_secs(10);
+
+/// The run of a service that is there; `None` while it is away.
+type Run = Option<Arc<str>>;
+
+/// What pod-events depends on, by name.
+#[derive(Clone, Debug, Default)]
+pub struct Conditions(Arc<Mutex<BTreeMap<&'static str, Condition>>>);
+
+/// Whether something holds, and since when.
+#[derive(Clone, Debug)]
+pub struct Condition {
+    /// Whether it holds.
+    pub ok: bool,
+    /// Since when it has been so.
+    pub since: SystemTime,
+    /// Why it does not hold.
+    pub message: String,
+}
+
+impl Conditions {
+    fn set(&self, name: &'static str, result: Result<(), String>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (ok, message) =
+            result.map_or_else(|message| (false, message), |()| (true, String::new()));
+        let since = match all.get(name) {
+            Some(known) if known.ok == ok => known.since,
+            Some(_) | None => {
+                tracing::info!(condition = name, ok, message, "Condition changed");
+                SystemTime::now()
+            }
+        };
+        all.insert(name, Condition { ok, since, message });
+    }
+
+    /// All of them.
+    pub fn all(&self) -> BTreeMap<&'static str, Condition> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// Follows both services for ever.
+#[derive(Debug)]
+pub(crate) struct Sync {
+    agents: Agents,
+    registry: Registry,
+    conditions: Conditions,
+    synced: watch::Sender<Synced>,
+    netconfig: watch::Receiver<Run>,
+    broker: watch::Receiver<Run>,
+}
+
+impl Sync {
+    /// Opens both streams and keeps both services told.
+    pub(crate) fn start(
+        agents: Agents,
+        registry: Registry,
+        conditions: Conditions,
+        synced: watch::Sender<Synced>,
+    ) {
+        let (netconfig_run, netconfig) = watch::channel(None);
+        let (broker_run, broker) = watch::channel(None);
+        tokio::spawn(follow_netconfig(
+            agents.clone(),
+            registry.clone(),
+            conditions.clone(),
+            netconfig_run,
+        ));
+        tokio::spawn(follow_broker(
+            agents.clone(),
+            conditions.clone(),
+            broker_run,
+        ));
+        tokio::spawn(
+            Self {
+                agents,
+                registry,
+                conditions,
+                synced,
+                netconfig,
+                broker,
+            }
+            .run(),
+        );
+    }
+
+    async fn run(mut self) {
+        loop {
+            let (netconfig, broker) = (
+                self.netconfig.borrow_and_update().clone(),
+                self.broker.borrow_and_update().clone(),
+            );
+            if let Err(failure) = self.tell(netconfig, broker).await {
+                tracing::warn!(%failure, "Could not tell everything; once more");
+                sleep(REOPEN).await;
+                continue;
+            }
+            let changed = tokio::select! {
+                changed = self.netconfig.changed() => changed,
+                changed = self.broker.changed() => changed,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn tell(&self, netconfig: Run, broker: Run) -> Result<(), Failure> {
+        let mut known = self.synced.borrow().clone();
+        if known.netconfig != netconfig {
+            known = Synced::default();
+            self.synced.send_replace(known.clone());
+            if netconfig.is_none() {
+                return Ok(());
+            }
+            self.registry.reclaim().await;
+            self.release_strangers().await?;
+            known.netconfig = netconfig;
+        }
+        if known.netconfig.is_some() && known.broker != broker {
+            self.synced.send_replace(Synced {
+                broker: None,
+                ..known.clone()
+            });
+            self.seed(broker.as_deref()).await?;
+            known.broker = broker;
+        }
+        self.synced.send_replace(known);
+        self.registry.look(|_| true);
+        Ok(())
+    }
+
+    /// Claims that no checkpoint knows are of sandboxes that ended while their DEL could not be told.
+    async fn release_strangers(&self) -> Result<(), Failure> {
+        let deadline = Instant::now() + TELL;
+        let recorded: BTreeSet<_> = self
+            .registry
+            .records()
+            .into_iter()
+            .map(|record| record.sandbox)
+            .collect();
+        for sandbox in self.agents.claims(deadline).await? {
+            if !recorded.contains(&sandbox) {
+                tracing::warn!(%sandbox, "Releasing a claim that nobody remembers");
+                self.agents.release(&sandbox, deadline).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn seed(&self, broker: Option<&str>) -> Result<(), Failure> {
+        let Some(broker) = broker else { return Ok(()) };
+        let (revision, workloads) = self.registry.workloads()?;
+        let deadline = Instant::now() + TELL;
+        let result = self
+            .agents
+            .set_workloads(broker, revision, &workloads, deadline)
+            .await;
+        let told = result.clone().map_err(|failure| failure.to_string());
+        self.conditions.set("ztunnel-broker", told);
+        tracing::info!(
+            workloads = workloads.len(),
+            broker,
+            "Told the broker the desired set"
+        );
+        result
+    }
+}
+
+async fn follow_netconfig(
+    agents: Agents,
+    registry: Registry,
+    conditions: Conditions,
+    run: watch::Sender<Run>,
+) {
+    loop {
+        let ended = watch_netconfig(&agents, &registry, &conditions, &run).await;
+        conditions.set("netconfig", Err(ended.to_string()));
+        run.send_replace(None);
+        sleep(REOPEN).await;
+    }
+}
+
+async fn watch_netconfig(
+    agents: &Agents,
+    registry: &Registry,
+    conditions: &Conditions,
+    run: &watch::Sender<Run>,
+) -> Failure {
+    let mut stream = match agents.watch_drift().await {
+        Ok(stream) => stream,
+        Err(failure) => return failure,
+    };
+    loop {
+        match stream.message().await {
+            Ok(Some(WatchDriftResponse { event: Some(event) })) => {
+                on_drift(event, registry, conditions, run);
+            }
+            Ok(Some(WatchDriftResponse { event: None })) => {}
+            Ok(None) => {
+                return Failure::new(Reason::DependencyUnavailable, "netconfig ended its stream");
+            }
+            Err(status) => return inpod_proto::failure_of(&status),
+        }
+    }
+}
+
+fn on_drift(event: Drift, registry: &Registry, conditions: &Conditions, run: &watch::Sender<Run>) {
+    match event {
+        Drift::InstanceId(instance) => {
+            conditions.set("netconfig", Ok(()));
+            run.send_replace(Some(instance.into()));
+        }
+        Drift::ClaimReleased(released) => {
+            let named = (
+                required("sandbox", released.sandbox),
+                required("netns", released.netns),
+            );
+            if let (Ok(sandbox), Ok(netns)) = named {
+                registry.released(sandbox, netns);
+            }
+        }
+        Drift::State(_) | Drift::StateComplete(_) => {}
+    }
+}
+
+async fn follow_broker(agents: Agents, conditions: Conditions, run: watch::Sender<Run>) {
+    loop {
+        let ended = watch_broker(&agents, &conditions, &run).await;
+        conditions.set("ztunnel-broker", Err(ended.to_string()));
+        conditions.set("ztunnel", Err("ztunnel-broker is away".to_owned()));
+        run.send_replace(None);
+        sleep(REOPEN).await;
+    }
+}
+
+async fn watch_broker(
+    agents: &Agents,
+    conditions: &Conditions,
+    run: &watch::Sender<Run>,
+) -> Failure {
+    let mut stream = match agents.watch_sessions().await {
+        Ok(stream) => stream,
+        Err(failure) => return failure,
+    };
+    let mut live = BTreeSet::new();
+    loop {
+        match stream.message().await {
+            Ok(Some(WatchSessionsResponse { event: Some(event) })) => {
+                on_session(event, &mut live, run);
+            }
+            Ok(Some(WatchSessionsResponse { event: None })) => {}
+            Ok(None) => {
+                return Failure::new(
+                    Reason::DependencyUnavailable,
+                    "ztunnel-broker ended its stream",
+                );
+            }
+            Err(status) => return inpod_proto::failure_of(&status),
+        }
+        let connected = if live.is_empty() {
+            Err("no ztunnel is up to date".to_owned())
+        } else {
+            Ok(())
+        };
+        conditions.set("ztunnel", connected);
+    }
+}
+
+fn on_session(event: Session, live: &mut BTreeSet<u64>, run: &watch::Sender<Run>) {
+    match event {
+        Session::InstanceId(instance) => {
+            run.send_replace(Some(instance.into()));
+        }
+        Session::Session(session) => {
+            live.remove(&session.session_id);
+            if session.phase() == SessionPhase::Live {
+                live.insert(session.session_id);
+            }
+        }
+        Session::WorkloadState(_) | Session::StateComplete(_) => {}
+    }
+}

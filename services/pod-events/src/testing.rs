@@ -1,0 +1,52 @@
+//! Builders that default everything but the fact under test.
+
+use workload::{NetnsRef, PodRef, Revision, SandboxRef};
+
+use crate::{
+    checkpoint::{Intent, Record},
+    pod::{Namespace, Pod},
+};
+
+pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
+    Pod {
+        pod: PodRef {
+            namespace: namespace.parse().unwrap(),
+            name: name.parse().unwrap(),
+            uid: format!("uid-of-{name}").parse().unwrap(),
+        },
+        service_account: "default".parse().unwrap(),
+        node: None,
+        dataplane_mode: None,
+        host_network: false,
+        has_sidecar: false,
+        terminal: false,
+    }
+}
+
+pub(crate) fn namespace(name: &str) -> Namespace {
+    Namespace {
+        name: name.parse().unwrap(),
+        dataplane_mode: None,
+    }
+}
+
+pub(crate) fn sandbox(container_id: &str) -> SandboxRef {
+    SandboxRef {
+        network_name: "net".parse().unwrap(),
+        container_id: container_id.parse().unwrap(),
+        ifname: "eth0".parse().unwrap(),
+    }
+}
+
+pub(crate) fn record(container_id: &str) -> Record {
+    Record {
+        sandbox: sandbox(container_id),
+        pod: pod("shop", "web").pod,
+        service_account: "default".parse().unwrap(),
+        netns: NetnsRef::at("/run/netns/web"),
+        netns_id: None,
+        addresses: vec!["10.0.0.1".parse().unwrap()],
+        revision: Revision(1),
+        intent: Intent::Out,
+    }
+}
