@@ -1,0 +1,77 @@
+//! Reaching the agent: one attempt after the other, with growing pauses.
+
+use std::error::Error;
+use std::future::pending;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio_seqpacket::UnixSeqpacket;
+use zds_client::Client;
+
+const FIRST: Duration = Duration::from_millis(20);
+const LONGEST: Duration = Duration::from_secs(15);
+
+/// Connects and says hello, however long it takes.
+pub(crate) async fn connect(path: &Path) -> Client {
+    insist(async || Client::connect(path).await).await
+}
+
+/// The fault: connects and then does nothing, for ever.
+pub(crate) async fn connect_silently<T>(path: &Path) -> T {
+    let _connected = insist(async || UnixSeqpacket::connect(path).await).await;
+    pending().await
+}
+
+async fn insist<T, E: Error>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let mut backoff = Backoff::new();
+    loop {
+        match attempt().await {
+            Ok(connected) => return connected,
+            Err(error) => {
+                let pause = backoff.pause();
+                tracing::warn!(error = %chain(&error), ?pause, "no connection to the agent");
+                tokio::time::sleep(pause).await;
+            }
+        }
+    }
+}
+
+/// An error with its causes, on one line.
+fn chain(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+/// Doubling pauses, as the stock ztunnel makes them. One of these serves one outage.
+#[derive(Debug)]
+struct Backoff(Duration);
+
+impl Backoff {
+    const fn new() -> Self {
+        Self(FIRST)
+    }
+
+    /// The next pause.
+    fn pause(&mut self) -> Duration {
+        let pause = self.0.min(LONGEST);
+        self.0 = pause.saturating_mul(2);
+        pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_from_20_ms_and_stay_at_15_s() {
+        let mut backoff = Backoff::new();
+        let pauses: Vec<_> = std::iter::repeat_with(|| backoff.pause().as_millis())
+            .take(12)
+            .collect();
+        let expected = [
+            20, 40, 80, 160, 320, 640, 1280, 2560, 5120, 10240, 15000, 15000,
+        ];
+        assert_eq!(pauses, expected);
+    }
+}

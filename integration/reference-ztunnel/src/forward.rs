@@ -1,0 +1,302 @@
+//! One connection, from its listener to its destination.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::access_log::{Accepted, Entry};
+use crate::connect_request::{self, ACCEPTED, ConnectRequest, REFUSED, RequestError, UNAVAILABLE};
+use crate::listeners::Listener;
+use crate::proxy::Pod;
+use crate::upstream::Upstream;
+
+const COPY_BUFFER: usize = 16 * 1024;
+
+/// A connection that was just accepted.
+pub(crate) struct Incoming {
+    pub(crate) listener: Listener,
+    pub(crate) stream: TcpStream,
+    pub(crate) source: SocketAddr,
+}
+
+/// Why a connection ended early.
+#[derive(Debug, thiserror::Error)]
+enum ForwardError {
+    #[error("refused: {0} is a listener of ztunnel itself")]
+    Loop(SocketAddr),
+    #[error("refused: {0} is not an address of this pod")]
+    ForeignTarget(SocketAddr),
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error("failed to connect to {0}: {1}")]
+    Connect(SocketAddr, io::Error),
+    #[error("failed to forward: {0}")]
+    Copy(#[from] io::Error),
+}
+
+/// Where a connection wanted to go, and where it arrived.
+#[derive(Debug, Clone, Copy)]
+struct Route {
+    source: SocketAddr,
+    original: SocketAddr,
+    local: SocketAddr,
+}
+
+/// Forwards a connection to its end and logs it.
+pub(crate) async fn forward(incoming: Incoming, pod: Arc<Pod>) {
+    let Incoming {
+        listener,
+        stream,
+        source,
+    } = incoming;
+    let Ok(route) = route(&stream, source) else {
+        // The client is gone already.
+        return;
+    };
+    let accepted = Accepted {
+        uid: Arc::clone(&pod.uid),
+        listener,
+        source: route.source,
+        original_destination: (listener != Listener::Hbone).then_some(route.original),
+    };
+    let mut entry = Entry::accepted(pod.log.clone(), accepted);
+    let outcome = match listener {
+        Listener::Outbound | Listener::Inbound => {
+            redirected(stream, listener, route, &pod, &mut entry).await
+        }
+        Listener::Hbone => tunnelled(stream, route, &pod, &mut entry).await,
+    };
+    entry.close(outcome.err().map(|error| error.to_string()));
+}
+
+fn route(stream: &TcpStream, source: SocketAddr) -> io::Result<Route> {
+    let local = canonical(stream.local_addr()?);
+    Ok(Route {
+        source: canonical(source),
+        original: original_destination(stream, local).unwrap_or(local),
+        local,
+    })
+}
+
+/// A dual-stack socket shows an IPv4 peer as an IPv6 address (`::ffff:10.0.0.1`).
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        // Built anew only for IPv4: an IPv6 address would lose its scope.
+        ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
+        _ => address,
+    }
+}
+
+/// What the client dialled, from conntrack. Which of the two options answers depends on the
+/// connection, not on the socket: a dual-stack socket has both.
+fn original_destination(stream: &TcpStream, local: SocketAddr) -> Option<SocketAddr> {
+    let socket = SockRef::from(stream);
+    let original = if local.is_ipv4() {
+        socket.original_dst_v4()
+    } else {
+        socket.original_dst_v6()
+    };
+    original.ok()?.as_socket()
+}
+
+/// Refuses what would come back to us. A connection that nothing redirected was made to the
+/// listener itself; one to another listener of the same pod would run through both for ever.
+fn refuse_loop(listener: Listener, route: Route) -> Result<(), ForwardError> {
+    let direct = route.original == route.local;
+    let inward = listener != Listener::Outbound && Listener::has(route.original.port());
+    if direct || inward {
+        return Err(ForwardError::Loop(route.original));
+    }
+    Ok(())
+}
+
+async fn redirected(
+    stream: TcpStream,
+    listener: Listener,
+    route: Route,
+    pod: &Pod,
+    entry: &mut Entry,
+) -> Result<(), ForwardError> {
+    refuse_loop(listener, route)?;
+    let upstream = Upstream {
+        destination: route.original,
+        client: (listener == Listener::Inbound).then_some(route.source),
+    };
+    let destination = connect(upstream, pod, entry).await?;
+    exchange(stream, destination, &[], entry).await
+}
+
+async fn tunnelled(
+    mut stream: TcpStream,
+    route: Route,
+    pod: &Pod,
+    entry: &mut Entry,
+) -> Result<(), ForwardError> {
+    let request = connect_request::receive(&mut stream).await;
+    let accepted = match request.map_err(ForwardError::from) {
+        Ok(request) => accept_target(request, route, entry),
+        Err(error) => Err(error),
+    };
+    let (request, upstream) = match accepted {
+        Ok(accepted) => accepted,
+        Err(error) => return Err(refuse(stream, REFUSED, error).await),
+    };
+    match connect(upstream, pod, entry).await {
+        Ok(destination) => {
+            stream.write_all(ACCEPTED).await?;
+            exchange(stream, destination, &request.early, entry).await
+        }
+        Err(error) => Err(refuse(stream, UNAVAILABLE, error).await),
+    }
+}
+
+/// A tunnel ends in the pod that it was opened to: another target would make us a relay.
+fn accept_target(
+    request: ConnectRequest,
+    route: Route,
+    entry: &mut Entry,
+) -> Result<(ConnectRequest, Upstream), ForwardError> {
+    let target = request.target;
+    entry.destination_is(target);
+    if target.ip() != route.local.ip() {
+        return Err(ForwardError::ForeignTarget(target));
+    }
+    if Listener::has(target.port()) {
+        return Err(ForwardError::Loop(target));
+    }
+    let upstream = Upstream {
+        destination: target,
+        client: Some(route.source),
+    };
+    Ok((request, upstream))
+}
+
+/// Answers, as far as the client still listens, and passes the reason on.
+async fn refuse(mut stream: TcpStream, answer: &[u8], error: ForwardError) -> ForwardError {
+    if let Err(error) = stream.write_all(answer).await {
+        tracing::debug!(%error, "the client went away before its answer");
+    }
+    error
+}
+
+async fn connect(
+    upstream: Upstream,
+    pod: &Pod,
+    entry: &mut Entry,
+) -> Result<TcpStream, ForwardError> {
+    let stream = upstream
+        .connect(&pod.inside)
+        .await
+        .map_err(|error| ForwardError::Connect(upstream.destination, error))?;
+    entry.connected_from(canonical(stream.local_addr()?));
+    Ok(stream)
+}
+
+/// Copies both ways until both sides are done, or one fails.
+async fn exchange(
+    mut source: TcpStream,
+    mut destination: TcpStream,
+    early: &[u8],
+    entry: &Entry,
+) -> Result<(), ForwardError> {
+    source.set_nodelay(true)?;
+    let (mut source_reader, mut source_writer) = source.split();
+    let (mut destination_reader, mut destination_writer) = destination.split();
+    let mut forth = early.chain(&mut source_reader);
+    tokio::try_join!(
+        copy(&mut forth, &mut destination_writer, &entry.from_source),
+        copy(
+            &mut destination_reader,
+            &mut source_writer,
+            &entry.from_destination
+        ),
+    )?;
+    Ok(())
+}
+
+/// Copies one direction and counts as it goes, so that a connection which is cut has numbers,
+/// too. The end of one direction is passed on and leaves the other one open.
+async fn copy(
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
+    copied: &AtomicU64,
+) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(COPY_BUFFER);
+    while reader.read_buf(&mut buffer).await? > 0 {
+        writer.write_all(&buffer).await?;
+        copied.fetch_add(u64::try_from(buffer.len()).unwrap_or(0), Ordering::Relaxed);
+        buffer.clear();
+    }
+    writer.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("address")
+    }
+
+    fn refused(listener: Listener, original: &str, local: &str) -> bool {
+        let route = Route {
+            source: address("10.0.0.1:40000"),
+            original: address(original),
+            local: address(local),
+        };
+        refuse_loop(listener, route).is_err()
+    }
+
+    #[test]
+    fn a_connection_that_nothing_redirected_is_refused() {
+        assert!(refused(
+            Listener::Outbound,
+            "10.0.0.2:15001",
+            "10.0.0.2:15001"
+        ));
+        assert!(refused(
+            Listener::Inbound,
+            "10.0.0.2:15006",
+            "10.0.0.2:15006"
+        ));
+    }
+
+    #[test]
+    fn an_inbound_connection_to_another_listener_is_refused() {
+        assert!(refused(
+            Listener::Inbound,
+            "10.0.0.2:15001",
+            "10.0.0.2:15006"
+        ));
+    }
+
+    #[test]
+    fn redirected_connections_are_forwarded() {
+        assert!(!refused(
+            Listener::Outbound,
+            "10.0.0.2:80",
+            "127.0.0.1:15001"
+        ));
+        assert!(!refused(Listener::Inbound, "10.0.0.2:80", "10.0.0.2:15006"));
+        // Another pod's HBONE port is a destination like any other.
+        assert!(!refused(
+            Listener::Outbound,
+            "10.0.0.3:15008",
+            "127.0.0.1:15001"
+        ));
+    }
+
+    #[test]
+    fn a_mapped_address_becomes_an_ipv4_address() {
+        assert_eq!(
+            canonical(address("[::ffff:10.0.0.1]:80")),
+            address("10.0.0.1:80")
+        );
+        assert_eq!(canonical(address("[fd00::1]:80")), address("[fd00::1]:80"));
+    }
+}

@@ -1,0 +1,90 @@
+//! The listeners that every pod gets.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+
+use serde::Serialize;
+use socket2::{Domain, Protocol, Socket, Type};
+
+const BACKLOG: i32 = 1024;
+
+/// Which way a connection goes, seen from the pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Direction {
+    Inbound,
+    Outbound,
+}
+
+/// One of ztunnel's listeners in a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Listener {
+    /// What the pod sends, redirected.
+    Outbound,
+    /// What is sent to the pod in plaintext, redirected.
+    Inbound,
+    /// What other ztunnels send to the pod, addressed to this port.
+    Hbone,
+}
+
+impl Listener {
+    pub(crate) const ALL: [Self; 3] = [Self::Outbound, Self::Inbound, Self::Hbone];
+
+    pub(crate) const fn port(self) -> u16 {
+        match self {
+            Self::Outbound => 15001,
+            Self::Inbound => 15006,
+            Self::Hbone => 15008,
+        }
+    }
+
+    pub(crate) const fn direction(self) -> Direction {
+        match self {
+            Self::Outbound => Direction::Outbound,
+            Self::Inbound | Self::Hbone => Direction::Inbound,
+        }
+    }
+
+    /// Whether one of the listeners has this port.
+    pub(crate) fn has(port: u16) -> bool {
+        Self::ALL.iter().any(|listener| listener.port() == port)
+    }
+
+    /// The dual-stack address.
+    pub(crate) fn address(self) -> SocketAddr {
+        (Ipv6Addr::UNSPECIFIED, self.port()).into()
+    }
+
+    /// Opens the listener in the calling thread's netns, for both families where IPv6 exists.
+    pub(crate) fn open(self) -> io::Result<TcpListener> {
+        match listen(self.address()) {
+            Err(error) if lacks_ipv6(&error) => listen((Ipv4Addr::UNSPECIFIED, self.port()).into()),
+            outcome => outcome,
+        }
+    }
+}
+
+/// The kernel was booted with `ipv6.disable=1`, or has no IPv6. A netns in which only the
+/// `disable_ipv6` setting is on still takes `[::]`, and IPv4 connections through it.
+fn lacks_ipv6(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    [nix::libc::EAFNOSUPPORT, nix::libc::EADDRNOTAVAIL]
+        .into_iter()
+        .any(|known| code == Some(known))
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(false)?;
+    }
+    // Connections of an earlier listener may still linger on the port.
+    socket.set_reuse_address(true)?;
+    // A second ztunnel can take over while this one still runs: both listen for a while.
+    socket.set_reuse_port(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,154 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{Arg, ArgMatches, Command, value_parser};
+
+/// Everything that can be set.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The agent's ZDS socket.
+    pub uds: PathBuf,
+    /// Where the access log goes; standard output if unset.
+    pub access_log: Option<PathBuf>,
+    /// Where the state file is kept; nowhere if unset.
+    pub status: Option<PathBuf>,
+    /// How long live connections may go on after SIGTERM.
+    pub termination_deadline: Duration,
+    /// What to do wrong on purpose.
+    pub fault: Fault,
+}
+
+/// Behaviour that no ztunnel should show and every agent has to survive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Fault {
+    /// Behave like the stock ztunnel.
+    #[default]
+    None,
+    /// Receive each request and drop it: nothing is carried out, nothing is answered.
+    NeverAck,
+    /// Fail to start any proxy, so that every Add is refused and its pod stays pending.
+    NackAdds,
+    /// Carry out each request, then wait this long before the answer.
+    AckDelay(Duration),
+    /// Connect and never say hello nor read anything.
+    Silent,
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.split_once('=').unwrap_or((text, "")) {
+            ("never-ack", "") => Ok(Self::NeverAck),
+            ("nack-adds", "") => Ok(Self::NackAdds),
+            ("silent", "") => Ok(Self::Silent),
+            ("ack-delay-ms", delay) => {
+                let delay = delay.parse().map_err(|error| format!("{error}"))?;
+                Ok(Self::AckDelay(Duration::from_millis(delay)))
+            }
+            _ => Err("not never-ack, nack-adds, silent or ack-delay-ms=N".to_owned()),
+        }
+    }
+}
+
+impl Options {
+    /// Reads the command line of this process, which ends here when it is wrong.
+    #[must_use]
+    pub fn parse() -> Self {
+        Self::from_matches(&command().get_matches())
+    }
+
+    fn from_matches(matches: &ArgMatches) -> Self {
+        let path = |name| matches.get_one::<PathBuf>(name).cloned();
+        let seconds = matches.get_one("termination-deadline-seconds").copied();
+        Self {
+            uds: path("uds").unwrap_or_default(),
+            access_log: path("access-log"),
+            status: path("status"),
+            termination_deadline: Duration::from_secs(seconds.unwrap_or_default()),
+            fault: matches.get_one("fault").copied().unwrap_or_default(),
+        }
+    }
+}
+
+const FAULT_HELP: &str = "Misbehave on purpose: \
+    never-ack (drop each request, answer none), \
+    nack-adds (start no proxy, refuse each Add), \
+    ack-delay-ms=N (answer N ms late), \
+    silent (connect and never say hello)";
+
+fn command() -> Command {
+    Command::new("reference-ztunnel")
+        .about("A plaintext ztunnel that behaves like the stock one on ZDS")
+        .version(env!("CARGO_PKG_VERSION"))
+        .arg(
+            path("uds", "The agent's ZDS socket")
+                .env("INPOD_UDS")
+                .default_value("/var/run/ztunnel/ztunnel.sock"),
+        )
+        .arg(path(
+            "access-log",
+            "Append a JSON line per connection event to this file [default: standard output]",
+        ))
+        .arg(path("status", "Keep the state in this file, as JSON"))
+        .arg(
+            Arg::new("termination-deadline-seconds")
+                .long("termination-deadline-seconds")
+                .value_name("N")
+                .help("How long live connections may go on after SIGTERM")
+                .value_parser(value_parser!(u64))
+                .default_value("5"),
+        )
+        .arg(
+            Arg::new("fault")
+                .long("fault")
+                .value_name("FAULT")
+                .help(FAULT_HELP)
+                .value_parser(Fault::from_str),
+        )
+}
+
+fn path(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name)
+        .long(name)
+        .value_name("PATH")
+        .help(help)
+        .value_parser(value_parser!(PathBuf))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(arguments: &[&str]) -> Result<Options, clap::Error> {
+        let arguments = std::iter::once(&"reference-ztunnel").chain(arguments);
+        command()
+            .try_get_matches_from(arguments)
+            .map(|matches| Options::from_matches(&matches))
+    }
+
+    #[test]
+    fn the_defaults_are_the_stock_ztunnels() {
+        let options = options(&[]).expect("parse");
+        assert_eq!(options.termination_deadline, Duration::from_secs(5));
+        assert_eq!(options.fault, Fault::None);
+        assert!(options.access_log.is_none());
+    }
+
+    #[test]
+    fn every_fault_has_a_name() {
+        let fault = |name| options(&["--fault", name]).map(|options| options.fault);
+        assert_eq!(fault("never-ack").expect("parse"), Fault::NeverAck);
+        assert_eq!(fault("nack-adds").expect("parse"), Fault::NackAdds);
+        assert_eq!(fault("silent").expect("parse"), Fault::Silent);
+        assert_eq!(
+            fault("ack-delay-ms=250").expect("parse"),
+            Fault::AckDelay(Duration::from_millis(250))
+        );
+        assert!(fault("ack-delay-ms").is_err());
+        assert!(fault("melt").is_err());
+    }
+}

@@ -1,0 +1,126 @@
+//! One pod: its listeners, and the connections that came through them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::access_log::AccessLog;
+use crate::enter::{Inside, Netns};
+use crate::forward::{Incoming, forward};
+use crate::listeners::Listener;
+
+/// How long accepting rests when the kernel refuses, for want of descriptors, say.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why a pod cannot be served (now). The text follows the stock ztunnel's "failure to start
+/// proxy : ".
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StartError {
+    #[error("Enter({0:?})")]
+    Enter(io::Error),
+    #[error("Bind({0}, {1:?})")]
+    Bind(SocketAddr, io::Error),
+    #[error("refused by --fault nack-adds")]
+    Fault,
+}
+
+/// What the connections of a pod share.
+pub(crate) struct Pod {
+    pub(crate) uid: Arc<str>,
+    pub(crate) inside: Inside,
+    pub(crate) log: AccessLog,
+}
+
+/// A running pod. Dropping it closes the listeners and cuts the connections.
+pub(crate) struct Proxy {
+    listeners: JoinSet<()>,
+    close: watch::Sender<bool>,
+}
+
+impl Proxy {
+    /// Opens every listener in the netns, or none.
+    pub(crate) async fn start(uid: &str, netns: Netns, log: AccessLog) -> Result<Self, StartError> {
+        let inside = Inside::enter(netns).await.map_err(StartError::Enter)?;
+        let mut open = Vec::new();
+        for listener in Listener::ALL {
+            let socket = bind(&inside, listener)
+                .await
+                .map_err(|error| StartError::Bind(listener.address(), error))?;
+            open.push((listener, socket));
+        }
+        let uid = uid.into();
+        Ok(Self::serve(open, &Arc::new(Pod { uid, inside, log })))
+    }
+
+    fn serve(open: Vec<(Listener, TcpListener)>, pod: &Arc<Pod>) -> Self {
+        let (close, closing) = watch::channel(false);
+        let mut listeners = JoinSet::new();
+        for (listener, socket) in open {
+            listeners.spawn(accept(listener, socket, Arc::clone(pod), closing.clone()));
+        }
+        Self { listeners, close }
+    }
+
+    /// Closes the listeners and lets the connections go on.
+    pub(crate) fn close(&self) {
+        self.close.send_replace(true);
+    }
+
+    /// Waits for the last connection of a closed proxy.
+    pub(crate) async fn finished(&mut self) {
+        while self.listeners.join_next().await.is_some() {}
+    }
+
+    /// Closes the listeners and cuts the connections: a Del gives no grace. The listeners are
+    /// closed on return.
+    pub(crate) async fn stop(mut self) {
+        self.listeners.shutdown().await;
+    }
+}
+
+async fn bind(inside: &Inside, listener: Listener) -> io::Result<TcpListener> {
+    TcpListener::from_std(inside.run(move || listener.open()).await?)
+}
+
+/// Serves one listener until it is closed, then waits for its connections. They end with this
+/// future, whichever way it ends.
+async fn accept(
+    listener: Listener,
+    socket: TcpListener,
+    pod: Arc<Pod>,
+    mut closing: watch::Receiver<bool>,
+) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = socket.accept() => match accepted {
+                Ok((stream, source)) => {
+                    connections.spawn(forward(incoming(listener, stream, source), Arc::clone(&pod)));
+                }
+                Err(error) => rest(&error).await,
+            },
+            Some(_) = connections.join_next() => {}
+            _ = closing.changed() => break,
+        }
+    }
+    drop(socket);
+    while connections.join_next().await.is_some() {}
+}
+
+fn incoming(listener: Listener, stream: TcpStream, source: SocketAddr) -> Incoming {
+    Incoming {
+        listener,
+        stream,
+        source,
+    }
+}
+
+async fn rest(error: &io::Error) {
+    tracing::warn!(%error, "failed to accept a connection");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}

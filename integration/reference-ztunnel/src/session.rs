@@ -1,0 +1,283 @@
+//! The life of a ztunnel: connections to the agent, one after the other, until it is told to
+//! stop or the agent breaks the protocol.
+
+use std::future::pending;
+use std::io;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::{Instant, sleep, sleep_until};
+use zds_client::{Client, ProtocolError, Received, RecvError};
+
+use crate::access_log::AccessLog;
+use crate::dial;
+use crate::enter::Netns;
+use crate::options::{Fault, Options};
+use crate::pods::{Admission, Pods, Workload};
+use crate::proxy::{Proxy, StartError};
+use crate::state_file::{State, StateFile};
+
+/// How often a pod that could not be started is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Why the ztunnel ends with an error.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The access log or the signal handlers could not be set up.
+    #[error("failed to start: {0}")]
+    Start(#[from] io::Error),
+    /// The agent broke the protocol.
+    #[error("ProtocolError({:?})", .0.to_string())]
+    Protocol(#[from] ProtocolError),
+}
+
+/// Serves the agent's pods until SIGTERM or SIGINT.
+///
+/// # Errors
+///
+/// The process has to exit with 1, as the stock ztunnel does.
+pub async fn serve(options: Options) -> Result<(), ServeError> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut ztunnel = Ztunnel::new(options)?;
+    let stopped = tokio::select! {
+        violation = ztunnel.sessions() => Err(violation.into()),
+        () = either(&mut terminate, &mut interrupt) => Ok(()),
+    };
+    // A protocol error gives no grace.
+    let grace = stopped
+        .as_ref()
+        .map_or(Duration::ZERO, |()| ztunnel.options.termination_deadline);
+    ztunnel.drain(grace).await;
+    stopped
+}
+
+async fn either(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+struct Ztunnel {
+    options: Options,
+    log: AccessLog,
+    state_file: StateFile,
+    pods: Pods<Proxy>,
+    connected: bool,
+    retry_at: Option<Instant>,
+}
+
+/// How a connection ended.
+enum End {
+    /// To be followed by the next one, at once.
+    Closed,
+    Violation(ProtocolError),
+}
+
+impl Ztunnel {
+    fn new(options: Options) -> io::Result<Self> {
+        let mut ztunnel = Self {
+            log: AccessLog::open(options.access_log.as_deref())?,
+            state_file: StateFile::new(options.status.clone()),
+            pods: Pods::new(),
+            connected: false,
+            retry_at: None,
+            options,
+        };
+        ztunnel.publish();
+        Ok(ztunnel)
+    }
+
+    /// One connection after the other. Returns only when the agent broke the protocol.
+    async fn sessions(&mut self) -> ProtocolError {
+        if self.options.fault == Fault::Silent {
+            return dial::connect_silently(&self.options.uds).await;
+        }
+        loop {
+            let client = dial::connect(&self.options.uds).await;
+            tracing::info!("connected to the agent");
+            self.reconnected();
+            let end = self.session(client).await;
+            tracing::info!("disconnected from the agent");
+            self.connected = false;
+            self.publish();
+            if let End::Violation(violation) = end {
+                return violation;
+            }
+        }
+    }
+
+    fn reconnected(&mut self) {
+        self.connected = true;
+        self.pods.reconnected();
+        self.retry_at = None;
+        self.publish();
+    }
+
+    async fn session(&mut self, mut client: Client) -> End {
+        loop {
+            let outcome = tokio::select! {
+                received = client.recv() => self.answer(&mut client, received).await,
+                () = due(self.retry_at) => self.retry().await,
+            };
+            if let Some(end) = outcome {
+                return end;
+            }
+        }
+    }
+
+    /// Carries out a request and acknowledges it, which may be the end of the connection.
+    async fn answer(
+        &mut self,
+        client: &mut Client,
+        received: Result<Option<Received>, RecvError>,
+    ) -> Option<End> {
+        let (outcome, end) = match received {
+            Ok(None) => return Some(End::Closed),
+            // Nothing is answered, and the request with its descriptor is dropped.
+            Ok(Some(_)) if self.options.fault == Fault::NeverAck => return None,
+            Ok(Some(request)) => (self.carry_out(request).await, None),
+            Err(error) => (Err(error.to_string()), Some(end_of(&error))),
+        };
+        if let Err(error) = &outcome {
+            tracing::warn!(%error, "request failed");
+        }
+        if let Fault::AckDelay(delay) = self.options.fault {
+            sleep(delay).await;
+        }
+        match client
+            .ack(outcome.as_ref().copied().map_err(String::as_str))
+            .await
+        {
+            Ok(()) => end,
+            // A violation counts even if the agent does not wait for the answer.
+            Err(_) => end.or(Some(End::Closed)),
+        }
+    }
+
+    async fn carry_out(&mut self, request: Received) -> Result<(), String> {
+        tracing::debug!(?request, "received");
+        let outcome = match request {
+            Received::Add { uid, info, netns } => match Netns::new(netns) {
+                Ok(netns) => self.add(Workload { uid, info, netns }).await,
+                Err(error) => Err(StartError::Enter(error)),
+            },
+            Received::Keep { uid } => {
+                self.pods.keep(&uid);
+                Ok(())
+            }
+            Received::Del { uid } => {
+                stop(self.pods.del(&uid)).await;
+                Ok(())
+            }
+            Received::SnapshotSent => {
+                stop(self.pods.complete_snapshot()).await;
+                Ok(())
+            }
+        };
+        self.plan_retry();
+        // Before the answer: whoever waits for it finds the file up to date.
+        self.publish();
+        outcome.map_err(|error| format!("failure to start proxy : {error}"))
+    }
+
+    async fn add(&mut self, workload: Workload) -> Result<(), StartError> {
+        match self.pods.add(&workload) {
+            Admission::Running => Ok(()),
+            Admission::Start { replaced } => {
+                stop(replaced).await;
+                self.start(workload).await
+            }
+        }
+    }
+
+    async fn start(&mut self, workload: Workload) -> Result<(), StartError> {
+        match self.proxy(&workload).await {
+            Ok(proxy) => {
+                tracing::info!(uid = workload.uid, name = workload.info.name, "pod started");
+                self.pods.started(workload, proxy);
+                Ok(())
+            }
+            Err(error) => {
+                self.pods.failed(workload);
+                Err(error)
+            }
+        }
+    }
+
+    async fn proxy(&self, workload: &Workload) -> Result<Proxy, StartError> {
+        if self.options.fault == Fault::NackAdds {
+            return Err(StartError::Fault);
+        }
+        Proxy::start(&workload.uid, workload.netns.clone(), self.log.clone()).await
+    }
+
+    async fn retry(&mut self) -> Option<End> {
+        for workload in self.pods.pending() {
+            let uid = workload.uid.clone();
+            if let Err(error) = self.start(workload).await {
+                tracing::warn!(uid, %error, "pod is still pending");
+            }
+        }
+        self.retry_at = None;
+        self.plan_retry();
+        self.publish();
+        None
+    }
+
+    /// One clock for all pending pods: it starts with the first and stops with the last.
+    fn plan_retry(&mut self) {
+        self.retry_at = match (self.pods.has_pending(), self.retry_at) {
+            (false, _) => None,
+            (true, planned) => planned.or_else(|| Some(Instant::now() + RETRY)),
+        };
+    }
+
+    /// Closes the listeners, gives live connections their time, then cuts them.
+    async fn drain(&mut self, grace: Duration) {
+        self.connected = false;
+        let mut proxies = self.pods.take();
+        self.publish();
+        proxies.iter().for_each(Proxy::close);
+        let finished = async {
+            for proxy in &mut proxies {
+                proxy.finished().await;
+            }
+        };
+        if tokio::time::timeout(grace, finished).await.is_err() {
+            tracing::warn!(?grace, "cutting the connections that are left");
+        }
+        stop(proxies).await;
+    }
+
+    fn publish(&mut self) {
+        let snapshot_complete = self.pods.snapshot_complete();
+        self.state_file.publish(State {
+            connected: self.connected,
+            ready: self.connected && snapshot_complete && !self.pods.has_pending(),
+            snapshot_complete,
+            pods: self.pods.states(),
+        });
+    }
+}
+
+fn end_of(error: &RecvError) -> End {
+    match error {
+        RecvError::Read(_) => End::Closed,
+        RecvError::Protocol(violation) => End::Violation(*violation),
+    }
+}
+
+async fn stop(proxies: impl IntoIterator<Item = Proxy>) {
+    for proxy in proxies {
+        proxy.stop().await;
+    }
+}
+
+async fn due(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,100 @@
+//! The state, for whoever looks from outside: one JSON file, replaced as a whole.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::enter::NetnsId;
+
+/// What ztunnel knows.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct State {
+    /// Whether there is a connection to the agent, with the hello said.
+    pub(crate) connected: bool,
+    /// Connected, the snapshot complete, and no pod pending.
+    pub(crate) ready: bool,
+    /// Whether the snapshot of the last connection was complete.
+    pub(crate) snapshot_complete: bool,
+    /// By UID.
+    pub(crate) pods: Vec<PodState>,
+}
+
+/// A pod in the state file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct PodState {
+    pub(crate) uid: String,
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) state: Phase,
+    pub(crate) netns: NetnsId,
+}
+
+/// Whether a pod is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Phase {
+    /// Its listeners are open.
+    Running,
+    /// They could not be opened; this is tried again.
+    Pending,
+}
+
+/// The file, if one is wanted.
+#[derive(Debug)]
+pub(crate) struct StateFile {
+    path: Option<PathBuf>,
+    last: Option<State>,
+}
+
+impl StateFile {
+    pub(crate) const fn new(path: Option<PathBuf>) -> Self {
+        Self { path, last: None }
+    }
+
+    /// Replaces the file if the state changed.
+    pub(crate) fn publish(&mut self, state: State) {
+        if self.last.as_ref() == Some(&state) {
+            return;
+        }
+        if let Some(path) = &self.path
+            && let Err(error) = replace(path, &state)
+        {
+            tracing::warn!(%error, path = %path.display(), "failed to write the state file");
+        }
+        self.last = Some(state);
+    }
+}
+
+/// A reader sees the old content or the new one, never a part: rename replaces at once.
+fn replace(path: &Path, state: &State) -> io::Result<()> {
+    let mut next = path.as_os_str().to_owned();
+    next.push(".next");
+    fs::write(&next, serde_json::to_vec(state)?)?;
+    fs::rename(&next, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_holds_the_last_state() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let path = directory.path().join("state.json");
+        let mut file = StateFile::new(Some(path.clone()));
+        for connected in [false, true] {
+            file.publish(State {
+                connected,
+                ready: false,
+                snapshot_complete: false,
+                pods: vec![],
+            });
+        }
+        assert_eq!(
+            fs::read_to_string(path).expect("read"),
+            r#"{"connected":true,"ready":false,"snapshot_complete":false,"pods":[]}"#
+        );
+    }
+}

@@ -1,0 +1,59 @@
+//! Connections that ztunnel itself makes from inside a pod.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream as StdTcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpSocket, TcpStream};
+
+use crate::enter::Inside;
+
+/// Packets with this mark are ztunnel's own: the redirection lets them pass.
+const MARK: u32 = 0x539;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where a connection goes, and as whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Upstream {
+    pub(crate) destination: SocketAddr,
+    /// The client whose address is kept; the pod's own address if unset.
+    pub(crate) client: Option<SocketAddr>,
+}
+
+impl Upstream {
+    /// Connects from the netns that `inside` lives in.
+    pub(crate) async fn connect(self, inside: &Inside) -> io::Result<TcpStream> {
+        let socket = inside.run(move || self.socket()).await?;
+        let connect = TcpSocket::from_std_stream(socket).connect(self.destination);
+        tokio::time::timeout(CONNECT_TIMEOUT, connect).await?
+    }
+
+    /// Makes the socket, not connected yet, in the calling thread's netns.
+    fn socket(self) -> io::Result<StdTcpStream> {
+        let domain = Domain::for_address(self.destination);
+        let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_nonblocking(true)?;
+        socket.set_tcp_nodelay(true)?;
+        socket.set_mark(MARK)?;
+        if let Some(client) = self.client {
+            keep_source(&socket, client)?;
+        }
+        Ok(socket.into())
+    }
+}
+
+/// Binds to the client's address, which is not the pod's, hence transparent.
+fn keep_source(socket: &Socket, client: SocketAddr) -> io::Result<()> {
+    if client.is_ipv4() {
+        socket.set_ip_transparent_v4(true)?;
+    } else {
+        socket.set_ip_transparent_v6(true)?;
+    }
+    // Not to the client's port: with it, this connection would be the same tuple as the client's
+    // own in conntrack, which would redirect it to our listener again.
+    let mut source = client;
+    source.set_port(0);
+    socket.bind(&source.into())
+}

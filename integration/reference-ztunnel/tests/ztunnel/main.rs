@@ -1,0 +1,15 @@
+//! The real binary against an agent played packet by packet, with pods that are nothing but
+//! network namespaces. Needs root, or `unshare --user --map-root-user --net` in front of
+//! `cargo test`; nothing is done in the network namespace it is started in.
+#![expect(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "a test stops at what it did not expect, in its helpers too"
+)]
+
+mod agent;
+mod faults;
+mod forwarding;
+mod network;
+mod zds;
+mod ztunnel;

@@ -1,0 +1,54 @@
+//! A client of ZDS, the protocol by which a ztunnel receives the pods of its node.
+//!
+//! The node agent listens on a Unix socket of type `SOCK_SEQPACKET`; a ztunnel connects, says
+//! hello, and from then on receives one request per packet: add this pod, keep it, delete it, and
+//! once per connection "the snapshot is complete". An Add carries the pod's network namespace as
+//! a descriptor. Whoever writes a ztunnel of their own starts here: connect, receive, open the
+//! listeners in that namespace, acknowledge.
+//!
+//! ```no_run
+//! use zds_client::{Client, Received};
+//!
+//! # async fn open_listeners(netns: std::os::fd::OwnedFd) -> Result<(), String> { Ok(()) }
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut client = Client::connect("/var/run/ztunnel/ztunnel.sock").await?;
+//! loop {
+//!     let outcome = match client.recv().await {
+//!         Ok(Some(Received::Add { netns, .. })) => open_listeners(netns).await,
+//!         Ok(Some(Received::Keep { .. } | Received::Del { .. } | Received::SnapshotSent)) => Ok(()),
+//!         // The agent closed the connection: connect again at once, pods keep running.
+//!         Ok(None) => break Ok(()),
+//!         // Say why, then leave. The stock ztunnel reconnects after a read error and exits after a
+//!         // protocol error.
+//!         Err(error) => {
+//!             client.ack(Err(&error.to_string())).await?;
+//!             break Err(error.into());
+//!         }
+//!     };
+//!     client.ack(outcome.as_ref().copied().map_err(String::as_str)).await?;
+//! }
+//! # }
+//! ```
+//!
+//! What the agent may rely on, and what a ztunnel therefore has to do:
+//!
+//! - **One answer per request, in order.** An answer carries no id: its position is its meaning.
+//! - **The snapshot replaces.** Pods named (added or kept) before [`Received::SnapshotSent`] are
+//!   all there are; every other pod that still runs from an earlier connection is stopped then,
+//!   and not before.
+//! - **A connection is not a lifetime.** Pods keep running while the agent is away.
+//! - **The same pod in the same namespace is no change**: acknowledge and restart nothing.
+//!
+//! The client checks what can be checked without knowing a single pod: sizes, descriptors, the
+//! encoding, and the order of the snapshot. It does not reconnect, retry or keep pods; that is
+//! the ztunnel's part, for which `integration/reference-ztunnel` is an example.
+
+mod client;
+mod error;
+pub mod proto;
+mod request;
+
+pub use client::{Client, DEFAULT_RECEIVE_BUFFER, Options};
+pub use error::{AckError, ConnectError, ProtocolError, ReadError, RecvError};
+pub use proto::WorkloadInfo;
+pub use request::Received;
