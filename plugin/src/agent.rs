@@ -1,0 +1,251 @@
+//! The client of `pod-events`, and how its answers look to a runtime.
+
+use std::{error::Error, path::Path, time::Duration};
+
+use inpod_cni::{
+    config::Settings,
+    error::{CniError, ErrorCode},
+};
+use inpod_proto::{failure_of, podevents::v1::pod_events_service_client::PodEventsServiceClient};
+use tonic::{
+    Code, Request, Response, Status,
+    transport::{Channel, Endpoint},
+};
+use workload::{Failure, Reason};
+
+use crate::call::{Call, Trace};
+
+/// A Unix socket is connected to at once or not at all.
+const CONNECT: Duration = Duration::from_secs(1);
+
+/// How much longer than the agent we wait: its word on why it ran out of time is better than ours.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// The client of the agent's socket.
+pub(crate) type Client = PodEventsServiceClient<Channel>;
+
+/// A call to the agent that did not succeed.
+#[derive(Debug)]
+pub(crate) enum AgentError {
+    /// Nobody serves the socket: the agent knows nothing of the call.
+    Away(String),
+    /// It answered with an error, or did not answer: the agent may know of the call.
+    Failed(Code, Failure),
+}
+
+/// The agent, and how long it is waited for.
+pub(crate) struct Agent<'a> {
+    socket: &'a Path,
+    trace: Option<&'a Trace>,
+    left: Duration,
+}
+
+impl<'a> Agent<'a> {
+    /// The agent that the configuration names, with what is left of a call's time less a reserve.
+    pub(crate) fn of(settings: &'a Settings, call: &'a Call, reserve: Duration) -> Self {
+        Self {
+            socket: &settings.agent_socket,
+            trace: call.trace.as_ref(),
+            left: call.left(reserve + GRACE),
+        }
+    }
+
+    /// Asks it once.
+    pub(crate) fn ask<Q, A>(
+        &self,
+        question: Q,
+        method: impl AsyncFnOnce(&mut Client, Request<Q>) -> Result<Response<A>, Status>,
+    ) -> Result<A, AgentError> {
+        // Without time nothing can be learnt of the agent, not even that it is away.
+        if self.left.is_zero() {
+            return Err(self.too_slow());
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(|error| defect(format!("cannot start the client: {error}")))?;
+        runtime.block_on(async {
+            let mut client = self.connect().await?;
+            let request = self.request(question)?;
+            match tokio::time::timeout(self.left + GRACE, method(&mut client, request)).await {
+                Ok(Ok(answer)) => Ok(answer.into_inner()),
+                Ok(Err(status)) => Err(self.refused(&status)),
+                Err(_) => Err(self.too_slow()),
+            }
+        })
+    }
+
+    async fn connect(&self) -> Result<Client, AgentError> {
+        let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket.display()));
+        let endpoint = endpoint.map_err(|error| self.away(&innermost(&error)))?;
+        match tokio::time::timeout(CONNECT.min(self.left), endpoint.connect()).await {
+            Ok(Ok(channel)) => Ok(Client::new(channel)),
+            Ok(Err(error)) => Err(self.away(&innermost(&error))),
+            Err(_) => Err(self.away("it does not accept")),
+        }
+    }
+
+    /// The question, with the deadline (`grpc-timeout`) and the trace (`traceparent`) that its answerer is to respect.
+    fn request<Q>(&self, question: Q) -> Result<Request<Q>, AgentError> {
+        let mut request = Request::new(question);
+        request.set_timeout(self.left);
+        if let Some(trace) = self.trace {
+            let value = trace.parent_header().parse();
+            let value = value.map_err(|_| defect("traceparent is no header".to_owned()))?;
+            request.metadata_mut().insert("traceparent", value);
+        }
+        Ok(request)
+    }
+
+    fn away(&self, problem: &str) -> AgentError {
+        let socket = self.socket.display();
+        AgentError::Away(format!(
+            "cannot connect to pod-events at {socket}: {problem}"
+        ))
+    }
+
+    fn refused(&self, status: &Status) -> AgentError {
+        // A status with a source was made on this side, by the connection: its code says nothing of the call.
+        if status.source().is_none() {
+            return AgentError::Failed(status.code(), failure_of(status));
+        }
+        // The client runs the deadline that it sends, too.
+        if status.code() == Code::Cancelled {
+            return self.too_slow();
+        }
+        let msg = format!("pod-events hung up: {}", innermost(status));
+        AgentError::Failed(
+            Code::Unavailable,
+            Failure::new(Reason::AgentUnavailable, msg),
+        )
+    }
+
+    fn too_slow(&self) -> AgentError {
+        let msg = format!(
+            "pod-events did not answer within {:.1} s",
+            self.left.as_secs_f32()
+        );
+        AgentError::Failed(
+            Code::DeadlineExceeded,
+            Failure::new(Reason::DeadlineExceeded, msg),
+        )
+    }
+}
+
+fn defect(problem: String) -> AgentError {
+    AgentError::Failed(Code::Internal, Failure::new(Reason::Internal, problem))
+}
+
+/// The cause at the bottom: what lies above it only says "transport error".
+fn innermost(error: &dyn Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
+impl From<AgentError> for CniError {
+    fn from(error: AgentError) -> Self {
+        match error {
+            AgentError::Away(problem) => {
+                let failure = Failure::new(Reason::AgentUnavailable, problem);
+                told(ErrorCode::TryAgainLater, &failure)
+            }
+            AgentError::Failed(code, failure) => told(error_code(code), &failure),
+        }
+    }
+}
+
+/// The failure in the words that end up in the pod's events: what stood in the way, and what to do about it.
+fn told(code: ErrorCode, failure: &Failure) -> CniError {
+    let mut msg = failure.message.clone();
+    if !failure.field.is_empty() {
+        msg = format!("{msg} (field {})", failure.field);
+    }
+    let mut details = format!("{} [{}]", failure.reason.remedy(), failure.reason);
+    for undone in &failure.undo_failures {
+        details = format!("{details} Left behind: {undone}.");
+    }
+    CniError::new(code, format!("inpod: {msg}")).with_details(details)
+}
+
+/// Whether waiting helps: the one place that decides how an answer of the agent looks to a runtime.
+fn error_code(code: Code) -> ErrorCode {
+    match code {
+        Code::Unavailable
+        | Code::DeadlineExceeded
+        | Code::ResourceExhausted
+        | Code::Aborted
+        | Code::Cancelled
+        | Code::Unknown => ErrorCode::TryAgainLater,
+        Code::Ok
+        | Code::InvalidArgument
+        | Code::NotFound
+        | Code::AlreadyExists
+        | Code::PermissionDenied
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented
+        | Code::Internal
+        | Code::DataLoss
+        | Code::Unauthenticated => ErrorCode::Refused,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_of_grpc_says_whether_waiting_helps() {
+        for (code, number) in [
+            (Code::Ok, 100),
+            (Code::Cancelled, 11),
+            (Code::Unknown, 11),
+            (Code::InvalidArgument, 100),
+            (Code::DeadlineExceeded, 11),
+            (Code::NotFound, 100),
+            (Code::AlreadyExists, 100),
+            (Code::PermissionDenied, 100),
+            (Code::ResourceExhausted, 11),
+            (Code::FailedPrecondition, 100),
+            (Code::Aborted, 11),
+            (Code::OutOfRange, 100),
+            (Code::Unimplemented, 100),
+            (Code::Internal, 100),
+            (Code::Unavailable, 11),
+            (Code::DataLoss, 100),
+            (Code::Unauthenticated, 100),
+        ] {
+            assert_eq!(error_code(code).number(), number, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_is_told_with_its_field_its_remedy_and_what_was_left_behind() {
+        let failure = Failure {
+            undo_failures: vec!["a rule could not be removed".into()],
+            ..Failure::new(Reason::AddressMismatch, "the netns holds none of 10.0.0.2")
+                .at_field("addresses")
+        };
+        let error = CniError::from(AgentError::Failed(Code::FailedPrecondition, failure));
+        assert_eq!(error.code, ErrorCode::Refused);
+        assert_eq!(
+            error.msg,
+            "inpod: the netns holds none of 10.0.0.2 (field addresses)"
+        );
+        assert!(error.details.starts_with(Reason::AddressMismatch.remedy()));
+        assert!(
+            error.details.contains("[ADDRESS_MISMATCH]"),
+            "{}",
+            error.details
+        );
+        assert!(
+            error
+                .details
+                .ends_with("Left behind: a rule could not be removed.")
+        );
+    }
+}

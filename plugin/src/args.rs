@@ -1,0 +1,186 @@
+//! Which pod a call is for, out of `CNI_ARGS` (CNI spec, "Parameters": key-value pairs separated by semicolons; the keys
+//! are a convention between the kubelet's runtimes and plugins, and their order is random).
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use workload::{NamespaceName, PodName, PodUid};
+
+use crate::error::CniError;
+
+const VARIABLE: &str = "CNI_ARGS";
+const NAMESPACE: &str = "K8S_POD_NAMESPACE";
+const NAME: &str = "K8S_POD_NAME";
+const UID: &str = "K8S_POD_UID";
+/// Known, and not needed: it repeats `CNI_CONTAINERID`.
+const INFRA_CONTAINER: &str = "K8S_POD_INFRA_CONTAINER_ID";
+const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
+
+/// A pod as the runtime names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPod {
+    /// The pod's namespace.
+    pub namespace: NamespaceName,
+    /// The pod's name.
+    pub name: PodName,
+    /// The pod's UID; some runtimes do not say it.
+    pub uid: Option<PodUid>,
+}
+
+impl NamedPod {
+    /// Reads the text of `CNI_ARGS`. `None`: the call is not for a pod of Kubernetes, for it names no namespace or no pod.
+    ///
+    /// # Errors
+    ///
+    /// Code 4, naming the pair, when one has no `=`, appears twice, or holds an illegal name; and when one is unknown,
+    /// unless `IgnoreUnknown` is true.
+    pub fn from_args(text: &str) -> Result<Option<Self>, CniError> {
+        let pairs = pairs(text)?;
+        refuse_unknown(&pairs)?;
+        let namespace = value(&pairs, NAMESPACE)?;
+        let name = value(&pairs, NAME)?;
+        let uid = value(&pairs, UID)?;
+        Ok(namespace.zip(name).map(|(namespace, name)| Self {
+            namespace,
+            name,
+            uid,
+        }))
+    }
+}
+
+impl fmt::Display for NamedPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+fn pairs(text: &str) -> Result<BTreeMap<&str, &str>, CniError> {
+    let mut pairs = BTreeMap::new();
+    for pair in text.split(';').filter(|_| !text.is_empty()) {
+        let split = pair.split_once('=').filter(|(key, _)| !key.is_empty());
+        let (key, value) = split.ok_or_else(|| bad(pair, "is not KEY=VALUE"))?;
+        if pairs.insert(key, value).is_some() {
+            return Err(bad(key, "is given twice"));
+        }
+    }
+    Ok(pairs)
+}
+
+fn refuse_unknown(pairs: &BTreeMap<&str, &str>) -> Result<(), CniError> {
+    if ignores_unknown(pairs)? {
+        return Ok(());
+    }
+    let known = [NAMESPACE, NAME, UID, INFRA_CONTAINER, IGNORE_UNKNOWN];
+    match pairs.keys().find(|key| !known.contains(key)) {
+        Some(key) => Err(bad(key, "is unknown, and IgnoreUnknown is not set")),
+        None => Ok(()),
+    }
+}
+
+fn ignores_unknown(pairs: &BTreeMap<&str, &str>) -> Result<bool, CniError> {
+    let value = pairs.get(IGNORE_UNKNOWN).copied().unwrap_or("0");
+    match value.to_ascii_lowercase().as_str() {
+        "1" | "true" => Ok(true),
+        "0" | "false" => Ok(false),
+        _ => Err(bad(IGNORE_UNKNOWN, "is neither 1, true, 0 nor false")),
+    }
+}
+
+/// An empty value says as little as an absent key.
+fn value<T>(pairs: &BTreeMap<&str, &str>, key: &str) -> Result<Option<T>, CniError>
+where
+    T: FromStr<Err: fmt::Display>,
+{
+    let text = pairs.get(key).filter(|text| !text.is_empty());
+    let parsed = text.map(|text| text.parse()).transpose();
+    parsed.map_err(|error| CniError::in_variable(VARIABLE, format_args!("{key}: {error}")))
+}
+
+fn bad(what: &str, problem: &str) -> CniError {
+    let excerpt: String = what.chars().take(80).collect();
+    CniError::in_variable(VARIABLE, format_args!("{excerpt:?} {problem}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorCode;
+
+    fn pod(text: &str) -> NamedPod {
+        NamedPod::from_args(text).unwrap().unwrap()
+    }
+
+    #[test]
+    fn containerds_pairs_are_read_in_any_order() {
+        let mut pairs = [
+            "IgnoreUnknown=1",
+            "K8S_POD_NAMESPACE=shop",
+            "K8S_POD_NAME=web-0",
+            "K8S_POD_INFRA_CONTAINER_ID=ed27",
+            "K8S_POD_UID=1111-22",
+        ];
+        for _ in 0..pairs.len() {
+            pairs.rotate_left(1);
+            let pod = pod(&pairs.join(";"));
+            assert_eq!(pod.to_string(), "shop/web-0");
+            assert_eq!(pod.uid.unwrap().as_str(), "1111-22");
+        }
+    }
+
+    #[test]
+    fn a_call_without_namespace_or_name_is_not_for_a_pod() {
+        for text in [
+            "",
+            "IgnoreUnknown=1;K8S_POD_NAME=c1",
+            "K8S_POD_NAMESPACE=shop",
+            "K8S_POD_NAMESPACE=;K8S_POD_NAME=web-0",
+        ] {
+            assert_eq!(NamedPod::from_args(text), Ok(None), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_empty_uid_is_no_uid() {
+        assert_eq!(
+            pod("K8S_POD_NAMESPACE=a;K8S_POD_NAME=b;K8S_POD_UID=").uid,
+            None
+        );
+    }
+
+    #[test]
+    fn unknown_keys_pass_only_where_they_are_to_be_ignored() {
+        for value in ["1", "true", "TRUE"] {
+            let text = format!("IgnoreUnknown={value};MAC=0a:00");
+            assert_eq!(NamedPod::from_args(&text), Ok(None));
+        }
+        for text in [
+            "MAC=0a:00",
+            "IgnoreUnknown=0;MAC=0a:00",
+            "IgnoreUnknown=false;MAC=x",
+        ] {
+            let error = NamedPod::from_args(text).unwrap_err();
+            assert!(error.msg.contains("MAC"), "{error}");
+        }
+    }
+
+    #[test]
+    fn malformed_pairs_are_error_4_and_named() {
+        for (text, named) in [
+            ("K8S_POD_NAME", "K8S_POD_NAME"),
+            ("=x", "=x"),
+            ("IgnoreUnknown=1;", "is not KEY=VALUE"),
+            ("IgnoreUnknown=maybe", "IgnoreUnknown"),
+            ("K8S_POD_NAME=a;K8S_POD_NAME=b", "twice"),
+            (
+                "K8S_POD_NAMESPACE=../etc;K8S_POD_NAME=a",
+                "K8S_POD_NAMESPACE",
+            ),
+            ("K8S_POD_NAMESPACE=a;K8S_POD_NAME=A_B", "K8S_POD_NAME"),
+            ("K8S_POD_UID=a b", "K8S_POD_UID"),
+        ] {
+            let error = NamedPod::from_args(text).unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{text}");
+            assert!(error.msg.starts_with("CNI_ARGS: "), "{error}");
+            assert!(error.msg.contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What becomes of an ADD while nobody serves the agent's socket.
+
+use std::io;
+
+use inpod_cni::{config::AgentUnavailable, enrolled::EnrolledNamespaces};
+use workload::NamespaceName;
+
+/// The verdict on a pod whose enrollment nobody can tell.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It may start, outside the mesh, and is written down.
+    Admit,
+    /// It must wait, because of this.
+    Wait(String),
+}
+
+/// Decides on an ADD: no pod that belongs to the mesh starts outside it unless the node's configuration says so, and no
+/// other pod waits for the mesh's agent.
+pub(crate) fn verdict(
+    policy: AgentUnavailable,
+    enrolled: io::Result<Option<EnrolledNamespaces>>,
+    namespace: &NamespaceName,
+) -> Verdict {
+    match (policy, enrolled) {
+        (AgentUnavailable::Allow, _) => Verdict::Admit,
+        (AgentUnavailable::Fail, Ok(Some(enrolled))) if !enrolled.contains(namespace) => {
+            Verdict::Admit
+        }
+        (AgentUnavailable::Fail, Ok(Some(_))) => {
+            Verdict::Wait(format!("namespace {namespace} has pods in the mesh"))
+        }
+        (AgentUnavailable::Fail, Ok(None)) => {
+            Verdict::Wait("it has never said which namespaces have pods in the mesh".to_owned())
+        }
+        (AgentUnavailable::Fail, Err(error)) => Verdict::Wait(format!(
+            "the list of enrolled namespaces cannot be read: {error}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use inpod_cni::enrolled::ENROLLED_FILE;
+
+    use super::*;
+
+    fn listed(text: &str) -> io::Result<Option<EnrolledNamespaces>> {
+        let dir = tempfile::tempdir()?;
+        fs::write(dir.path().join(ENROLLED_FILE), text)?;
+        EnrolledNamespaces::read(dir.path())
+    }
+
+    #[test]
+    fn a_pod_waits_unless_it_is_known_not_to_belong_to_the_mesh() {
+        let unreadable = || Err(io::Error::from(io::ErrorKind::PermissionDenied));
+        for (enrolled, admitted) in [
+            (listed("shop\n"), false),
+            (listed("bank\n"), true),
+            (listed(""), true),
+            (Ok(None), false),
+            (unreadable(), false),
+        ] {
+            let what = format!("{enrolled:?}");
+            let verdict = verdict(AgentUnavailable::Fail, enrolled, &"shop".parse().unwrap());
+            assert_eq!(verdict == Verdict::Admit, admitted, "{what}: {verdict:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_may_be_configured_to_let_every_pod_start() {
+        for enrolled in [listed("shop\n"), Ok(None)] {
+            let verdict = verdict(AgentUnavailable::Allow, enrolled, &"shop".parse().unwrap());
+            assert_eq!(verdict, Verdict::Admit);
+        }
+    }
+}

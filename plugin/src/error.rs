@@ -1,0 +1,148 @@
+//! How a failure is told to the runtime (CNI spec, "Error").
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::version::SpecVersion;
+
+/// The codes of an error object. Up to 99 they are the spec's, from 100 the plugin's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorCode {
+    /// 1: the configuration's `cniVersion` is not spoken here, or does not know the verb.
+    IncompatibleVersion,
+    /// 2: a field of the configuration is not supported.
+    UnsupportedField,
+    /// 3: the container is unknown; nothing needs to be cleaned up.
+    UnknownContainer,
+    /// 4: a necessary environment variable is missing or invalid; the message names it.
+    InvalidEnvironment,
+    /// 5: reading or writing failed.
+    Io,
+    /// 6: what was read cannot be decoded.
+    Decode,
+    /// 7: the configuration is not valid; the message names the key.
+    InvalidConfig,
+    /// 11: waiting helps; the runtime may repeat the call.
+    TryAgainLater,
+    /// 50 (STATUS): the plugin cannot serve ADD.
+    NotAvailable,
+    /// 51 (STATUS): the plugin cannot serve ADD, and running containers may have limited connectivity.
+    LimitedConnectivity,
+    /// 100: the agent refused; repeating the same call does not help.
+    Refused,
+}
+
+impl ErrorCode {
+    /// The number in `code`.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::IncompatibleVersion => 1,
+            Self::UnsupportedField => 2,
+            Self::UnknownContainer => 3,
+            Self::InvalidEnvironment => 4,
+            Self::Io => 5,
+            Self::Decode => 6,
+            Self::InvalidConfig => 7,
+            Self::TryAgainLater => 11,
+            Self::NotAvailable => 50,
+            Self::LimitedConnectivity => 51,
+            Self::Refused => 100,
+        }
+    }
+}
+
+/// A failed verb. A runtime shows it as `msg; details` in the pod's events.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct CniError {
+    /// What kind of failure.
+    pub code: ErrorCode,
+    /// What was wrong, in a line.
+    pub msg: String,
+    /// What to do about it; empty for nothing.
+    pub details: String,
+}
+
+impl CniError {
+    /// A failure without details.
+    pub fn new(code: ErrorCode, msg: impl Into<String>) -> Self {
+        Self {
+            code,
+            msg: msg.into(),
+            details: String::new(),
+        }
+    }
+
+    /// The same, with what to do about it.
+    #[must_use]
+    pub fn with_details(self, details: impl Into<String>) -> Self {
+        Self {
+            details: details.into(),
+            ..self
+        }
+    }
+
+    /// A key of the network configuration that cannot be used.
+    pub fn in_config(key: &str, problem: impl fmt::Display) -> Self {
+        let msg = format!("network configuration: {key}: {problem}");
+        Self::new(ErrorCode::InvalidConfig, msg)
+    }
+
+    /// A variable that cannot be used.
+    pub fn in_variable(variable: &str, problem: impl fmt::Display) -> Self {
+        Self::new(
+            ErrorCode::InvalidEnvironment,
+            format!("{variable}: {problem}"),
+        )
+    }
+
+    /// The error object for stdout.
+    pub fn to_json(&self, version: SpecVersion) -> String {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Object<'a> {
+            cni_version: &'static str,
+            code: u32,
+            msg: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            details: &'a str,
+        }
+        let object = Object {
+            cni_version: version.as_str(),
+            code: self.code.number(),
+            msg: &self.msg,
+            details: &self.details,
+        };
+        serde_json::to_string(&object).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for CniError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (CNI error {})", self.msg, self.code.number())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_object_has_the_keys_of_the_spec() {
+        let error = CniError::new(ErrorCode::TryAgainLater, "the agent is away")
+            .with_details("Check that pod-events runs on this node.");
+        assert_eq!(
+            error.to_json(SpecVersion::V0_4_0),
+            r#"{"cniVersion":"0.4.0","code":11,"msg":"the agent is away","details":"Check that pod-events runs on this node."}"#
+        );
+    }
+
+    #[test]
+    fn empty_details_are_left_out() {
+        let error = CniError::new(ErrorCode::Refused, "no \"such\" pod");
+        assert_eq!(
+            error.to_json(SpecVersion::V1_1_0),
+            r#"{"cniVersion":"1.1.0","code":100,"msg":"no \"such\" pod"}"#
+        );
+    }
+}

@@ -1,0 +1,118 @@
+use std::{env, path::PathBuf, str::FromStr};
+
+use workload::SandboxRef;
+
+use super::Verb;
+use crate::{args::NamedPod, config::NetworkConfig, error::CniError};
+
+/// Linux takes no longer path (PATH_MAX).
+const MAX_PATH_BYTES: usize = 4096;
+
+/// The `CNI_*` variables (CNI spec, "Parameters"), the only ones that have any influence here. An empty one is as good as
+/// none. `CNI_PATH` is for plugins that call others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Variables {
+    /// `CNI_COMMAND`.
+    pub command: Option<String>,
+    /// `CNI_CONTAINERID`.
+    pub container_id: Option<String>,
+    /// `CNI_NETNS`.
+    pub netns: Option<String>,
+    /// `CNI_IFNAME`.
+    pub ifname: Option<String>,
+    /// `CNI_ARGS`.
+    pub args: Option<String>,
+}
+
+impl Variables {
+    /// Reads the process's environment.
+    pub fn from_environment() -> Self {
+        Self {
+            command: read("CNI_COMMAND"),
+            container_id: read("CNI_CONTAINERID"),
+            netns: read("CNI_NETNS"),
+            ifname: read("CNI_IFNAME"),
+            args: read("CNI_ARGS"),
+        }
+    }
+
+    /// Which verb is called.
+    ///
+    /// # Errors
+    ///
+    /// Code 4 when `CNI_COMMAND` is missing or none.
+    pub fn verb(&self) -> Result<Verb, CniError> {
+        match &self.command {
+            Some(command) => command.parse(),
+            None => Err(CniError::in_variable(
+                "CNI_COMMAND",
+                "is missing; this program is executed by a container runtime",
+            )),
+        }
+    }
+
+    /// Fails naming every variable that is missing, so that one attempt shows all.
+    pub(super) fn require(&self, names: &[&str]) -> Result<(), CniError> {
+        let missing = [
+            ("CNI_CONTAINERID", self.container_id.is_none()),
+            ("CNI_NETNS", self.netns.is_none()),
+            ("CNI_IFNAME", self.ifname.is_none()),
+        ];
+        let missing: Vec<&str> = missing
+            .into_iter()
+            .filter_map(|(name, is_missing)| (is_missing && names.contains(&name)).then_some(name))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        Err(CniError::in_variable(
+            &missing.join(", "),
+            "missing or empty",
+        ))
+    }
+
+    pub(super) fn sandbox(&self, config: &NetworkConfig) -> Result<SandboxRef, CniError> {
+        Ok(SandboxRef {
+            network_name: config.name.clone(),
+            container_id: parse("CNI_CONTAINERID", self.container_id.as_deref())?,
+            ifname: parse("CNI_IFNAME", self.ifname.as_deref())?,
+        })
+    }
+
+    pub(super) fn netns(&self) -> Result<PathBuf, CniError> {
+        let path = self.netns.as_deref().unwrap_or_default();
+        if !path.starts_with('/') || path.len() > MAX_PATH_BYTES {
+            let problem =
+                format_args!("expected an absolute path of at most {MAX_PATH_BYTES} bytes");
+            return Err(CniError::in_variable("CNI_NETNS", problem));
+        }
+        Ok(path.into())
+    }
+
+    pub(super) fn pod(&self) -> Result<Option<NamedPod>, CniError> {
+        NamedPod::from_args(self.args.as_deref().unwrap_or_default())
+    }
+}
+
+/// The one reader of the environment.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "CNI passes its parameters as variables; nothing else reads the environment"
+)]
+fn read(name: &str) -> Option<String> {
+    let value = match env::var(name) {
+        Ok(value) => value,
+        // The replacement characters then fail the check of whatever the variable holds.
+        Err(env::VarError::NotUnicode(value)) => value.to_string_lossy().into_owned(),
+        Err(env::VarError::NotPresent) => return None,
+    };
+    (!value.is_empty()).then_some(value)
+}
+
+fn parse<T>(name: &str, text: Option<&str>) -> Result<T, CniError>
+where
+    T: FromStr<Err = workload::InvalidIdentifier>,
+{
+    let parsed = text.unwrap_or_default().parse();
+    parsed.map_err(|error| CniError::in_variable(name, error))
+}

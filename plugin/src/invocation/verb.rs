@@ -1,0 +1,77 @@
+use std::str::FromStr;
+
+use crate::{
+    error::{CniError, ErrorCode},
+    version::SpecVersion,
+};
+
+/// What a runtime asks for (CNI spec, "CNI operations").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// A container joins a network.
+    Add,
+    /// It leaves.
+    Del,
+    /// Whether it is still joined as it was.
+    Check,
+    /// Which attachments are alive; the rest can go.
+    Gc,
+    /// Whether ADD would be served.
+    Status,
+    /// Which versions of the spec are spoken.
+    Version,
+}
+
+impl Verb {
+    /// The word in `CNI_COMMAND`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Add => "ADD",
+            Self::Del => "DEL",
+            Self::Check => "CHECK",
+            Self::Gc => "GC",
+            Self::Status => "STATUS",
+            Self::Version => "VERSION",
+        }
+    }
+
+    /// The first version of the spec that knows the verb.
+    fn since(self) -> SpecVersion {
+        match self {
+            Self::Add | Self::Del | Self::Version => SpecVersion::V0_3_0,
+            Self::Check => SpecVersion::V0_4_0,
+            Self::Gc | Self::Status => SpecVersion::V1_1_0,
+        }
+    }
+
+    pub(super) fn must_be_known_in(self, version: SpecVersion) -> Result<(), CniError> {
+        let since = self.since();
+        if version >= since {
+            return Ok(());
+        }
+        let verb = self.as_str();
+        let msg =
+            format!("{verb} needs cniVersion {since} or later, the configuration says {version}");
+        Err(CniError::new(ErrorCode::IncompatibleVersion, msg))
+    }
+}
+
+impl FromStr for Verb {
+    type Err = CniError;
+
+    fn from_str(text: &str) -> Result<Self, CniError> {
+        let verbs = [
+            Self::Add,
+            Self::Del,
+            Self::Check,
+            Self::Gc,
+            Self::Status,
+            Self::Version,
+        ];
+        let found = verbs.into_iter().find(|verb| verb.as_str() == text);
+        found.ok_or_else(|| {
+            let excerpt: String = text.chars().take(80).collect();
+            CniError::in_variable("CNI_COMMAND", format_args!("{excerpt:?} is no CNI verb"))
+        })
+    }
+}

@@ -1,0 +1,113 @@
+//! One line of JSON on stderr per call, for the operator: the runtime's own log takes it up.
+
+use std::io::{self, Write as _};
+
+use inpod_cni::{
+    config::Level,
+    error::{CniError, ErrorCode},
+    invocation::Invocation,
+    spool,
+};
+use serde::Serialize;
+
+use crate::{call::Call, output::Outcome};
+
+/// One line of the log.
+#[derive(Serialize)]
+struct Line<'a> {
+    level: &'static str,
+    message: &'a str,
+    time_unix_ms: u64,
+    took_ms: u128,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verb: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sandbox: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<u32>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    error: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    trace_id: Option<&'a str>,
+}
+
+/// All that is known of a call when it is over.
+pub(crate) struct Report<'a> {
+    /// The clock and the trace.
+    pub(crate) call: &'a Call,
+    /// `CNI_COMMAND`.
+    pub(crate) verb: Option<&'a str>,
+    /// What it was parsed to.
+    pub(crate) invocation: Option<&'a Invocation>,
+    /// What it came to.
+    pub(crate) outcome: &'a Result<Outcome, CniError>,
+    /// Whether the runtime was told.
+    pub(crate) printed: &'a io::Result<()>,
+}
+
+impl Report<'_> {
+    /// Writes the line, if it is grave enough for the configuration.
+    pub(crate) fn write(&self) {
+        let config = self.invocation.and_then(Invocation::config);
+        let least = config.map_or(Level::Info, |config| config.settings.log_level);
+        let (level, message) = self.headline();
+        if level <= least {
+            write(&self.line(level, message));
+        }
+    }
+
+    fn headline(&self) -> (Level, &'static str) {
+        match self.outcome {
+            _ if self.printed.is_err() => (Level::Error, "Could not print the answer"),
+            Ok(outcome) => (outcome.level, outcome.message),
+            Err(error) if error.code == ErrorCode::TryAgainLater => {
+                (Level::Warn, "Asked to try later")
+            }
+            Err(_) => (Level::Error, "Failed"),
+        }
+    }
+
+    fn line<'a>(&'a self, level: Level, message: &'a str) -> Line<'a> {
+        let sandbox = self.invocation.and_then(Invocation::sandbox);
+        let pod = self.invocation.and_then(Invocation::pod);
+        Line {
+            level: word(level),
+            message,
+            time_unix_ms: spool::now_unix_ms(),
+            took_ms: self.call.took().as_millis(),
+            verb: self.verb,
+            sandbox: sandbox.map(ToString::to_string),
+            pod: pod.map(ToString::to_string),
+            code: self.outcome.as_ref().err().map(|error| error.code.number()),
+            error: self.cause(),
+            trace_id: self.call.trace.as_ref().map(|trace| trace.id.as_str()),
+        }
+    }
+
+    fn cause(&self) -> String {
+        match (self.printed, self.outcome) {
+            (Err(error), _) => error.to_string(),
+            (Ok(()), Ok(outcome)) => outcome.cause.clone(),
+            (Ok(()), Err(error)) => error.msg.clone(),
+        }
+    }
+}
+
+fn word(level: Level) -> &'static str {
+    match level {
+        Level::Error => "ERROR",
+        Level::Warn => "WARN",
+        Level::Info => "INFO",
+        Level::Debug | Level::Trace => "DEBUG",
+    }
+}
+
+/// A log that cannot be written is nobody's reason to fail.
+fn write(line: &Line<'_>) {
+    if let Ok(mut text) = serde_json::to_vec(line) {
+        text.push(b'\n');
+        let _unheard = io::stderr().write_all(&text);
+    }
+}

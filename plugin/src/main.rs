@@ -1,0 +1,37 @@
+//! `inpod-cni`, the CNI plugin: one verb per process, parsed and passed on to `pod-events`.
+
+mod agent;
+mod away;
+mod call;
+mod input;
+mod log;
+mod output;
+mod verbs;
+
+use std::process::ExitCode;
+
+use inpod_cni::{invocation::Variables, version::SpecVersion};
+
+fn main() -> ExitCode {
+    let variables = Variables::from_environment();
+    let mut call = call::Call::begin(variables.verb().ok());
+    let mut stdin = Vec::new();
+    let invocation = input::receive(&variables, &call, &mut stdin);
+    let outcome = match &invocation {
+        Ok(invocation) => {
+            call.limit_to(invocation);
+            verbs::run(invocation, &call)
+        }
+        Err(error) => Err(error.clone()),
+    };
+    let printed = output::print(&outcome, SpecVersion::of_answer_to(&stdin));
+    let report = log::Report {
+        call: &call,
+        verb: variables.command.as_deref(),
+        invocation: invocation.as_ref().ok(),
+        outcome: &outcome,
+        printed: &printed,
+    };
+    report.write();
+    ExitCode::from(u8::from(outcome.is_err() || printed.is_err()))
+}

@@ -1,0 +1,179 @@
+//! Results (CNI spec, "Success"): what is read out of another plugin's, and what is printed as ours.
+
+use std::net::IpAddr;
+
+use serde::Deserialize;
+use workload::IfName;
+
+use crate::{config::NetworkConfig, error::CniError};
+
+/// The parts of a result that are read, the same from 0.3.0 to 1.1.0: 0.x says `version` in each of `ips` besides.
+#[derive(Deserialize)]
+struct PrevResult {
+    #[serde(default)]
+    interfaces: Option<Vec<Interface>>,
+    #[serde(default)]
+    ips: Option<Vec<Address>>,
+}
+
+#[derive(Deserialize)]
+struct Interface {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    sandbox: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Address {
+    address: String,
+    /// Index into `interfaces`. Some IPAM plugins say -1 for none.
+    #[serde(default)]
+    interface: Option<i64>,
+}
+
+/// The addresses that the chain gave to an interface inside the sandbox, without prefix length; those of all
+/// interfaces where the result does not say which are whose. Empty where there is no prevResult.
+///
+/// # Errors
+///
+/// Code 7, naming `prevResult`, when it is no result or holds something else than addresses.
+pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>, CniError> {
+    let Some(raw) = &config.prev_result else {
+        return Ok(Vec::new());
+    };
+    let invalid = |error| CniError::in_config("prevResult", error);
+    let result: PrevResult = serde_json::from_str(raw.get()).map_err(invalid)?;
+    let all = result.ips.unwrap_or_default();
+    let ours = indices(&result.interfaces.unwrap_or_default(), ifname);
+    let is_ours = |ip: &&Address| ip.interface.is_some_and(|index| ours.contains(&index));
+    let mut chosen: Vec<&Address> = all.iter().filter(is_ours).collect();
+    if chosen.is_empty() {
+        chosen.extend(&all);
+    }
+    chosen.into_iter().map(parse).collect()
+}
+
+/// Where the interface of that name stands that is in a sandbox: the host's end of a pair may bear the same name.
+fn indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
+    let is_ours = |interface: &Interface| {
+        let in_sandbox = interface.sandbox.as_ref().is_some_and(|it| !it.is_empty());
+        in_sandbox && interface.name == ifname.as_str()
+    };
+    let numbered = (0..).zip(interfaces);
+    numbered
+        .filter(|(_, interface)| is_ours(interface))
+        .map(|(index, _)| index)
+        .collect()
+}
+
+fn parse(ip: &Address) -> Result<IpAddr, CniError> {
+    let (address, _prefix) = ip.address.split_once('/').unwrap_or((&ip.address, ""));
+    workload::parse_address(address)
+        .map_err(|error| CniError::in_config("prevResult", format_args!("ips: {error}")))
+}
+
+/// What ADD prints: prevResult as it came, byte for byte, or an empty result where there was none (CNI spec, "ADD": a
+/// chained plugin that changes nothing passes its prevResult on).
+pub fn passed_on(config: &NetworkConfig) -> String {
+    match &config.prev_result {
+        Some(raw) => raw.get().to_owned(),
+        None => format!(
+            r#"{{"cniVersion":"{}","interfaces":[],"ips":[],"routes":[],"dns":{{}}}}"#,
+            config.version
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorCode;
+
+    fn config(prev_result: &str) -> NetworkConfig {
+        let text =
+            format!(r#"{{"cniVersion":"1.0.0","name":"net","type":"inpod-cni"{prev_result}}}"#);
+        NetworkConfig::parse(text.as_bytes()).unwrap()
+    }
+
+    fn found(prev_result: &str) -> Result<Vec<String>, CniError> {
+        let config = config(&format!(r#","prevResult":{prev_result}"#));
+        let addresses = addresses(&config, &"eth0".parse().unwrap())?;
+        Ok(addresses.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn addresses_of_the_interface_in_the_sandbox_are_chosen() {
+        for (prev_result, expected) in [
+            // 0.4.0, as portmap passes it on.
+            (
+                r#"{"interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/n"}],
+                    "ips":[{"version":"4","address":"10.0.0.2/24","interface":1}]}"#,
+                vec!["10.0.0.2"],
+            ),
+            // Dual stack, and an address of another interface.
+            (
+                r#"{"interfaces":[{"name":"eth0","sandbox":"/n"},{"name":"net1","sandbox":"/n"}],
+                    "ips":[{"address":"10.0.0.2/24","interface":0},{"address":"10.9.0.2/24","interface":1},
+                           {"address":"fd77::2/64","interface":0}]}"#,
+                vec!["10.0.0.2", "fd77::2"],
+            ),
+            // The host's end has the same name.
+            (
+                r#"{"interfaces":[{"name":"eth0"},{"name":"eth0","sandbox":"/n"}],
+                    "ips":[{"address":"10.0.0.1/24","interface":0},{"address":"10.0.0.2/24","interface":1}]}"#,
+                vec!["10.0.0.2"],
+            ),
+            // Nobody says whose they are.
+            (
+                r#"{"ips":[{"address":"10.0.0.2/24"},{"address":"fd77::2"}]}"#,
+                vec!["10.0.0.2", "fd77::2"],
+            ),
+            (
+                r#"{"interfaces":[{"name":"eth0","sandbox":""}],"ips":[{"address":"10.0.0.2/24","interface":-1}]}"#,
+                vec!["10.0.0.2"],
+            ),
+            (r#"{"interfaces":null,"ips":null}"#, vec![]),
+            ("{}", vec![]),
+        ] {
+            assert_eq!(found(prev_result).unwrap(), expected, "{prev_result}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_error_7_and_named() {
+        for (prev_result, named) in [
+            (r#"{"ips":[{"address":"10.0.0.300/24"}]}"#, "10.0.0.300"),
+            (
+                r#"{"ips":[{"address":"::ffff:10.0.0.1/96"}]}"#,
+                "::ffff:10.0.0.1",
+            ),
+            (r#"{"ips":[{}]}"#, "address"),
+            (r#"{"ips":"10.0.0.1"}"#, "sequence"),
+            (r#"{"interfaces":{}}"#, "sequence"),
+        ] {
+            let error = found(prev_result).unwrap_err();
+            assert_eq!(error.code, ErrorCode::InvalidConfig);
+            assert!(error.msg.contains("prevResult"), "{error}");
+            assert!(error.msg.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_prev_result_is_passed_on_byte_for_byte() {
+        let raw = "{ \"ips\" : [ ],\n\t\"cniVersion\":\"1.0.0\", \"x\": 1.00, \"ü\":\"\\u00fc\" }";
+        assert_eq!(passed_on(&config(&format!(",\"prevResult\": {raw} "))), raw);
+    }
+
+    #[test]
+    fn without_a_prev_result_an_empty_one_of_the_same_version_is_printed() {
+        for none in ["", r#","prevResult":null"#] {
+            let config = config(none);
+            assert_eq!(
+                passed_on(&config),
+                r#"{"cniVersion":"1.0.0","interfaces":[],"ips":[],"routes":[],"dns":{}}"#
+            );
+            assert_eq!(addresses(&config, &"eth0".parse().unwrap()), Ok(vec![]));
+        }
+    }
+}

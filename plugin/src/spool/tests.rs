@@ -1,0 +1,124 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::*;
+
+fn entry() -> Entry {
+    let sandbox = SandboxRef {
+        network_name: "net".parse().unwrap(),
+        container_id: "c1".parse().unwrap(),
+        ifname: "eth0".parse().unwrap(),
+    };
+    Entry::new(SpooledVerb::Add, Cause::AgentAway, &sandbox)
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let files = fs::read_dir(dir.join(SPOOL_DIR)).unwrap();
+    files
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+#[test]
+fn an_entry_is_read_back_as_it_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let written = Entry {
+        pod: Some(Pod {
+            namespace: "shop".into(),
+            name: "web-0".into(),
+            uid: Some("1111".into()),
+        }),
+        netns: Some(Netns {
+            path: "/run/netns/a".into(),
+            device: Some(4),
+            inode: Some(7),
+        }),
+        addresses: vec!["10.0.0.2".parse().unwrap(), "fd77::2".parse().unwrap()],
+        ..entry()
+    };
+    written.write(dir.path()).unwrap();
+    let [name] = names(dir.path()).try_into().unwrap();
+    let content = fs::read(dir.path().join(SPOOL_DIR).join(name)).unwrap();
+    assert_eq!(serde_json::from_slice::<Entry>(&content).unwrap(), written);
+}
+
+#[test]
+fn the_format_is_the_one_that_is_documented() {
+    let entry = Entry {
+        time_unix_ms: 5,
+        boot_id: "b".into(),
+        ..entry()
+    };
+    assert_eq!(
+        serde_json::to_string(&entry).unwrap(),
+        r#"{"schema":1,"verb":"ADD","cause":"agent-away","time_unix_ms":5,"boot_id":"b","sandbox":{"network_name":"net","container_id":"c1","ifname":"eth0"},"addresses":[]}"#
+    );
+}
+
+#[test]
+fn an_entry_says_which_boot_it_belongs_to() {
+    let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    assert_eq!(entry().boot_id, boot_id.trim());
+}
+
+#[test]
+fn a_sandbox_is_checked_when_it_is_read() {
+    let good = entry().sandbox;
+    assert_eq!(
+        SandboxRef::try_from(&good).unwrap().to_string(),
+        "net/c1/eth0"
+    );
+    let bad = Sandbox {
+        container_id: "../c1".into(),
+        ..good
+    };
+    assert!(SandboxRef::try_from(&bad).is_err());
+}
+
+#[test]
+fn only_the_owner_may_look_into_the_spool() {
+    let dir = tempfile::tempdir().unwrap();
+    let state_dir = dir.path().join("inpod/plugin");
+    entry().write(&state_dir).unwrap();
+    let [name] = names(&state_dir).try_into().unwrap();
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(state_dir.join(SPOOL_DIR)), 0o700);
+    assert_eq!(mode(state_dir.join(SPOOL_DIR).join(name)), 0o600);
+}
+
+#[test]
+fn nothing_is_left_of_an_entry_that_cannot_be_put_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let entry = entry();
+    // A directory in the way of the rename.
+    fs::create_dir_all(dir.path().join(SPOOL_DIR).join(entry.file_name())).unwrap();
+    let error = entry.write(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("spool"), "{error}");
+    assert_eq!(names(dir.path()), [entry.file_name()]);
+}
+
+#[test]
+fn names_sort_by_time() {
+    let at = |time_unix_ms| {
+        Entry {
+            time_unix_ms,
+            ..entry()
+        }
+        .file_name()
+    };
+    assert!(at(999) < at(1000));
+    assert!(at(1_795_247_003_024) < at(11_795_247_003_024));
+}
+
+#[test]
+fn a_spool_that_nobody_reads_stops_growing() {
+    let dir = tempfile::tempdir().unwrap();
+    let spool = dir.path().join(SPOOL_DIR);
+    fs::create_dir(&spool).unwrap();
+    for n in 0..MAX_ENTRIES {
+        File::create(spool.join(n.to_string())).unwrap();
+    }
+    assert!(matches!(
+        entry().write(dir.path()),
+        Err(SpoolError::Full(_))
+    ));
+}

@@ -1,0 +1,148 @@
+//! The versions of the spec that are spoken here (CNI spec, "VERSION").
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{CniError, ErrorCode};
+
+/// A version of the CNI spec that the plugin speaks. Later ones are greater.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SpecVersion {
+    /// 0.3.0: results with several addresses and interfaces, chains.
+    V0_3_0,
+    /// 0.3.1.
+    V0_3_1,
+    /// 0.4.0: CHECK, and a prevResult on DEL.
+    V0_4_0,
+    /// 1.0.0: no `version` in `ips`.
+    V1_0_0,
+    /// 1.1.0: GC and STATUS.
+    V1_1_0,
+}
+
+impl SpecVersion {
+    /// Every version, oldest first, as VERSION reports them.
+    pub const ALL: [Self; 5] = [
+        Self::V0_3_0,
+        Self::V0_3_1,
+        Self::V0_4_0,
+        Self::V1_0_0,
+        Self::V1_1_0,
+    ];
+
+    /// What is spoken to a runtime whose own version is unknown.
+    pub const NEWEST: Self = Self::V1_1_0;
+
+    /// The text, as in `cniVersion`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V0_3_0 => "0.3.0",
+            Self::V0_3_1 => "0.3.1",
+            Self::V0_4_0 => "0.4.0",
+            Self::V1_0_0 => "1.0.0",
+            Self::V1_1_0 => "1.1.0",
+        }
+    }
+
+    /// The version to answer a call in, even one that cannot be understood otherwise: the one its configuration names,
+    /// else the newest.
+    pub fn of_answer_to(stdin: &[u8]) -> Self {
+        #[derive(Deserialize)]
+        struct Asked<'a> {
+            #[serde(rename = "cniVersion")]
+            version: &'a str,
+        }
+        let asked = serde_json::from_slice::<Asked<'_>>(stdin).ok();
+        asked
+            .and_then(|asked| asked.version.parse().ok())
+            .unwrap_or(Self::NEWEST)
+    }
+
+    /// The answer to VERSION (CNI spec, "VERSION": output), in this version.
+    pub fn report(self) -> String {
+        #[derive(Serialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Report {
+            cni_version: &'static str,
+            supported_versions: [&'static str; 5],
+        }
+        let report = Report {
+            cni_version: self.as_str(),
+            supported_versions: Self::ALL.map(Self::as_str),
+        };
+        serde_json::to_string(&report).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for SpecVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for SpecVersion {
+    type Err = CniError;
+
+    fn from_str(text: &str) -> Result<Self, CniError> {
+        let found = Self::ALL.into_iter().find(|known| known.as_str() == text);
+        found.ok_or_else(|| {
+            let spoken = Self::ALL.map(Self::as_str).join(", ");
+            CniError::new(
+                ErrorCode::IncompatibleVersion,
+                format!("cniVersion {text:?} is not spoken by inpod-cni, which speaks {spoken}"),
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_is_read_back_from_its_text() {
+        for version in SpecVersion::ALL {
+            assert_eq!(version.as_str().parse(), Ok(version));
+        }
+    }
+
+    #[test]
+    fn versions_are_ordered_by_age() {
+        assert!(SpecVersion::ALL.is_sorted());
+        assert_eq!(SpecVersion::ALL.last(), Some(&SpecVersion::NEWEST));
+    }
+
+    #[test]
+    fn an_unknown_version_is_error_1_and_says_what_is_spoken() {
+        for text in ["", "0.2.0", "1.2.0", "1.0", "v1.0.0"] {
+            let error = text.parse::<SpecVersion>().unwrap_err();
+            assert_eq!(error.code, ErrorCode::IncompatibleVersion, "{text}");
+            assert!(error.msg.contains("0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0"));
+        }
+    }
+
+    #[test]
+    fn the_report_is_in_the_version_that_was_asked() {
+        assert_eq!(
+            SpecVersion::of_answer_to(br#"{"cniVersion":"1.0.0"}"#).report(),
+            r#"{"cniVersion":"1.0.0","supportedVersions":["0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#
+        );
+    }
+
+    #[test]
+    fn a_call_without_a_usable_version_is_answered_in_the_newest() {
+        for stdin in [
+            "",
+            "{",
+            "[]",
+            r#"{"cniVersion":7}"#,
+            r#"{"cniVersion":"2.0.0"}"#,
+        ] {
+            assert_eq!(
+                SpecVersion::of_answer_to(stdin.as_bytes()),
+                SpecVersion::NEWEST
+            );
+        }
+    }
+}

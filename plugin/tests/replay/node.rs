@@ -1,0 +1,145 @@
+//! A node as the plugin sees it: a socket's place, a state directory, a netns.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::PathBuf,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use inpod_cni::spool::Entry;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::recorded::Recorded;
+
+pub(crate) struct Node {
+    dir: TempDir,
+    keys: String,
+}
+
+/// What a run of the plugin left.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("netns"), "").unwrap();
+        Self {
+            dir,
+            keys: String::new(),
+        }
+    }
+
+    /// The same, its conflist holding more keys.
+    pub(crate) fn with(mut self, keys: &str) -> Self {
+        self.keys = format!("{keys},");
+        self
+    }
+
+    /// The same, with a file in the plugin's state directory.
+    pub(crate) fn with_state(self, file: &str, content: &str) -> Self {
+        fs::create_dir_all(self.state_dir()).unwrap();
+        fs::write(self.state_dir().join(file), content).unwrap();
+        self
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("grpc.sock")
+    }
+
+    pub(crate) fn netns(&self) -> PathBuf {
+        self.dir.path().join("netns")
+    }
+
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.dir.path().join("state")
+    }
+
+    /// The entries of the spool, in the order of their names.
+    pub(crate) fn spooled(&self) -> Vec<Entry> {
+        let Ok(files) = fs::read_dir(self.state_dir().join("spool")) else {
+            return Vec::new();
+        };
+        let mut paths: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+        paths.sort();
+        let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        paths.into_iter().map(read).collect()
+    }
+
+    /// What the recorded stdin becomes on this node.
+    pub(crate) fn stdin(&self, call: &Recorded) -> String {
+        let ours = format!(
+            "{{{}\"agentSocket\":{:?},\"stateDir\":{:?},",
+            self.keys,
+            self.socket(),
+            self.state_dir()
+        );
+        call.stdin.replacen('{', &ours, 1)
+    }
+
+    /// Runs the plugin as the runtime did.
+    pub(crate) fn run(&self, call: &Recorded) -> Run {
+        self.run_with(call, self.stdin(call).as_bytes())
+    }
+
+    /// The same, with another stdin.
+    pub(crate) fn run_with(&self, call: &Recorded, stdin: &[u8]) -> Run {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_inpod-cni"));
+        command.env_clear().envs(&call.env);
+        if call.var("CNI_NETNS").starts_with("/") && !call.var("CNI_NETNS").starts_with("/proc") {
+            command.env("CNI_NETNS", self.netns());
+        }
+        let began = Instant::now();
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // The plugin need not read it all.
+        let _unread = child.stdin.take().unwrap().write_all(stdin);
+        let output = child.wait_with_output().unwrap();
+        Run {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+            took: began.elapsed(),
+        }
+    }
+}
+
+impl Run {
+    /// The error object that the run printed; it must have failed and printed nothing else.
+    pub(crate) fn error(&self) -> Value {
+        assert_eq!(self.code, Some(1), "{self:?}");
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The code of the error object.
+    pub(crate) fn error_code(&self) -> u64 {
+        self.error()["code"].as_u64().unwrap()
+    }
+
+    /// Checks that the run succeeded and printed exactly this.
+    pub(crate) fn printed(&self, stdout: &str) {
+        assert_eq!(
+            (self.code, self.stdout.as_str()),
+            (Some(0), stdout),
+            "{}",
+            self.stderr
+        );
+    }
+
+    /// The one line of the log.
+    pub(crate) fn log(&self) -> Value {
+        serde_json::from_str(&self.stderr).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
