@@ -1,0 +1,75 @@
+//! How long an apply takes on a fresh netns, and once more on the same. Needs root.
+//!
+//! `cargo run --release -p netconfig --example time_apply -- 200`
+
+use std::{
+    io::{self, Write as _},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use netconfig::{
+    apply::{apply, verify},
+    rules::Redirection::Ambient,
+};
+use netns::Netns;
+use nix::sched::{CloneFlags, unshare};
+use workload::SandboxRef;
+
+fn main() -> anyhow::Result<()> {
+    let count = std::env::args()
+        .nth(1)
+        .map_or(Ok(200), |text| text.parse::<u32>())?;
+    let sandbox = SandboxRef {
+        network_name: "bench".parse()?,
+        container_id: "c1".parse()?,
+        ifname: "eth0".parse()?,
+    };
+    let (mut fresh, mut again, mut compared) = (Vec::new(), Vec::new(), Vec::new());
+    let mut held = Vec::new();
+    for _ in 0..count {
+        let netns = new_netns()?;
+        fresh.push(timed(|| apply(&netns, Ambient, &sandbox))?);
+        again.push(timed(|| apply(&netns, Ambient, &sandbox))?);
+        compared.push(timed(|| verify(&netns, Ambient))?);
+        // The kernel's work of taking a netns down is none of ours.
+        held.push(netns);
+    }
+    report("apply, fresh netns", fresh)?;
+    report("apply, nothing to do", again)?;
+    report("verify", compared)?;
+    Ok(())
+}
+
+/// A netns with `lo` up, made by a thread that ends.
+fn new_netns() -> anyhow::Result<Netns> {
+    let made = thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        Command::new("ip")
+            .args(["link", "set", "lo", "up"])
+            .status()?;
+        Ok(Netns::current()?)
+    });
+    made.join()
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread panicked")))
+}
+
+fn timed<T, E>(f: impl FnOnce() -> Result<T, E>) -> Result<Duration, E> {
+    let start = Instant::now();
+    f()?;
+    Ok(start.elapsed())
+}
+
+fn report(what: &str, mut times: Vec<Duration>) -> io::Result<()> {
+    times.sort();
+    let at = |percent: usize| {
+        let index = times.len().saturating_sub(1).saturating_mul(percent) / 100;
+        times.get(index).copied().unwrap_or_default()
+    };
+    let (min, median, p99, n) = (at(0), at(50), at(99), times.len());
+    writeln!(
+        io::stdout(),
+        "{what}: median {median:?}, p99 {p99:?}, min {min:?}, n {n}"
+    )
+}

@@ -1,0 +1,77 @@
+//! What a netns must be before anything is done in it.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use netns::Netns;
+use workload::NetnsRef;
+
+use crate::{
+    error::ClaimError,
+    inspect::{addresses, all_addresses},
+};
+
+/// The node's own netns, where it can be seen (it takes SYS_PTRACE and the host's pids), and this process's own.
+const NEVER: [&str; 2] = ["/proc/1/ns/net", "/proc/self/ns/net"];
+
+/// A netns that may be claimed.
+#[derive(Debug)]
+pub(crate) struct Proven {
+    pub(crate) netns: Netns,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// Opens a netns and proves that it is the one meant and not the node's.
+pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
+    let netns = Netns::open(&wanted.path, roots)?;
+    let found = netns.id();
+    if NEVER
+        .iter()
+        .any(|path| netns.is_at(Path::new(path)).unwrap_or(false))
+    {
+        return Err(ClaimError::Host(found));
+    }
+    if !wanted.agrees_with(&found) {
+        return Err(ClaimError::Mismatch { found });
+    }
+    Ok(netns)
+}
+
+/// Proves also that the netns is the pod's: it holds one of the addresses that the pod got. Where none are known it
+/// must hold one that could be a pod's, and those are given back.
+pub(crate) fn prove(
+    wanted: &NetnsRef,
+    expected: Vec<IpAddr>,
+    roots: &[PathBuf],
+) -> Result<Proven, ClaimError> {
+    let netns = open(wanted, roots)?;
+    let addresses = prove_addresses(&netns, expected)?;
+    Ok(Proven { netns, addresses })
+}
+
+fn prove_addresses(netns: &Netns, expected: Vec<IpAddr>) -> Result<Vec<IpAddr>, ClaimError> {
+    let (proven, found) = if expected.is_empty() {
+        let found = addresses(netns)?;
+        (found.clone(), found)
+    } else {
+        let found = all_addresses(netns)?;
+        let holds_one = expected.iter().any(|address| found.contains(address));
+        (if holds_one { expected } else { Vec::new() }, found)
+    };
+    if proven.is_empty() {
+        return Err(ClaimError::Address {
+            found: list(&found),
+        });
+    }
+    Ok(proven)
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    if addresses.is_empty() {
+        return "no address".to_owned();
+    }
+    let texts: Vec<_> = addresses.iter().map(ToString::to_string).collect();
+    texts.join(", ")
+}

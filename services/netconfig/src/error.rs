@@ -1,0 +1,298 @@
+//! Why an operation failed: an enum for each, and the one place that says how it looks to a caller.
+
+use std::io;
+
+use netns::{EnterError, OpenError};
+use workload::{Failure, NetnsId, Reason, SandboxRef};
+
+use crate::link::ReachError;
+pub use crate::netlink::KernelError;
+
+/// Why a redirection could not be applied.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The netns could not be reached.
+    #[error("cannot apply the rules")]
+    Reach(#[from] ReachError),
+    /// The kernel refused.
+    #[error("cannot apply the rules")]
+    Kernel {
+        /// What it refused.
+        source: KernelError,
+        /// What could not be put back after that.
+        undo_failures: Vec<String>,
+    },
+    /// The kernel took the rules and holds others.
+    #[error("the kernel holds other rules than were written: {}", .differences.join("; "))]
+    Differs {
+        /// One sentence each.
+        differences: Vec<String>,
+        /// What could not be put back after that.
+        undo_failures: Vec<String>,
+    },
+}
+
+impl From<KernelError> for ApplyError {
+    fn from(source: KernelError) -> Self {
+        Self::Kernel {
+            source,
+            undo_failures: Vec::new(),
+        }
+    }
+}
+
+impl ApplyError {
+    pub(crate) fn of_differences(differences: Vec<String>) -> Self {
+        Self::Differs {
+            differences,
+            undo_failures: Vec::new(),
+        }
+    }
+
+    pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {
+        match &mut self {
+            Self::Kernel { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
+                *undo_failures = failures;
+            }
+            Self::Reach(_) => {}
+        }
+        self
+    }
+}
+
+/// Why a netns could not be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// The netns could not be reached.
+    #[error("cannot read the rules")]
+    Reach(#[from] ReachError),
+    /// The kernel refused.
+    #[error("cannot read the rules")]
+    Kernel(#[from] KernelError),
+}
+
+/// Why a redirection could not be taken away.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoveError {
+    /// The netns could not be reached.
+    #[error("cannot remove the rules")]
+    Reach(#[from] ReachError),
+    /// Its connections could not be counted.
+    #[error("cannot remove the rules")]
+    Inspect(#[from] InspectError),
+    /// The kernel refused.
+    #[error("cannot remove the rules")]
+    Kernel {
+        /// What it refused.
+        source: KernelError,
+        /// What is left, a sentence each.
+        left: Vec<String>,
+    },
+    /// The kernel took the change and holds something else.
+    #[error("the rules were removed, but {}", .0.join("; "))]
+    Left(Vec<String>),
+}
+
+impl From<KernelError> for RemoveError {
+    fn from(source: KernelError) -> Self {
+        Self::Kernel {
+            source,
+            left: Vec::new(),
+        }
+    }
+}
+
+impl RemoveError {
+    pub(crate) fn unless_empty(left: Vec<String>) -> Result<(), Self> {
+        if left.is_empty() {
+            Ok(())
+        } else {
+            Err(Self::Left(left))
+        }
+    }
+}
+
+/// Why a netns could not be looked into.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    /// It could not be entered.
+    #[error("cannot look into the netns")]
+    Enter(#[from] EnterError),
+    /// Something in it could not be read.
+    #[error("cannot read {what} of the netns")]
+    Read {
+        /// What.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// Why a netns could not be claimed, or is not claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClaimError {
+    /// It could not be opened.
+    #[error("cannot open the netns")]
+    Open(#[from] OpenError),
+    /// It could not be looked into.
+    #[error("cannot prove the netns")]
+    Inspect(#[from] InspectError),
+    /// It is the node's own, or netconfig's.
+    #[error("{0} is the node's own netns")]
+    Host(NetnsId),
+    /// It is not what the caller means.
+    #[error("found {found}, which is not the netns that was meant")]
+    Mismatch {
+        /// What is at the path.
+        found: NetnsId,
+    },
+    /// The sandbox has another one, which is alive.
+    #[error("the sandbox holds {held}, which is alive, and {found} was offered")]
+    Held {
+        /// What it has.
+        held: NetnsId,
+        /// What is at the path.
+        found: NetnsId,
+    },
+    /// Another sandbox has it.
+    #[error("{found} is claimed for sandbox {other}")]
+    InUse {
+        /// What is at the path.
+        found: NetnsId,
+        /// Whose it is.
+        other: SandboxRef,
+    },
+    /// It has none of the addresses.
+    #[error("the netns holds {found}, none of the expected addresses")]
+    Address {
+        /// What it holds, as a list for people.
+        found: String,
+    },
+    /// Nothing is claimed for the sandbox.
+    #[error("no netns is claimed for sandbox {0}")]
+    Unknown(SandboxRef),
+}
+
+/// How an error looks to a caller.
+pub(crate) trait IntoFailure: std::error::Error + Sized {
+    /// The cause in the closed list.
+    fn reason(&self) -> Reason;
+
+    /// The field of the request that is to blame.
+    fn field(&self) -> &'static str {
+        ""
+    }
+
+    /// What could not be put back, or is left.
+    fn undo_failures(&self) -> &[String] {
+        &[]
+    }
+
+    /// All of it, with the causes in one sentence.
+    fn into_failure(self) -> Failure {
+        Failure {
+            undo_failures: self.undo_failures().to_vec(),
+            ..Failure::new(self.reason(), chain(&self)).at_field(self.field())
+        }
+    }
+}
+
+/// An error with its causes, in one sentence.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+impl IntoFailure for ApplyError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Reach(_) | Self::Kernel { .. } | Self::Differs { .. } => Reason::KernelRefused,
+        }
+    }
+
+    fn undo_failures(&self) -> &[String] {
+        match self {
+            Self::Reach(_) => &[],
+            Self::Kernel { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
+                undo_failures
+            }
+        }
+    }
+}
+
+impl IntoFailure for VerifyError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Reach(_) | Self::Kernel(_) => Reason::KernelRefused,
+        }
+    }
+}
+
+impl IntoFailure for RemoveError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Reach(_) | Self::Inspect(_) | Self::Kernel { .. } | Self::Left(_) => {
+                Reason::KernelRefused
+            }
+        }
+    }
+
+    fn undo_failures(&self) -> &[String] {
+        match self {
+            Self::Kernel { left, .. } | Self::Left(left) => left,
+            Self::Reach(_) | Self::Inspect(_) => &[],
+        }
+    }
+}
+
+impl IntoFailure for InspectError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Enter(_) | Self::Read { .. } => Reason::KernelRefused,
+        }
+    }
+}
+
+impl IntoFailure for ClaimError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Open(error) => reason_of_open(error),
+            Self::Inspect(_) => Reason::KernelRefused,
+            Self::Host(_) => Reason::NetnsIsHost,
+            Self::Mismatch { .. } | Self::Held { .. } => Reason::NetnsMismatch,
+            Self::InUse { .. } => Reason::NetnsInUse,
+            Self::Address { .. } => Reason::AddressMismatch,
+            Self::Unknown(_) => Reason::ClaimUnknown,
+        }
+    }
+
+    fn field(&self) -> &'static str {
+        match self {
+            Self::Open(_) => "netns.path",
+            Self::Address { .. } => "addresses",
+            Self::Host(_) | Self::Mismatch { .. } | Self::Held { .. } | Self::InUse { .. } => {
+                "netns"
+            }
+            Self::Unknown(_) => "sandbox",
+            Self::Inspect(_) => "",
+        }
+    }
+}
+
+fn reason_of_open(error: &OpenError) -> Reason {
+    match error {
+        OpenError::NotPlain(_) | OpenError::OutsideRoots { .. } | OpenError::Symlink(_) => {
+            Reason::NetnsPathRefused
+        }
+        OpenError::Missing(_) => Reason::NetnsMissing,
+        OpenError::NotANamespace(_) | OpenError::NotNet(_) => Reason::NetnsNotANetns,
+        OpenError::Io { .. } | OpenError::Enter { .. } | OpenError::Cookie(_) => {
+            Reason::KernelRefused
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! What is in a netns: addresses, processes, TCP sockets.
+
+mod address;
+mod cgroup;
+mod process;
+mod tcp;
+
+pub use address::addresses;
+pub(crate) use address::all_addresses;
+pub(crate) use process::is_inhabited;
+pub use process::{Process, processes};
+
+use std::{collections::BTreeSet, fs::File, io, path::Path};
+
+use netns::{EnterError, Netns};
+
+use crate::{error::InspectError, marks::ZTUNNEL_PORTS};
+
+/// TCP sockets of a netns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sockets {
+    /// Ports that something listens on, ascending.
+    pub listening_ports: BTreeSet<u16>,
+    /// Established sockets on ztunnel's ports.
+    pub captured_flows: u32,
+}
+
+/// Looks at the TCP sockets of a netns.
+///
+/// # Errors
+///
+/// When it cannot be entered, or procfs cannot be read.
+pub fn sockets(netns: &Netns) -> Result<Sockets, InspectError> {
+    let tables = read_tables(netns)?.map_err(|source| InspectError::Read {
+        what: "the TCP sockets",
+        source,
+    })?;
+    let mut sockets = Sockets::default();
+    for socket in tables.iter().flat_map(|table| tcp::parse(table)) {
+        match socket.state {
+            tcp::State::Listening => drop(sockets.listening_ports.insert(socket.port)),
+            tcp::State::Established if ZTUNNEL_PORTS.contains(&socket.port) => {
+                sockets.captured_flows = sockets.captured_flows.saturating_add(1);
+            }
+            tcp::State::Established | tcp::State::Other => {}
+        }
+    }
+    Ok(sockets)
+}
+
+/// A table shows the netns in which it was opened, so that only this is done inside: reading takes the kernel
+/// milliseconds, whatever is in it.
+fn read_tables(netns: &Netns) -> Result<io::Result<[String; 2]>, EnterError> {
+    let tables = ["tcp", "tcp6"].map(|name| Path::new("/proc/thread-self/net").join(name));
+    let [v4, v6] = netns.within(|| tables.map(File::open))?;
+    Ok(v4.and_then(|v4| {
+        let v4 = io::read_to_string(v4)?;
+        // There is none in a kernel without IPv6.
+        let v6 = v6.map_or_else(|_| Ok(String::new()), io::read_to_string)?;
+        Ok([v4, v6])
+    }))
+}
+
+/// How many connections a ztunnel holds in a netns.
+///
+/// # Errors
+///
+/// As of [`sockets`].
+pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
+    Ok(sockets(netns)?.captured_flows)
+}

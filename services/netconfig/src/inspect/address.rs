@@ -1,0 +1,68 @@
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv6Addr},
+};
+
+use netns::Netns;
+use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
+
+use crate::error::InspectError;
+
+/// The unicast addresses of a netns's interfaces, loopback and link-local ones left out.
+///
+/// # Errors
+///
+/// When it cannot be entered, or the kernel does not tell.
+pub fn addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
+    let mut addresses = all_addresses(netns)?;
+    addresses.retain(is_global);
+    Ok(addresses)
+}
+
+/// Every address of a netns's interfaces, each once, in order.
+pub(crate) fn all_addresses(netns: &Netns) -> Result<Vec<IpAddr>, InspectError> {
+    let interfaces = netns.within(getifaddrs)?;
+    let interfaces = interfaces.map_err(|errno| InspectError::Read {
+        what: "the addresses",
+        source: errno.into(),
+    })?;
+    let addresses = interfaces.filter_map(|interface| address(interface.address.as_ref()?));
+    let addresses: BTreeSet<_> = addresses.collect();
+    Ok(addresses.into_iter().collect())
+}
+
+fn address(address: &SockaddrStorage) -> Option<IpAddr> {
+    let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+    v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+}
+
+/// Whether an address can be a pod's.
+pub(crate) fn is_global(address: &IpAddr) -> bool {
+    let usable = !address.is_loopback() && !address.is_unspecified() && !address.is_multicast();
+    usable
+        && match address {
+            IpAddr::V4(v4) => !v4.is_link_local() && !v4.is_broadcast(),
+            IpAddr::V6(v6) => !Ipv6Addr::is_unicast_link_local(v6),
+        }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn private_addresses_can_be_a_pods_and_local_ones_cannot() {
+        for (text, wanted) in [
+            ("10.0.0.1", true),
+            ("fd00::1", true),
+            ("127.0.0.1", false),
+            ("169.254.1.1", false),
+            ("::1", false),
+            ("fe80::1", false),
+            ("ff02::1", false),
+            ("0.0.0.0", false),
+        ] {
+            assert_eq!(is_global(&text.parse().unwrap()), wanted, "{text}");
+        }
+    }
+}

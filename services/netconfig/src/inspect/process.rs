@@ -1,0 +1,97 @@
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use netns::Netns;
+
+use super::cgroup;
+use crate::error::InspectError;
+
+/// A process.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process {
+    /// Its start, in clock ticks since boot (proc(5), field 22 of stat). With the pid it names the process for good.
+    pub start_time: u64,
+    /// Its pid as netconfig sees it.
+    pub pid: u32,
+    /// Its command name (proc(5), comm).
+    pub command: String,
+    /// Whether its cgroup names the container.
+    pub sandbox_own: bool,
+}
+
+/// The processes in a netns, oldest first. `container_id` tells the sandbox's own.
+///
+/// # Errors
+///
+/// When procfs cannot be listed. A process that ends meanwhile, or may not be looked at, is left out.
+pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Process>, InspectError> {
+    let directories = process_directories().map_err(|source| InspectError::Read {
+        what: "the processes",
+        source,
+    })?;
+    let inside = directories.filter(|(_, path)| is_inside(netns, path));
+    let found = inside.filter_map(|(pid, path)| look(pid, &path, container_id));
+    let mut processes: Vec<_> = found.collect();
+    processes.sort();
+    Ok(processes)
+}
+
+/// Whether any process is in a netns. One that cannot be listed counts as one: nothing is let go on a guess.
+pub(crate) fn is_inhabited(netns: &Netns) -> bool {
+    process_directories().map_or(true, |mut found| {
+        found.any(|(_, path)| is_inside(netns, &path))
+    })
+}
+
+fn is_inside(netns: &Netns, process: &Path) -> bool {
+    netns.is_at(&process.join("ns/net")).unwrap_or(false)
+}
+
+fn process_directories() -> io::Result<impl Iterator<Item = (u32, PathBuf)>> {
+    let entries = fs::read_dir("/proc")?.flatten();
+    Ok(entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, entry.path()))
+    }))
+}
+
+fn look(pid: u32, path: &Path, container_id: Option<&str>) -> Option<Process> {
+    let stat = fs::read_to_string(path.join("stat")).ok()?;
+    let (start_time, command) = parse_stat(&stat)?;
+    let cgroup = fs::read_to_string(path.join("cgroup")).unwrap_or_default();
+    Some(Process {
+        start_time,
+        pid,
+        command: command.to_owned(),
+        sandbox_own: container_id.is_some_and(|id| cgroup::names(&cgroup, id)),
+    })
+}
+
+/// Start time and command of proc(5)'s stat. The command stands in parentheses and may contain any, so that the last
+/// one counts.
+fn parse_stat(stat: &str) -> Option<(u64, &str)> {
+    let (before, after) = stat.rsplit_once(')')?;
+    let (_pid, command) = before.split_once('(')?;
+    // The first word after the command is field 3.
+    let start_time = after.split_ascii_whitespace().nth(22 - 3)?;
+    Some((start_time.parse().ok()?, command))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_with_parentheses_and_spaces_does_not_shift_the_fields() {
+        let stat = "7 (a) b (c)) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 4711 0 0";
+        assert_eq!(parse_stat(stat), Some((4711, "a) b (c)")));
+    }
+
+    #[test]
+    fn a_cut_off_line_is_no_process() {
+        assert_eq!(parse_stat("7 (a) S 1"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+}

@@ -1,0 +1,66 @@
+//! Makes a network namespace's redirection so, and proves it. The only process that enters one.
+//!
+//! [`apply`] is the heart: what [`rules`] says as data becomes so in the kernel, is read back, or is taken away. A
+//! caller names a netns by the claim that it holds; this process alone resolves a path. It holds no credential,
+//! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's.
+
+pub mod apply;
+mod claims;
+mod config;
+pub mod error;
+pub mod inspect;
+mod link;
+mod marks;
+mod netlink;
+mod netns_sock;
+mod nftables;
+mod plan;
+mod routes;
+pub mod rules;
+mod server;
+mod watch;
+
+pub use config::Config;
+pub use link::ReachError;
+pub use marks::Mark;
+
+use std::sync::Arc;
+
+use daemon::Daemon;
+use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer;
+
+use crate::{claims::Claims, server::Handler};
+
+/// What this service is.
+pub const SERVICE: daemon::Service = daemon::Service {
+    name: "netconfig",
+    about: "Makes a network namespace's redirection so, and proves it",
+    version: env!("CARGO_PKG_VERSION"),
+    keys: config::KEYS,
+};
+
+/// Serves until the process is to stop. Claims end with it; rules stay.
+///
+/// # Errors
+///
+/// When a socket cannot be had.
+pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
+    let Config { netns_roots, sweep } = config;
+    let claims = Arc::new(Claims::default());
+    let broker = netns_sock::listen(&daemon)?;
+    let sweeper = tokio::spawn(claims::sweep::run(Arc::clone(&claims), sweep));
+    let broker = tokio::spawn(netns_sock::serve(
+        broker,
+        Arc::clone(&claims),
+        daemon.clone(),
+    ));
+    let handler = Handler::new(claims, netns_roots, &daemon);
+    let result = daemon
+        .server()
+        .add_service(NetconfigServiceServer::new(handler))
+        .serve()
+        .await;
+    sweeper.abort();
+    broker.abort();
+    result
+}

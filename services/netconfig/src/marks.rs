@@ -1,0 +1,93 @@
+//! The numbers that inpod and a ztunnel must agree on. ztunnel's are fixed in its source; Istio's node agent uses the
+//! same (shared facts: istio-ambient.md, 1.8).
+
+use std::fmt;
+
+/// A packet's or connection's mark in the bits that are ours. Other bits belong to others and are never read or
+/// written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    value: u32,
+    mask: u32,
+}
+
+impl Mark {
+    /// A value within its mask.
+    pub(crate) const fn new(value: u32, mask: u32) -> Option<Self> {
+        if value & !mask == 0 {
+            Some(Self { value, mask })
+        } else {
+            None
+        }
+    }
+
+    /// One of the numbers below; a test shows that they lie within the mask.
+    const fn ours(value: u32) -> Self {
+        Self {
+            value,
+            mask: OUR_BITS,
+        }
+    }
+
+    /// The value.
+    pub(crate) const fn value(self) -> u32 {
+        self.value
+    }
+
+    /// Which bits count.
+    pub(crate) const fn mask(self) -> u32 {
+        self.mask
+    }
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}/{:#x}", self.value, self.mask)
+    }
+}
+
+/// The bits of a mark that are ours.
+const OUR_BITS: u32 = 0xfff;
+
+/// On every packet that ztunnel sends itself: it must not be captured again. Set by ztunnel on its sockets.
+pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
+
+/// On the connections that ztunnel opened to the application with the client's address, and on the replies, which
+/// must go back to ztunnel by way of [`TABLE`]. Set and read by our rules alone; the value is Istio's.
+pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
+
+/// Where ztunnel takes outbound connections.
+pub(crate) const OUTBOUND_PORT: u16 = 15001;
+
+/// Where ztunnel takes inbound connections in plaintext.
+pub(crate) const INBOUND_PLAINTEXT_PORT: u16 = 15006;
+
+/// Where ztunnel takes inbound connections from other ztunnels (HBONE).
+pub(crate) const INBOUND_HBONE_PORT: u16 = 15008;
+
+/// Everything that ztunnel takes connections on.
+pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
+    [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
+
+/// The route table that delivers everything to this netns.
+pub(crate) const TABLE: u8 = 100;
+
+/// The priority of the ip rule that leads there: before the tables main and default (32766, 32767).
+pub(crate) const RULE_PRIORITY: u32 = 32764;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_marks_lie_within_their_mask() {
+        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL] {
+            assert_eq!(Mark::new(mark.value(), mark.mask()), Some(mark));
+        }
+    }
+
+    #[test]
+    fn a_value_outside_its_mask_is_no_mark() {
+        assert_eq!(Mark::new(0x1000, 0xfff), None);
+    }
+}

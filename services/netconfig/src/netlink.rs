@@ -1,0 +1,204 @@
+//! A netlink socket: one request, its answer, a deadline.
+//!
+//! Not `netlink-socket2`: its reads have no timeout, it cannot tell a dump that was changed under way
+//! (`NLM_F_DUMP_INTR`) from a whole one, and it has every message of a transaction acknowledged. What is in the
+//! messages is `netlink-bindings`'.
+
+mod error;
+mod message;
+
+pub use error::KernelError;
+pub(crate) use message::Batch;
+
+use std::{
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use netlink_bindings::traits::NetlinkRequest;
+use nix::{
+    libc,
+    sys::{
+        socket::{
+            AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt,
+            socket, sockopt,
+        },
+        time::TimeVal,
+    },
+};
+use nix::{setsockopt_impl, sockopt_impl};
+
+use message::{Answer, DUMP, Message, messages};
+
+/// The kernel answers before `send` returns, so this only bounds what should never happen.
+const PATIENCE_SECONDS: libc::time_t = 5;
+
+/// The kernel writes a dump in pieces of at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
+const RECEIVE_BYTES: usize = 32 * 1024;
+
+sockopt_impl!(
+    /// Errors come with a sentence (netlink(7)).
+    ExtendedAck,
+    SetOnly,
+    libc::SOL_NETLINK,
+    libc::NETLINK_EXT_ACK,
+    bool
+);
+
+sockopt_impl!(
+    /// Errors come without a copy of the request (netlink(7)).
+    CappedAck,
+    SetOnly,
+    libc::SOL_NETLINK,
+    libc::NETLINK_CAP_ACK,
+    bool
+);
+
+/// A netlink socket. It belongs to the netns in which it was opened, wherever it is used later.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    fd: OwnedFd,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+impl Socket {
+    /// Opens one in the calling thread's netns.
+    pub(crate) fn open(protocol: SockProtocol) -> io::Result<Self> {
+        let fd = socket(
+            AddressFamily::Netlink,
+            SockType::Raw,
+            SockFlag::SOCK_CLOEXEC,
+            protocol,
+        )?;
+        setsockopt(&fd, ExtendedAck, &true)?;
+        setsockopt(&fd, CappedAck, &true)?;
+        let patience = TimeVal::new(PATIENCE_SECONDS, 0);
+        setsockopt(&fd, sockopt::ReceiveTimeout, &patience)?;
+        Ok(Self {
+            fd,
+            sequence: 0,
+            buffer: vec![0; RECEIVE_BYTES],
+        })
+    }
+
+    /// Begins messages that are sent at once.
+    pub(crate) fn batch(&self) -> Batch {
+        Batch::after(self.sequence)
+    }
+
+    /// Sends a request that is only acknowledged.
+    pub(crate) fn act<R: NetlinkRequest>(
+        &mut self,
+        act: &str,
+        request: &R,
+    ) -> Result<(), KernelError> {
+        let mut batch = self.batch();
+        batch.push(request);
+        batch.acknowledge_last();
+        self.transact(act, &batch)
+    }
+
+    /// Sends messages of which one is acknowledged, and waits for that.
+    pub(crate) fn transact(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
+        self.send(act, batch)?;
+        let mut refusal = None;
+        loop {
+            let Ok(received) = self.receive(act) else {
+                // What was refused is known even where the end is not.
+                return Err(refusal.unwrap_or_else(|| KernelError::silent(act)));
+            };
+            for message in messages(received) {
+                match message.answer() {
+                    Answer::Ack if batch.is_acknowledged_at(message.sequence) => {
+                        return refusal.map_or(Ok(()), Err);
+                    }
+                    Answer::Error(error) if batch.contains(message.sequence) => {
+                        let error = refusal.take().unwrap_or_else(|| error.of(act));
+                        if batch.ends_with(message.sequence) {
+                            return Err(error);
+                        }
+                        refusal = Some(error);
+                    }
+                    Answer::Ack | Answer::Error(_) | Answer::Done | Answer::Data => {}
+                }
+            }
+        }
+    }
+
+    /// Asks for one thing and gives back the payload of the answer.
+    pub(crate) fn get<R: NetlinkRequest>(
+        &mut self,
+        act: &str,
+        request: &R,
+    ) -> Result<Vec<u8>, KernelError> {
+        let mut batch = self.batch();
+        batch.push(request);
+        self.collect(act, &batch, |_| true)?
+            .pop()
+            .ok_or_else(|| KernelError::silent(act))
+    }
+
+    /// Asks for all things of a kind and gives back the payload of each.
+    ///
+    /// A dump that was changed under way is an error for which [`KernelError::is_race`] holds.
+    pub(crate) fn dump<R: NetlinkRequest>(
+        &mut self,
+        act: &str,
+        request: &R,
+    ) -> Result<Vec<Vec<u8>>, KernelError> {
+        let mut batch = self.batch();
+        batch.push_with(request, DUMP);
+        self.collect(act, &batch, |_| false)
+    }
+
+    fn collect(
+        &mut self,
+        act: &str,
+        batch: &Batch,
+        is_last: impl Fn(&Message<'_>) -> bool,
+    ) -> Result<Vec<Vec<u8>>, KernelError> {
+        self.send(act, batch)?;
+        let (mut found, mut interrupted) = (Vec::new(), false);
+        loop {
+            let received = self.receive(act)?;
+            for message in messages(received).filter(|message| batch.contains(message.sequence)) {
+                interrupted |= message.is_interrupted();
+                let last = match message.answer() {
+                    Answer::Error(error) => return Err(error.of(act)),
+                    Answer::Done | Answer::Ack => true,
+                    Answer::Data => {
+                        found.push(message.payload.to_vec());
+                        is_last(&message)
+                    }
+                };
+                if last {
+                    let race = || KernelError::new(act, nix::Error::EINTR);
+                    return if interrupted { Err(race()) } else { Ok(found) };
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
+        self.sequence = batch.last();
+        // Netlink takes a message whole or not at all.
+        send(self.fd.as_raw_fd(), batch.bytes(), MsgFlags::empty())
+            .map(drop)
+            .map_err(|errno| KernelError::new(act, errno))
+    }
+
+    fn receive(&mut self, act: &str) -> Result<&[u8], KernelError> {
+        let length = loop {
+            match recv(self.fd.as_raw_fd(), &mut self.buffer, MsgFlags::MSG_TRUNC) {
+                Err(nix::Error::EINTR) => {}
+                Err(errno) => return Err(KernelError::new(act, errno)),
+                Ok(length) => break length,
+            }
+        };
+        // Longer than the buffer: truncated, which the bound above rules out.
+        self.buffer
+            .get(..length)
+            .ok_or_else(|| KernelError::new(act, nix::Error::EMSGSIZE))
+    }
+}

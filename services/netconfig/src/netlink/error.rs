@@ -1,0 +1,52 @@
+use std::{fmt, io};
+
+/// The kernel refused, or did not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {act}{}", Remark(.remark.as_deref()))]
+pub struct KernelError {
+    act: String,
+    remark: Option<String>,
+    #[source]
+    source: io::Error,
+}
+
+/// What the kernel says beside the error number.
+struct Remark<'a>(Option<&'a str>);
+
+impl fmt::Display for Remark<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |remark| write!(f, " ({remark})"))
+    }
+}
+
+impl KernelError {
+    /// An act that failed: "cannot `act`".
+    pub(crate) fn new(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
+        Self {
+            act: act.into(),
+            remark: None,
+            source: source.into(),
+        }
+    }
+
+    /// An act that the kernel did not answer.
+    pub(crate) fn silent(act: &str) -> Self {
+        Self::new(act, nix::Error::ETIMEDOUT)
+    }
+
+    /// The same, with a sentence of the kernel's.
+    pub(crate) fn with_remark(mut self, remark: Option<String>) -> Self {
+        self.remark = remark;
+        self
+    }
+
+    /// Whether this is the error number.
+    pub(crate) fn is(&self, errno: nix::Error) -> bool {
+        self.source.raw_os_error() == io::Error::from(errno).raw_os_error()
+    }
+
+    /// Whether somebody else changed the kernel's state meanwhile, so that a repetition makes sense.
+    pub(crate) fn is_race(&self) -> bool {
+        self.is(nix::Error::ERESTART) || self.is(nix::Error::EINTR)
+    }
+}

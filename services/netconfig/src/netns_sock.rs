@@ -1,0 +1,138 @@
+//! How the broker gets the descriptor of a claimed netns (`proto/inpod/netconfig/v1/netns_socket.proto`).
+
+use std::{
+    io,
+    os::fd::{AsFd as _, AsRawFd as _},
+    sync::Arc,
+    time::Duration,
+};
+
+use daemon::{Daemon, uds::BindError};
+use inpod_proto::{
+    Class,
+    netconfig::v1::{
+        FetchNetnsFailure, FetchNetnsRequest, FetchNetnsResponse, fetch_netns_response,
+    },
+    required,
+};
+use prost::Message as _;
+use sendfd::SendWithFd as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
+use workload::{Failure, NetnsId, SandboxRef};
+
+use crate::{
+    claims::{Claim, Claims},
+    error::{ClaimError, IntoFailure as _},
+};
+
+/// For the whole exchange.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The longest request.
+const LONGEST: u32 = 4096;
+
+/// The byte beside which the descriptor travels.
+const DESCRIPTOR_FOLLOWS: [u8; 1] = [0];
+
+/// Listens in a directory of its own, so that it can be shared with the broker alone.
+pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
+    daemon::uds::bind(&daemon.directory("netns").join("netns.sock"))
+}
+
+/// Serves one request per connection.
+pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: Daemon) {
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: some will come back.
+                tracing::error!(%error, "Cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        if let Err(refused) = daemon.policy().admit(&stream, Class::Service) {
+            tracing::warn!(error = %refused, "Refused a connection");
+            continue;
+        }
+        tokio::spawn(converse(stream, Arc::clone(&claims)));
+    }
+}
+
+async fn converse(stream: UnixStream, claims: Arc<Claims>) {
+    match timeout(PATIENCE, exchange(stream, &claims)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "A request for a descriptor broke off"),
+        Err(_) => tracing::warn!("A request for a descriptor took too long"),
+    }
+}
+
+async fn exchange(mut stream: UnixStream, claims: &Claims) -> io::Result<()> {
+    let request = receive(&mut stream).await?;
+    match find(claims, request) {
+        Ok(claim) => {
+            let netns = claim.netns.id();
+            answer(
+                &mut stream,
+                fetch_netns_response::Result::Netns(netns.into()),
+            )
+            .await?;
+            hand_over(&stream, &claim).await
+        }
+        Err(failure) => {
+            let failure = FetchNetnsFailure {
+                failure: Some((&failure).into()),
+                message: failure.message,
+            };
+            answer(&mut stream, fetch_netns_response::Result::Failure(failure)).await
+        }
+    }
+}
+
+async fn receive(stream: &mut UnixStream) -> io::Result<FetchNetnsRequest> {
+    let length = stream.read_u32().await?;
+    if length > LONGEST {
+        return Err(io::Error::other(format!("a request of {length} bytes")));
+    }
+    let mut bytes = Vec::new();
+    stream.take(length.into()).read_to_end(&mut bytes).await?;
+    FetchNetnsRequest::decode(bytes.as_slice()).map_err(io::Error::other)
+}
+
+fn find(claims: &Claims, request: FetchNetnsRequest) -> Result<Arc<Claim>, Failure> {
+    let sandbox: SandboxRef = required("sandbox", request.sandbox)?;
+    let wanted: NetnsId = required("netns", request.netns)?;
+    let claim = claims.get(&sandbox).map_err(ClaimError::into_failure)?;
+    let found = claim.netns.id();
+    if found == wanted {
+        Ok(claim)
+    } else {
+        Err(ClaimError::Mismatch { found }.into_failure())
+    }
+}
+
+async fn answer(stream: &mut UnixStream, result: fetch_netns_response::Result) -> io::Result<()> {
+    let response = FetchNetnsResponse {
+        result: Some(result),
+    };
+    let bytes = response.encode_to_vec();
+    let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    stream.write_u32(length).await?;
+    stream.write_all(&bytes).await
+}
+
+/// The descriptor that the claim holds, opened O_RDONLY. The receiver's copy lives on when the claim ends.
+async fn hand_over(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
+    let descriptor = claim.netns.as_fd().as_raw_fd();
+    loop {
+        stream.ready(Interest::WRITABLE).await?;
+        match stream.send_with_fd(&DESCRIPTOR_FOLLOWS, &[descriptor]) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            result => return result.map(drop),
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Tables, chains and rules into messages of one transaction.
+
+use netlink_bindings::nftables::{Nfgenmsg, Request};
+
+use super::{
+    Change, encode,
+    lower::lower,
+    number::{comment_out, hook_number, inet, kind_name, policy_number},
+};
+use crate::{
+    netlink::{Batch, KernelError, Socket},
+    rules::{Chain, Rule, Table},
+};
+
+/// NFNL_SUBSYS_NFTABLES: whose transaction it is.
+const SUBSYSTEM: u16 = 10;
+
+/// Sends a transaction. The kernel refuses it whole when the generation has moved on, or when any part is refused.
+pub(super) fn change(
+    socket: &mut Socket,
+    generation: u32,
+    change: &Change<'_>,
+) -> Result<(), KernelError> {
+    if change.delete.is_empty() && change.create.is_empty() {
+        return Ok(());
+    }
+    let mut batch = socket.batch();
+    let mut begin = Request::new().op_batch_begin_do(&batch_header());
+    begin.encode().push_genid(generation);
+    batch.push(&begin);
+    for name in &change.delete {
+        push_delete(&mut batch, name);
+    }
+    for new in &change.create {
+        push_table(&mut batch, new.table, new.comment);
+    }
+    batch.acknowledge_last();
+    batch.push(&Request::new().op_batch_end_do(&batch_header()));
+    socket.transact("change the tables", &batch)
+}
+
+fn push_delete(batch: &mut Batch, name: &str) {
+    let mut request = Request::new().op_deltable_do(&inet());
+    request.encode().push_name_bytes(name.as_bytes());
+    batch.push(&request);
+}
+
+fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
+    let mut request = Request::new()
+        .set_create()
+        .set_excl()
+        .op_newtable_do(&inet());
+    let attributes = request.encode().push_name_bytes(table.name.as_bytes());
+    drop(attributes.push_userdata(&comment_out(comment)));
+    batch.push(&request);
+    for chain in &table.chains {
+        push_chain(batch, table, chain);
+    }
+}
+
+fn push_chain(batch: &mut Batch, table: &Table, chain: &Chain) {
+    let mut request = Request::new()
+        .set_create()
+        .set_excl()
+        .op_newchain_do(&inet());
+    let attributes = request.encode().push_table_bytes(table.name.as_bytes());
+    let attributes = attributes.push_name_bytes(chain.name.as_bytes());
+    if let Some(base) = &chain.base {
+        let hook = attributes.nested_hook().push_num(hook_number(base.hook));
+        let attributes = hook.push_priority(base.priority).end_nested();
+        let attributes = attributes.push_policy(policy_number(base.policy));
+        drop(attributes.push_type(kind_name(base.kind)));
+    } else {
+        drop(attributes);
+    }
+    batch.push(&request);
+    for rule in &chain.rules {
+        push_rule(batch, table, chain, rule);
+    }
+}
+
+fn push_rule(batch: &mut Batch, table: &Table, chain: &Chain, rule: &Rule) {
+    let mut request = Request::new()
+        .set_create()
+        .set_append()
+        .op_newrule_do(&inet());
+    let attributes = request.encode().push_table_bytes(table.name.as_bytes());
+    let attributes = attributes.push_chain_bytes(chain.name.as_bytes());
+    let mut list = attributes.nested_expressions();
+    for op in lower(rule) {
+        list = encode::push(list, &op);
+    }
+    drop(list.end_nested());
+    batch.push(&request);
+}
+
+fn batch_header() -> Nfgenmsg {
+    let mut header = Nfgenmsg::new();
+    header.set_res_id(SUBSYSTEM);
+    header
+}

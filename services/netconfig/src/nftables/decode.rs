@@ -1,0 +1,155 @@
+//! The kernel's expressions from `netlink-bindings`' terms. What is not exactly one of ours is [`Op::Unknown`], by its
+//! name.
+
+use netlink_bindings::{
+    nftables::{
+        ExprListAttrs, ExprOps, IterableDataAttrs, IterableExprAttrs, IterableExprBitwiseAttrs,
+        IterableExprCmpAttrs, IterableExprCtAttrs, IterableExprImmediateAttrs,
+        IterableExprListAttrs, IterableExprMetaAttrs, IterableExprPayloadAttrs,
+    },
+    utils::find_attr,
+};
+
+use super::{
+    encode::{
+        ACCEPT, EQUAL, EXPR_DATA, EXPR_NAME, NOT_EQUAL, REDIR_PORT_MIN, REGISTER, VERDICT_REGISTER,
+    },
+    op::{Base, Ct, Meta, Op},
+};
+
+/// NFTA_REDIR_REG_PROTO_MAX.
+const REDIR_PORT_MAX: u16 = 2;
+/// NFTA_REDIR_FLAGS.
+const REDIR_FLAGS: u16 = 3;
+/// NF_NAT_RANGE_PROTO_SPECIFIED: the kernel sets it where a port is given.
+const PORT_GIVEN: u32 = 2;
+
+/// A rule's expressions.
+pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
+    let elements = list.filter_map(Result::ok);
+    elements
+        .map(|ExprListAttrs::Elem(expr)| op(&expr))
+        .collect()
+}
+
+fn op(expr: &IterableExprAttrs<'_>) -> Op {
+    known(expr).unwrap_or_else(|| Op::Unknown(name(expr)))
+}
+
+fn name(expr: &IterableExprAttrs<'_>) -> String {
+    let name = expr
+        .get_name()
+        .map(|name| name.to_string_lossy().into_owned());
+    name.unwrap_or_else(|_| "unnamed".to_owned())
+}
+
+fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
+    if is_redirect(expr) {
+        return redirect(expr);
+    }
+    #[expect(
+        clippy::wildcard_enum_match_arm,
+        reason = "the kernel's list, of which ours use these"
+    )]
+    match expr.get_data().ok()? {
+        ExprOps::Meta(meta) => self::meta(&meta),
+        ExprOps::Ct(ct) => self::ct(&ct),
+        ExprOps::Payload(payload) => self::payload(&payload),
+        ExprOps::Cmp(cmp) => self::cmp(&cmp),
+        ExprOps::Bitwise(bitwise) => self::bitwise(&bitwise),
+        ExprOps::Immediate(immediate) => self::immediate(&immediate),
+        ExprOps::Counter(_) => Some(Op::Counter),
+        _ => None,
+    }
+}
+
+fn meta(meta: &IterableExprMetaAttrs<'_>) -> Option<Op> {
+    let key = Meta::from_number(meta.get_key().ok()?)?;
+    match (meta.get_dreg(), meta.get_sreg()) {
+        (Ok(REGISTER), Err(_)) => Some(Op::Meta(key)),
+        (Err(_), Ok(REGISTER)) => Some(Op::SetMeta(key)),
+        _ => None,
+    }
+}
+
+fn ct(ct: &IterableExprCtAttrs<'_>) -> Option<Op> {
+    let key = Ct::from_number(ct.get_key().ok()?)?;
+    match (ct.get_dreg(), ct.get_sreg()) {
+        (Ok(REGISTER), Err(_)) => Some(Op::Ct(key)),
+        (Err(_), Ok(REGISTER)) => Some(Op::SetCt(key)),
+        _ => None,
+    }
+}
+
+fn payload(payload: &IterableExprPayloadAttrs<'_>) -> Option<Op> {
+    is_register(payload.get_dreg().ok()?)?;
+    Some(Op::Payload {
+        base: Base::from_number(payload.get_base().ok()?)?,
+        offset: payload.get_offset().ok()?,
+        len: payload.get_len().ok()?,
+    })
+}
+
+fn cmp(cmp: &IterableExprCmpAttrs<'_>) -> Option<Op> {
+    is_register(cmp.get_sreg().ok()?)?;
+    let equal = match cmp.get_op().ok()? {
+        EQUAL => true,
+        NOT_EQUAL => false,
+        _ => return None,
+    };
+    Some(Op::Cmp {
+        equal,
+        data: value(&cmp.get_data().ok()?)?,
+    })
+}
+
+fn bitwise(bitwise: &IterableExprBitwiseAttrs<'_>) -> Option<Op> {
+    is_register(bitwise.get_sreg().ok()?)?;
+    is_register(bitwise.get_dreg().ok()?)?;
+    // NFT_BITWISE_MASK_XOR; absent on kernels that know no other.
+    if bitwise.get_op().is_ok_and(|op| op != 0) {
+        return None;
+    }
+    Some(Op::Bitwise {
+        mask: value(&bitwise.get_mask().ok()?)?,
+        xor: value(&bitwise.get_xor().ok()?)?,
+    })
+}
+
+fn immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
+    let data = immediate.get_data().ok()?;
+    match immediate.get_dreg().ok()? {
+        REGISTER => Some(Op::Immediate(value(&data)?)),
+        VERDICT_REGISTER => {
+            let code = data.get_verdict().ok()?.get_code().ok()?;
+            (code == ACCEPT).then_some(Op::Accept)
+        }
+        _ => None,
+    }
+}
+
+fn is_redirect(expr: &IterableExprAttrs<'_>) -> bool {
+    find_attr(expr.get_buf(), EXPR_NAME) == Some(b"redir\0")
+}
+
+/// One port, without any flag that changes what happens.
+fn redirect(expr: &IterableExprAttrs<'_>) -> Option<Op> {
+    let data = find_attr(expr.get_buf(), EXPR_DATA)?;
+    let number = |kind| {
+        find_attr(data, kind)?
+            .try_into()
+            .ok()
+            .map(u32::from_be_bytes)
+    };
+    is_register(number(REDIR_PORT_MIN)?)?;
+    is_register(number(REDIR_PORT_MAX).unwrap_or(REGISTER))?;
+    (number(REDIR_FLAGS).unwrap_or(PORT_GIVEN) == PORT_GIVEN).then_some(Op::Redirect)
+}
+
+fn is_register(register: u32) -> Option<()> {
+    (register == REGISTER).then_some(())
+}
+
+fn value(data: &IterableDataAttrs<'_>) -> Option<Vec<u8>> {
+    Some(data.get_value().ok()?.to_vec())
+}

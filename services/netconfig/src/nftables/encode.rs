@@ -1,0 +1,97 @@
+//! Our expressions in `netlink-bindings`' terms.
+
+use netlink_bindings::{
+    nftables::{PushExprAttrs, PushExprListAttrs},
+    traits::Pusher,
+    utils::{finalize_nested_header, push_header, push_nested_header},
+};
+
+use super::op::Op;
+
+/// NFT_REG_1: the register that all of ours work on.
+pub(super) const REGISTER: u32 = 1;
+/// NFT_REG_VERDICT.
+pub(super) const VERDICT_REGISTER: u32 = 0;
+/// NF_ACCEPT.
+pub(super) const ACCEPT: u32 = 1;
+/// NFT_CMP_EQ.
+pub(super) const EQUAL: u32 = 0;
+/// NFT_CMP_NEQ.
+pub(super) const NOT_EQUAL: u32 = 1;
+/// NFTA_EXPR_NAME.
+pub(super) const EXPR_NAME: u16 = 1;
+/// NFTA_EXPR_DATA.
+pub(super) const EXPR_DATA: u16 = 2;
+/// NFTA_REDIR_REG_PROTO_MIN.
+pub(super) const REDIR_PORT_MIN: u16 = 1;
+
+/// Appends an expression to a rule's.
+pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprListAttrs<P> {
+    let elem = list.nested_elem();
+    match op {
+        Op::Meta(key) => {
+            let meta = elem.nested_data_meta().push_key(key.number());
+            meta.push_dreg(REGISTER).end_nested().end_nested()
+        }
+        Op::SetMeta(key) => {
+            let meta = elem.nested_data_meta().push_key(key.number());
+            meta.push_sreg(REGISTER).end_nested().end_nested()
+        }
+        Op::Ct(key) => {
+            let ct = elem.nested_data_ct().push_key(key.number());
+            ct.push_dreg(REGISTER).end_nested().end_nested()
+        }
+        Op::SetCt(key) => {
+            let ct = elem.nested_data_ct().push_key(key.number());
+            ct.push_sreg(REGISTER).end_nested().end_nested()
+        }
+        Op::Payload { base, offset, len } => {
+            let payload = elem.nested_data_payload().push_dreg(REGISTER);
+            let payload = payload.push_base(base.number()).push_offset(*offset);
+            payload.push_len(*len).end_nested().end_nested()
+        }
+        Op::Cmp { equal, data } => push_cmp(elem, *equal, data),
+        Op::Bitwise { mask, xor } => push_bitwise(elem, mask, xor),
+        Op::Immediate(data) => {
+            let immediate = elem.nested_data_immediate().push_dreg(REGISTER);
+            let value = immediate.nested_data().push_value(data);
+            value.end_nested().end_nested().end_nested()
+        }
+        Op::Counter => elem.nested_data_counter().end_nested().end_nested(),
+        Op::Accept => {
+            let immediate = elem.nested_data_immediate().push_dreg(VERDICT_REGISTER);
+            let verdict = immediate.nested_data().nested_verdict().push_code(ACCEPT);
+            verdict.end_nested().end_nested().end_nested().end_nested()
+        }
+        Op::Redirect => push_redirect(elem),
+        // Of a table that is not ours. The kernel does not know the name and refuses the transaction.
+        Op::Unknown(what) => elem.push_name_bytes(what.as_bytes()).end_nested(),
+    }
+}
+
+fn push_cmp<P: Pusher>(elem: PushExprAttrs<P>, equal: bool, data: &[u8]) -> P {
+    let operator = if equal { EQUAL } else { NOT_EQUAL };
+    let cmp = elem.nested_data_cmp().push_sreg(REGISTER).push_op(operator);
+    let value = cmp.nested_data().push_value(data);
+    value.end_nested().end_nested().end_nested()
+}
+
+fn push_bitwise<P: Pusher>(elem: PushExprAttrs<P>, mask: &[u8], xor: &[u8]) -> P {
+    let len = u32::try_from(mask.len()).unwrap_or(u32::MAX);
+    let bitwise = elem.nested_data_bitwise().push_sreg(REGISTER);
+    let bitwise = bitwise.push_dreg(REGISTER).push_len(len);
+    let bitwise = bitwise.nested_mask().push_value(mask).end_nested();
+    let bitwise = bitwise.nested_xor().push_value(xor).end_nested();
+    bitwise.end_nested().end_nested()
+}
+
+/// `redir`, which the kernel's own description of nf_tables, and hence `netlink-bindings`, lacks.
+fn push_redirect<P: Pusher>(elem: PushExprAttrs<P>) -> P {
+    let mut elem = elem.push_name(c"redir");
+    let bytes = elem.as_vec_mut();
+    let data = push_nested_header(bytes, EXPR_DATA);
+    push_header(bytes, REDIR_PORT_MIN, 4);
+    bytes.extend(REGISTER.to_be_bytes());
+    finalize_nested_header(bytes, data);
+    elem.end_nested()
+}

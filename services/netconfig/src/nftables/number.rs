@@ -1,0 +1,103 @@
+//! The kernel's numbers and names for what chains and tables have.
+
+use std::ffi::CStr;
+
+use netlink_bindings::nftables::Nfgenmsg;
+
+use crate::rules::{Hook, Kind, Policy};
+
+/// NFPROTO_INET.
+const INET: u8 = 1;
+
+/// NFTNL_UDATA_TABLE_COMMENT: a table's user data is a list of (kind, length, value); nft writes comments so.
+const UDATA_COMMENT: u8 = 0;
+
+/// The header of every message about a table of ours, or what is in it.
+pub(super) fn inet() -> Nfgenmsg {
+    Nfgenmsg {
+        nfgen_family: INET,
+        ..Nfgenmsg::new()
+    }
+}
+
+/// The kernel's number of a hook (enum nf_inet_hooks in linux/netfilter.h).
+pub(super) fn hook_number(hook: Hook) -> u32 {
+    match hook {
+        Hook::Prerouting => 0,
+        Hook::Input => 1,
+        Hook::Forward => 2,
+        Hook::Output => 3,
+        Hook::Postrouting => 4,
+    }
+}
+
+pub(super) fn hook_of(number: u32) -> Option<Hook> {
+    use Hook::{Forward, Input, Output, Postrouting, Prerouting};
+    let hooks = [Prerouting, Input, Forward, Output, Postrouting];
+    hooks.into_iter().find(|hook| hook_number(*hook) == number)
+}
+
+pub(super) fn kind_name(kind: Kind) -> &'static CStr {
+    match kind {
+        Kind::Filter => c"filter",
+        Kind::Nat => c"nat",
+        Kind::Route => c"route",
+    }
+}
+
+pub(super) fn kind_of(name: &CStr) -> Option<Kind> {
+    let kinds = [Kind::Filter, Kind::Nat, Kind::Route];
+    kinds.into_iter().find(|kind| kind_name(*kind) == name)
+}
+
+/// NF_DROP and NF_ACCEPT.
+pub(super) fn policy_number(policy: Policy) -> u32 {
+    match policy {
+        Policy::Drop => 0,
+        Policy::Accept => 1,
+    }
+}
+
+pub(super) fn comment_out(comment: &str) -> Vec<u8> {
+    let mut value = comment.as_bytes().to_vec();
+    value.push(0);
+    let length = u8::try_from(value.len()).unwrap_or(u8::MAX);
+    value.truncate(length.into());
+    [vec![UDATA_COMMENT, length], value].concat()
+}
+
+pub(super) fn comment_in(mut userdata: &[u8]) -> Option<String> {
+    while let Some(([kind, length], rest)) = userdata.split_first_chunk() {
+        let (value, after) = rest.split_at_checked((*length).into())?;
+        if *kind == UDATA_COMMENT {
+            let text = String::from_utf8_lossy(value);
+            return Some(text.trim_end_matches('\0').to_owned());
+        }
+        userdata = after;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comment_survives_the_way_through_user_data() {
+        assert_eq!(comment_in(&comment_out("inpod")).as_deref(), Some("inpod"));
+    }
+
+    #[test]
+    fn user_data_of_others_is_skipped() {
+        let bytes = [vec![7, 2, 1, 1], comment_out("inpod")].concat();
+        assert_eq!(comment_in(&bytes).as_deref(), Some("inpod"));
+        assert_eq!(comment_in(&[7, 9, 1]), None);
+    }
+
+    #[test]
+    fn names_and_numbers_of_base_chains_lead_back() {
+        assert_eq!(hook_of(hook_number(Hook::Output)), Some(Hook::Output));
+        assert_eq!(kind_of(c"route"), Some(Kind::Route));
+        assert_eq!(hook_of(9), None);
+    }
+}

@@ -1,0 +1,146 @@
+//! Tables, chains and rules from messages.
+
+use std::ffi::CStr;
+
+use netlink_bindings::{
+    nftables::{
+        IterableChainAttrs, IterableRuleAttrs, IterableTableAttrs, Nfgenmsg, OpGetchainDump,
+        OpGetgenDo, OpGetruleDump, OpGettableDump, Request,
+    },
+    traits::NetlinkRequest as _,
+};
+
+use super::{
+    Observed, ObservedTable, decode,
+    lift::lift,
+    number::{comment_in, hook_of, inet, kind_of},
+};
+use crate::{
+    netlink::{KernelError, Socket},
+    rules::{Base, Chain, Policy, Rule, Table},
+};
+
+/// How often a read is begun again because somebody changed something meanwhile.
+const ATTEMPTS: usize = 8;
+
+/// Reads tables with everything in them, as they were at one time.
+pub(super) fn read(socket: &mut Socket, names: &[&str]) -> Result<Observed, KernelError> {
+    let mut attempt = 1;
+    loop {
+        match read_once(socket, names) {
+            Err(error) if error.is_race() && attempt < ATTEMPTS => attempt += 1,
+            result => return result,
+        }
+    }
+}
+
+fn read_once(socket: &mut Socket, names: &[&str]) -> Result<Observed, KernelError> {
+    let generation = generation(socket)?;
+    let mut tables = read_tables(socket, names)?;
+    if !tables.is_empty() {
+        read_chains(socket, &mut tables)?;
+        for table in &mut tables {
+            read_rules(socket, &mut table.table)?;
+        }
+        if generation != self::generation(socket)? {
+            return Err(KernelError::new("read the tables", nix::Error::EINTR));
+        }
+    }
+    for observed in &mut tables {
+        let chains = u32::try_from(observed.table.chains.len()).unwrap_or(u32::MAX);
+        observed.others = observed.others.saturating_sub(chains);
+    }
+    Ok(Observed { generation, tables })
+}
+
+fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
+    let act = "read the generation of the tables";
+    let payload = socket.get(act, &Request::new().op_getgen_do(&Nfgenmsg::new()))?;
+    let (_, attributes) = OpGetgenDo::decode_reply(&payload);
+    attributes
+        .get_id()
+        .map_err(|error| KernelError::new(act, error))
+}
+
+fn read_tables(socket: &mut Socket, names: &[&str]) -> Result<Vec<ObservedTable>, KernelError> {
+    let payloads = socket.dump("read the tables", &Request::new().op_gettable_dump(&inet()))?;
+    let tables = payloads
+        .iter()
+        .map(|payload| OpGettableDump::decode_reply(payload).1);
+    let tables = tables.filter_map(|attributes| table(&attributes));
+    Ok(tables
+        .filter(|found| names.contains(&found.table.name.as_str()))
+        .collect())
+}
+
+fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
+    Some(ObservedTable {
+        table: Table {
+            name: text(attributes.get_name().ok()?),
+            chains: Vec::new(),
+        },
+        comment: attributes.get_userdata().ok().and_then(comment_in),
+        others: attributes.get_use().unwrap_or(0),
+    })
+}
+
+fn read_chains(socket: &mut Socket, tables: &mut [ObservedTable]) -> Result<(), KernelError> {
+    let payloads = socket.dump("read the chains", &Request::new().op_getchain_dump(&inet()))?;
+    for payload in &payloads {
+        let (_, attributes) = OpGetchainDump::decode_reply(payload);
+        let Ok(name) = attributes.get_table().map(text) else {
+            continue;
+        };
+        let found = tables.iter_mut().find(|found| found.table.name == name);
+        if let (Some(found), Some(chain)) = (found, chain(&attributes)) {
+            found.table.chains.push(chain);
+        }
+    }
+    Ok(())
+}
+
+fn chain(attributes: &IterableChainAttrs<'_>) -> Option<Chain> {
+    Some(Chain {
+        name: text(attributes.get_name().ok()?),
+        base: base(attributes),
+        rules: Vec::new(),
+    })
+}
+
+fn base(attributes: &IterableChainAttrs<'_>) -> Option<Base> {
+    let hook = attributes.get_hook().ok()?;
+    Some(Base {
+        kind: kind_of(attributes.get_type().ok()?)?,
+        hook: hook_of(hook.get_num().ok()?)?,
+        priority: hook.get_priority().ok()?,
+        policy: match attributes.get_policy().ok()? {
+            0 => Policy::Drop,
+            _ => Policy::Accept,
+        },
+    })
+}
+
+fn read_rules(socket: &mut Socket, table: &mut Table) -> Result<(), KernelError> {
+    let mut request = Request::new().op_getrule_dump(&inet());
+    request.encode().push_table_bytes(table.name.as_bytes());
+    for payload in &socket.dump("read the rules", &request)? {
+        let (_, attributes) = OpGetruleDump::decode_reply(payload);
+        let Ok(name) = attributes.get_chain().map(text) else {
+            continue;
+        };
+        let chain = table.chains.iter_mut().find(|chain| chain.name == name);
+        if let Some(chain) = chain {
+            chain.rules.push(rule(&attributes));
+        }
+    }
+    Ok(())
+}
+
+fn rule(attributes: &IterableRuleAttrs<'_>) -> Rule {
+    let expressions = attributes.get_expressions();
+    expressions.map_or_else(|_| Rule(Vec::new()), |list| lift(&decode::ops(list)))
+}
+
+fn text(name: &CStr) -> String {
+    name.to_string_lossy().into_owned()
+}

@@ -1,0 +1,92 @@
+//! The way back to ztunnel: what is marked for it is delivered to this netns, whatever its destination. One ip rule
+//! and one route per family, each of its own, so that a missing one never hides another.
+
+mod kernel;
+
+pub(crate) use kernel::Routes;
+
+use std::fmt;
+
+use crate::marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL};
+
+/// Who made a route or rule: a number of our own among those free for use (rtnetlink(7), "rtm_protocol"; the well-known
+/// ones stand in /etc/iproute2/rt_protos). By it ours are told from equal ones of others, which are not ours to
+/// delete.
+const PROTOCOL: u8 = 105;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// One of the two things that a family needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// `local default dev lo table 100`.
+    Route,
+    /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
+    Rule,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Route => write!(f, "route `local default dev lo table {TABLE}`"),
+            Self::Rule => {
+                write!(
+                    f,
+                    "ip rule `fwmark {TO_ZTUNNEL} pref {RULE_PRIORITY} lookup {TABLE}`"
+                )
+            }
+        }
+    }
+}
+
+/// Something of a family.
+pub(crate) type Item = (Family, Part);
+
+/// In the order in which they are added: a rule must not lead to an empty table.
+pub(crate) const ORDER: [Part; 2] = [Part::Route, Part::Rule];
+
+/// What is there.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Routing {
+    ours: Vec<Item>,
+    equal: Vec<Item>,
+}
+
+impl Routing {
+    /// Whether something does what the item does, ours or not.
+    pub(crate) fn has(&self, item: Item) -> bool {
+        self.has_ours(item) || self.equal.contains(&item)
+    }
+
+    /// Whether the item is there and ours.
+    pub(crate) fn has_ours(&self, item: Item) -> bool {
+        self.ours.contains(&item)
+    }
+
+    fn note(&mut self, item: Item, protocol: u8) {
+        let list = if protocol == PROTOCOL {
+            &mut self.ours
+        } else {
+            &mut self.equal
+        };
+        list.push(item);
+    }
+}

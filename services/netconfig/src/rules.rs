@@ -1,0 +1,119 @@
+//! What is to be in a netns's packet filter, as data.
+//!
+//! A [`Redirection`] becomes a [`Ruleset`] by a pure function. It means the same to every backend, and prints as a
+//! script for `nft -f`.
+
+pub mod ambient;
+mod expr;
+mod fingerprint;
+mod render;
+mod tag;
+
+pub use expr::Expr;
+pub use fingerprint::Fingerprint;
+pub use tag::{ForeignComment, Tag};
+
+/// The version of how rules are written and tagged. A netns that carries another one is rewritten.
+pub const SCHEMA: u32 = 1;
+
+/// How a pod's traffic is to be redirected. The whole of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redirection {
+    /// To the node's ztunnel, which listens in the pod's netns.
+    Ambient,
+}
+
+impl Redirection {
+    /// The rules that do it.
+    pub fn ruleset(self) -> Ruleset {
+        match self {
+            Self::Ambient => ambient::ruleset(),
+        }
+    }
+}
+
+/// Tables of family inet, each with its chains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ruleset {
+    /// The tables, in the order in which they take effect: the last one commits.
+    pub tables: Vec<Table>,
+}
+
+impl Ruleset {
+    /// Identifies the rules: equal rules, equal fingerprint.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&format!("schema {SCHEMA}\n{self}"))
+    }
+}
+
+/// A table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// Its name.
+    pub name: String,
+    /// Its chains, in no order that matters.
+    pub chains: Vec<Chain>,
+}
+
+/// A chain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// Its name.
+    pub name: String,
+    /// Where packets enter it; `None` for one that is only jumped to.
+    pub base: Option<Base>,
+    /// Its rules, in order.
+    pub rules: Vec<Rule>,
+}
+
+/// Where packets enter a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// What the chain may do.
+    pub kind: Kind,
+    /// At which point of a packet's way.
+    pub hook: Hook,
+    /// In which order among the chains of that point.
+    pub priority: i32,
+    /// What happens to a packet that no rule decided on.
+    pub policy: Policy,
+}
+
+/// What a base chain may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Looks at every packet.
+    Filter,
+    /// Looks at the first packet of a connection and may redirect it.
+    Nat,
+    /// Looks at every packet and, where it changed the mark, routes it again.
+    Route,
+}
+
+/// A point of a packet's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// Arrived, not routed yet.
+    Prerouting,
+    /// For this netns.
+    Input,
+    /// Passing through.
+    Forward,
+    /// Made in this netns.
+    Output,
+    /// About to leave.
+    Postrouting,
+}
+
+/// The fate of a packet that no rule decided on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// It goes on.
+    Accept,
+    /// It is gone.
+    Drop,
+}
+
+/// A rule: each expression in turn, until one does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule(pub Vec<Expr>);

@@ -1,0 +1,275 @@
+//! The gRPC face: parse, call, answer. Work in a netns is done by tasks of their own: a client that goes away takes
+//! its handler with it, and nothing may be left half done.
+
+mod wire;
+mod work;
+
+use std::{net::IpAddr, path::PathBuf, pin::Pin, sync::Arc};
+
+use daemon::{Daemon, Shutdown, peer};
+use futures_util::Stream;
+use inpod_proto::{
+    Class, addresses_from, addresses_to,
+    netconfig::v1::{
+        ApplyRulesRequest, ApplyRulesResponse, ClaimNetnsRequest, ClaimNetnsResponse,
+        InspectNetnsRequest, InspectNetnsResponse, ListClaimsRequest, ListClaimsResponse,
+        ReleaseNetnsRequest, ReleaseNetnsResponse, RemoveRulesRequest, RemoveRulesResponse,
+        VerifyRulesRequest, VerifyRulesResponse, WatchDriftRequest, WatchDriftResponse,
+        inspect_netns_request::Target, netconfig_service_server::NetconfigService,
+    },
+    required,
+};
+use netns::Netns;
+use tonic::{Request, Response, Status};
+use workload::{NetnsRef, SandboxRef};
+
+use crate::{
+    apply::{self, Applied},
+    claims::{Claim, Claims, proof},
+    error::{ApplyError, ClaimError, IntoFailure, RemoveError},
+    inspect, watch,
+};
+use wire::{describe, describe_process, invalid, missing, phase_of, redirection_of, refusal};
+use work::{blocking, detached};
+
+/// Answers calls.
+#[derive(Debug)]
+pub(crate) struct Handler {
+    claims: Arc<Claims>,
+    roots: Arc<[PathBuf]>,
+    instance_id: String,
+    shutdown: Shutdown,
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl Handler {
+    pub(crate) fn new(claims: Arc<Claims>, roots: Vec<PathBuf>, daemon: &Daemon) -> Self {
+        Self {
+            claims,
+            roots: roots.into(),
+            instance_id: daemon.instance_id().to_owned(),
+            shutdown: daemon.shutdown(),
+        }
+    }
+
+    /// Does something in a claimed netns when it is its turn, and tells watchers where it changed anything.
+    async fn in_turn<T, E>(
+        &self,
+        claim: Arc<Claim>,
+        changed: impl Fn(&T) -> bool + Send + 'static,
+        work: impl FnOnce(&Claim) -> Result<T, E> + Send + 'static,
+    ) -> Result<T, Status>
+    where
+        T: Send + 'static,
+        E: IntoFailure + Send + 'static,
+    {
+        let claims = Arc::clone(&self.claims);
+        detached(async move {
+            let _turn = claim.turn.lock().await;
+            if !claims.is_current(&claim) {
+                return Err(refusal(ClaimError::Unknown(claim.sandbox.clone())));
+            }
+            let result = blocking({
+                let claim = Arc::clone(&claim);
+                move || work(&claim)
+            });
+            let result = result.await;
+            if result.as_ref().map_or(true, changed) {
+                claims.touched(&claim);
+            }
+            result
+        })
+        .await
+    }
+
+    fn claim_of(
+        &self,
+        sandbox: Option<inpod_proto::types::v1::SandboxRef>,
+    ) -> Result<Arc<Claim>, Status> {
+        let sandbox: SandboxRef = required("sandbox", sandbox).map_err(invalid)?;
+        self.claims.get(&sandbox).map_err(refusal)
+    }
+}
+
+#[tonic::async_trait]
+impl NetconfigService for Handler {
+    async fn claim_netns(&self, request: Request<ClaimNetnsRequest>) -> Answer<ClaimNetnsResponse> {
+        let request = request.into_inner();
+        let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
+        let wanted: NetnsRef = required("netns", request.netns).map_err(invalid)?;
+        let expected = addresses_from(&request.addresses, "addresses").map_err(invalid)?;
+        let (claims, roots) = (Arc::clone(&self.claims), Arc::clone(&self.roots));
+        let claimed = detached(blocking(move || {
+            claim(&claims, &roots, &sandbox, &wanted, expected)
+        }));
+        let (claim, addresses) = claimed.await?;
+        Ok(Response::new(ClaimNetnsResponse {
+            instance_id: self.instance_id.clone(),
+            netns: Some(claim.netns.id().into()),
+            addresses: addresses_to(&addresses),
+        }))
+    }
+
+    async fn release_netns(
+        &self,
+        request: Request<ReleaseNetnsRequest>,
+    ) -> Answer<ReleaseNetnsResponse> {
+        let request = request.into_inner();
+        let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
+        let claims = Arc::clone(&self.claims);
+        let released = detached(async move { Ok(release(&claims, &sandbox).await) }).await?;
+        Ok(Response::new(ReleaseNetnsResponse {
+            instance_id: self.instance_id.clone(),
+            released,
+        }))
+    }
+
+    async fn list_claims(
+        &self,
+        _request: Request<ListClaimsRequest>,
+    ) -> Answer<ListClaimsResponse> {
+        let claims = self.claims.list();
+        Ok(Response::new(ListClaimsResponse {
+            instance_id: self.instance_id.clone(),
+            claims: claims.iter().map(|claim| describe(claim)).collect(),
+        }))
+    }
+
+    async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
+        let request = request.into_inner();
+        let redirection = redirection_of(request.redirection)?;
+        let claim = self.claim_of(request.sandbox)?;
+        let applied = self.in_turn(claim, |applied: &Applied| applied.changed, move |claim| {
+            let applied = apply::apply(&claim.netns, redirection, &claim.sandbox)?;
+            let fingerprint = applied.fingerprint;
+            tracing::info!(sandbox = %claim.sandbox, %fingerprint, changed = applied.changed, "Applied rules");
+            Ok::<_, ApplyError>(applied)
+        });
+        let applied = applied.await?;
+        Ok(Response::new(ApplyRulesResponse {
+            instance_id: self.instance_id.clone(),
+            fingerprint: applied.fingerprint.to_string(),
+            changed: applied.changed,
+        }))
+    }
+
+    async fn remove_rules(
+        &self,
+        request: Request<RemoveRulesRequest>,
+    ) -> Answer<RemoveRulesResponse> {
+        let request = request.into_inner();
+        let phase = phase_of(request.phase())?;
+        let claim = self.claim_of(request.sandbox)?;
+        let removed = self.in_turn(
+            claim,
+            |_| true,
+            move |claim| {
+                let captured_flows = apply::remove(&claim.netns, &claim.sandbox, phase)?;
+                tracing::info!(sandbox = %claim.sandbox, ?phase, captured_flows, "Removed rules");
+                Ok::<_, RemoveError>(captured_flows)
+            },
+        );
+        Ok(Response::new(RemoveRulesResponse {
+            captured_flows: removed.await?,
+            instance_id: self.instance_id.clone(),
+        }))
+    }
+
+    async fn verify_rules(
+        &self,
+        request: Request<VerifyRulesRequest>,
+    ) -> Answer<VerifyRulesResponse> {
+        let request = request.into_inner();
+        let redirection = redirection_of(request.redirection)?;
+        let claim = self.claim_of(request.sandbox)?;
+        // In turn, or an apply under way would look like drift.
+        let verified = self.in_turn(
+            claim,
+            |_| false,
+            move |claim| apply::verify(&claim.netns, redirection),
+        );
+        let verified = verified.await?;
+        Ok(Response::new(VerifyRulesResponse {
+            instance_id: self.instance_id.clone(),
+            fingerprint: verified.fingerprint.to_string(),
+            differences: verified.differences,
+        }))
+    }
+
+    async fn inspect_netns(
+        &self,
+        request: Request<InspectNetnsRequest>,
+    ) -> Answer<InspectNetnsResponse> {
+        let peer = peer::of(&request);
+        let answer = match request.into_inner().target {
+            Some(Target::Sandbox(sandbox)) => {
+                let claim = self.claim_of(Some(sandbox))?;
+                blocking(move || look(&claim.netns, Some(claim.sandbox.container_id.as_str())))
+                    .await?
+            }
+            Some(Target::Netns(netns)) => {
+                // A path is opened for whoever may claim it, and for nobody else.
+                peer.require(Class::Service)?;
+                let wanted: NetnsRef = required("netns", Some(netns)).map_err(invalid)?;
+                let roots = Arc::clone(&self.roots);
+                blocking(move || look(&proof::open(&wanted, &roots)?, None)).await?
+            }
+            None => return Err(missing("target")),
+        };
+        Ok(Response::new(InspectNetnsResponse {
+            instance_id: self.instance_id.clone(),
+            ..answer
+        }))
+    }
+
+    type WatchDriftStream = Pin<Box<dyn Stream<Item = Result<WatchDriftResponse, Status>> + Send>>;
+
+    async fn watch_drift(
+        &self,
+        _request: Request<WatchDriftRequest>,
+    ) -> Answer<Self::WatchDriftStream> {
+        let stream = watch::watch(Arc::clone(&self.claims), &self.instance_id);
+        Ok(Response::new(Box::pin(self.shutdown.end(stream))))
+    }
+}
+
+fn claim(
+    claims: &Claims,
+    roots: &[PathBuf],
+    sandbox: &SandboxRef,
+    wanted: &NetnsRef,
+    expected: Vec<IpAddr>,
+) -> Result<(Arc<Claim>, Vec<IpAddr>), ClaimError> {
+    let proven = proof::prove(wanted, expected, roots)?;
+    let addresses = proven.addresses.clone();
+    let claim = claims.claim(sandbox, proven)?;
+    let (netns, path) = (claim.netns.id(), claim.netns.path().display());
+    tracing::info!(%sandbox, %netns, %path, "Claimed");
+    Ok((claim, addresses))
+}
+
+/// When a change is under way, after it.
+async fn release(claims: &Claims, sandbox: &SandboxRef) -> bool {
+    let Some(claim) = claims.find(sandbox) else {
+        return false;
+    };
+    let _turn = claim.turn.lock().await;
+    let released = claims.release(&claim);
+    tracing::info!(%sandbox, released, "Released");
+    released
+}
+
+fn look(netns: &Netns, container_id: Option<&str>) -> Result<InspectNetnsResponse, ClaimError> {
+    let sockets = inspect::sockets(netns)?;
+    let processes = inspect::processes(netns, container_id)?;
+    Ok(InspectNetnsResponse {
+        instance_id: String::new(),
+        netns: Some(netns.id().into()),
+        addresses: addresses_to(&inspect::addresses(netns)?),
+        processes: processes.into_iter().map(describe_process).collect(),
+        listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
+        captured_flows: sockets.captured_flows,
+        path_intact: netns.path_intact(),
+    })
+}

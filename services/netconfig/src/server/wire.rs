@@ -1,0 +1,63 @@
+//! Between messages and what they stand for.
+
+use inpod_proto::{
+    Invalid, addresses_to, into_status,
+    netconfig::v1::{self, RemovePhase, redirection::Mode},
+};
+use tonic::Status;
+use workload::Failure;
+
+use crate::{apply::Phase, claims::Claim, error::IntoFailure, inspect, rules::Redirection};
+
+pub(super) fn describe(claim: &Claim) -> v1::Claim {
+    v1::Claim {
+        sandbox: Some((&claim.sandbox).into()),
+        netns: Some(claim.netns.id().into()),
+        path: claim.netns.path().to_string_lossy().into_owned(),
+        addresses: addresses_to(&claim.addresses),
+        since: Some(claim.since.into()),
+    }
+}
+
+pub(super) fn describe_process(process: inspect::Process) -> v1::Process {
+    let inspect::Process {
+        start_time,
+        pid,
+        command,
+        sandbox_own,
+    } = process;
+    v1::Process {
+        pid,
+        start_time,
+        command,
+        sandbox_own,
+    }
+}
+
+pub(super) fn redirection_of(redirection: Option<v1::Redirection>) -> Result<Redirection, Status> {
+    let redirection = redirection.ok_or_else(|| missing("redirection"))?;
+    match redirection.mode {
+        Some(Mode::Ambient(_)) => Ok(Redirection::Ambient),
+        None => Err(missing("redirection.mode")),
+    }
+}
+
+pub(super) fn phase_of(phase: RemovePhase) -> Result<Phase, Status> {
+    match phase {
+        RemovePhase::Drain => Ok(Phase::Drain),
+        RemovePhase::Final => Ok(Phase::Final),
+        RemovePhase::Unspecified => Err(missing("phase")),
+    }
+}
+
+pub(super) fn missing(field: &'static str) -> Status {
+    invalid(Invalid::new(field, format!("{field} is required")))
+}
+
+pub(super) fn invalid(invalid: Invalid) -> Status {
+    into_status(&Failure::from(invalid))
+}
+
+pub(super) fn refusal(error: impl IntoFailure) -> Status {
+    into_status(&error.into_failure())
+}

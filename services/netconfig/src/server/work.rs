@@ -1,0 +1,41 @@
+//! Work that outlives the call that asked for it.
+
+use std::future::Future;
+
+use tonic::Status;
+use tracing::Instrument as _;
+use workload::{Failure, Reason};
+
+use crate::error::IntoFailure;
+
+/// Runs a future to its end, even when its caller goes away: tonic then drops the handler.
+pub(super) async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Status>> + Send + 'static,
+) -> Result<T, Status> {
+    let task = tokio::spawn(work.in_current_span());
+    task.await.unwrap_or_else(|error| Err(defect(&error)))
+}
+
+/// Runs what blocks on a thread that may block, to its end.
+pub(super) async fn blocking<T, E>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, Status>
+where
+    T: Send + 'static,
+    E: IntoFailure + Send + 'static,
+{
+    let span = tracing::Span::current();
+    let task = tokio::task::spawn_blocking(move || span.in_scope(work));
+    let result = task.await.map_err(|error| defect(&error))?;
+    result.map_err(|error| {
+        let failure = error.into_failure();
+        tracing::warn!(reason = %failure.reason, error = failure.message, "Refused");
+        inpod_proto::into_status(&failure)
+    })
+}
+
+fn defect(error: &tokio::task::JoinError) -> Status {
+    tracing::error!(%error, "Work failed");
+    let failure = Failure::new(Reason::Internal, format!("netconfig failed: {error}"));
+    inpod_proto::into_status(&failure)
+}

@@ -1,0 +1,275 @@
+//! Rules, routes and ip rules in real network namespaces. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod support;
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use netconfig::{
+    apply::{Phase, apply, remove, tag_of, verify},
+    error::ApplyError,
+    rules::Redirection::Ambient,
+};
+
+use support::{Fresh, sandbox};
+
+fn applied() -> Fresh {
+    let fresh = Fresh::new();
+    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    fresh
+}
+
+fn differences(fresh: &Fresh) -> Vec<String> {
+    verify(&fresh.netns, Ambient).unwrap().differences
+}
+
+/// Everything that can be ours, as the tools show it.
+fn everything(fresh: &Fresh) -> String {
+    let shown = [
+        "rule",
+        "-6 rule",
+        "route show table all",
+        "-6 route show table all",
+    ];
+    let shown: Vec<_> = shown.iter().map(|arguments| fresh.ip(arguments)).collect();
+    shown.concat() + &fresh.nft("list ruleset")
+}
+
+/// What is there is not what belongs there; says so; and is mended.
+fn is_told_and_mended(fresh: &Fresh, named: &str) {
+    let told = differences(fresh);
+    assert!(
+        told.iter().any(|sentence| sentence.contains(named)),
+        "{named}: {told:?}"
+    );
+    assert!(
+        apply(&fresh.netns, Ambient, &sandbox("c1"))
+            .unwrap()
+            .changed
+    );
+    assert_eq!(differences(fresh), [""; 0]);
+}
+
+#[test]
+fn what_was_applied_is_there_and_applying_it_again_writes_nothing() {
+    let fresh = Fresh::new();
+    let first = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    assert_eq!(differences(&fresh), [""; 0]);
+    let before = everything(&fresh);
+    let second = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    assert_eq!((first.changed, second.changed), (true, false));
+    assert_eq!(first.fingerprint, second.fingerprint);
+    assert_eq!(everything(&fresh), before);
+    let tag = tag_of(&fresh.netns).unwrap().unwrap();
+    assert_eq!(
+        (tag.fingerprint, tag.sandbox.as_str()),
+        (first.fingerprint, "net/c1/eth0")
+    );
+}
+
+#[test]
+fn nft_lists_what_was_applied_as_it_lists_the_recorded_script() {
+    let ours = applied();
+    let theirs = Fresh::new();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ambient.nft");
+    theirs.command("nft", &["-f", script]);
+    let listed = ours.nft("list ruleset");
+    let untagged = listed
+        .lines()
+        .filter(|line| !line.contains("comment \"inpod schema="));
+    let untagged: String = untagged.map(|line| format!("{line}\n")).collect();
+    assert_ne!(untagged, listed);
+    assert_eq!(untagged, theirs.nft("list ruleset"));
+}
+
+#[test]
+fn the_routes_are_those_of_the_incumbent() {
+    let fresh = applied();
+    for family in ["-4", "-6"] {
+        let rules = fresh.ip(&format!("{family} rule"));
+        assert!(
+            rules.contains("32764:\tfrom all fwmark 0x111/0xfff lookup 100"),
+            "{rules}"
+        );
+    }
+    let v4 = fresh.ip("route show table 100");
+    assert!(
+        v4.starts_with("local default dev lo") && v4.contains("scope host"),
+        "{v4}"
+    );
+    let v6 = fresh.ip("-6 route show table 100");
+    assert!(v6.starts_with("local default dev lo"), "{v6}");
+}
+
+#[test]
+fn every_single_rule_that_is_deleted_is_told_and_mended() {
+    let fresh = applied();
+    let handles = |listed: &str| -> Vec<(String, String, String)> {
+        let (mut found, mut table, mut chain) = (Vec::new(), String::new(), String::new());
+        for line in listed.lines() {
+            let words: Vec<_> = line.split_whitespace().collect();
+            match words.as_slice() {
+                ["table", "inet", name, ..] => table = (*name).to_owned(),
+                ["chain", name, ..] => chain = (*name).to_owned(),
+                [.., "#", "handle", handle] => {
+                    found.push((table.clone(), chain.clone(), (*handle).to_owned()));
+                }
+                _ => {}
+            }
+        }
+        found
+    };
+    let listed = || handles(&fresh.command("nft", &["-a", "list", "ruleset"]));
+    let rules = listed().len();
+    assert_eq!(rules, 9);
+    for rule in 0..rules {
+        let (table, chain, handle) = listed().swap_remove(rule);
+        fresh.nft(&format!("delete rule inet {table} {chain} handle {handle}"));
+        is_told_and_mended(&fresh, &format!("is missing in {table} {chain}"));
+    }
+}
+
+#[test]
+fn a_chain_a_table_a_route_and_an_ip_rule_that_is_deleted_is_told_and_mended() {
+    let fresh = applied();
+    fresh.nft("flush chain inet inpod-nat output; delete chain inet inpod-nat output");
+    is_told_and_mended(&fresh, "chain inpod-nat output is missing");
+    fresh.nft("delete table inet inpod-mangle");
+    is_told_and_mended(&fresh, "table inpod-mangle is missing");
+    fresh.nft("flush ruleset");
+    is_told_and_mended(&fresh, "table inpod-nat is missing");
+    for (family, name) in [("-4", "IPv4"), ("-6", "IPv6")] {
+        fresh.ip(&format!("{family} rule del pref 32764"));
+        is_told_and_mended(&fresh, &format!("the {name} ip rule"));
+        fresh.ip(&format!(
+            "{family} route del local default dev lo table 100"
+        ));
+        is_told_and_mended(&fresh, &format!("the {name} route"));
+    }
+}
+
+#[test]
+fn what_others_add_to_or_change_in_our_tables_is_told_and_mended() {
+    let fresh = applied();
+    fresh.nft("insert rule inet inpod-nat output limit rate 1/second accept");
+    is_told_and_mended(
+        &fresh,
+        "rule `<limit> accept` is foreign in inpod-nat output",
+    );
+    fresh.nft("add chain inet inpod-nat theirs");
+    is_told_and_mended(&fresh, "chain inpod-nat theirs is foreign");
+    fresh.nft("add set inet inpod-nat theirs { type ipv4_addr; }");
+    is_told_and_mended(&fresh, "holds 1 foreign sets or objects");
+    fresh.nft("add chain inet inpod-mangle output { policy drop; }");
+    is_told_and_mended(&fresh, "policy drop");
+}
+
+#[test]
+fn a_last_removal_leaves_nothing_and_can_be_repeated() {
+    let fresh = Fresh::new();
+    let before = everything(&fresh);
+    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    assert_ne!(everything(&fresh), before);
+    for _ in 0..2 {
+        assert_eq!(
+            remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap(),
+            0
+        );
+        assert_eq!(everything(&fresh), before);
+    }
+    assert_eq!(tag_of(&fresh.netns).unwrap(), None);
+}
+
+#[test]
+fn a_drain_replaces_capture_keeps_the_rest_and_can_be_repeated() {
+    let fresh = applied();
+    let mangle = fresh.nft("list table inet inpod-mangle");
+    let tag = tag_of(&fresh.netns).unwrap();
+    for _ in 0..2 {
+        remove(&fresh.netns, &sandbox("c1"), Phase::Drain).unwrap();
+        let nat = fresh.nft("list table inet inpod-nat");
+        assert!(!nat.contains("redirect"), "{nat}");
+        assert_eq!(nat.matches("ct state new counter").count(), 2, "{nat}");
+        assert_eq!(fresh.nft("list table inet inpod-mangle"), mangle);
+    }
+    assert_ne!(tag_of(&fresh.netns).unwrap(), tag);
+    is_told_and_mended(&fresh, "redirect to :15001` is missing in inpod-nat output");
+    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
+    remove(&fresh.netns, &sandbox("c1"), Phase::Drain).unwrap();
+    assert_eq!(fresh.nft("list ruleset"), "");
+}
+
+#[test]
+fn tables_rules_and_routes_of_others_stay() {
+    let fresh = Fresh::new();
+    fresh.nft("add table inet theirs { chain output { type nat hook output priority -100; }; }");
+    fresh.nft("add table ip inpod-nat");
+    fresh.ip("rule add fwmark 0x7/0xff pref 32764 lookup 100");
+    fresh.ip("route add local 10.1.0.0/16 dev lo table 100");
+    let before = everything(&fresh);
+    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    assert_eq!(differences(&fresh), [""; 0]);
+    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
+    assert_eq!(everything(&fresh), before);
+}
+
+#[test]
+fn an_equal_route_and_rule_of_others_are_used_and_not_taken_away() {
+    let fresh = Fresh::new();
+    fresh.ip("rule add fwmark 0x111/0xfff pref 32764 lookup 100");
+    fresh.ip("route add local default dev lo table 100");
+    let before = everything(&fresh);
+    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    assert_eq!(differences(&fresh), [""; 0]);
+    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
+    assert_eq!(everything(&fresh), before);
+}
+
+#[test]
+fn a_netns_without_ipv6_gets_no_ipv6_routes() {
+    let fresh = Fresh::new();
+    fresh.run(|| std::fs::write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "1").unwrap());
+    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    assert_eq!(differences(&fresh), [""; 0]);
+    assert!(!fresh.ip("-6 rule").contains("32764"));
+    assert!(fresh.ip("rule").contains("32764"));
+    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
+}
+
+#[test]
+fn a_netns_whose_loopback_is_down_is_refused_and_left_as_it_was() {
+    let fresh = Fresh::down();
+    let before = everything(&fresh);
+    let error = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap_err();
+    assert!(matches!(error, ApplyError::Kernel { .. }), "{error:?}");
+    assert_eq!(everything(&fresh), before);
+}
+
+/// A table that another process owns cannot be replaced; what had been added by then goes.
+#[test]
+fn a_refused_transaction_takes_routes_and_rules_back() {
+    let fresh = Fresh::new();
+    let mut nft = Command::new("nft");
+    nft.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut owner = fresh.run(move || nft.spawn()).unwrap();
+    let script = b"add table inet inpod-nat { flags owner; }\n";
+    owner.stdin.as_mut().unwrap().write_all(script).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !fresh.nft("list ruleset").contains("owner") {
+        assert!(Instant::now() < deadline, "nft did not make its table");
+    }
+    let before = everything(&fresh);
+    let error = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap_err();
+    assert!(
+        matches!(&error, ApplyError::Kernel { undo_failures, .. } if undo_failures.is_empty()),
+        "{error:?}"
+    );
+    assert_eq!(everything(&fresh), before);
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+}

@@ -1,0 +1,182 @@
+//! A netconfig process, and its calls as short as a test wants them.
+
+use std::{
+    io::{Read as _, Write as _},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+use inpod_proto::{
+    failure_of,
+    netconfig::v1::{
+        AmbientRedirection, ClaimNetnsRequest, ClaimNetnsResponse, FetchNetnsRequest,
+        FetchNetnsResponse, ListClaimsRequest, Redirection, ReleaseNetnsRequest,
+        VerifyRulesRequest, netconfig_service_client::NetconfigServiceClient, redirection::Mode,
+    },
+    types::v1::{NetnsId, NetnsRef, SandboxRef},
+};
+use prost::Message as _;
+use sendfd::RecvWithFd as _;
+use tempfile::TempDir;
+use tonic::{Code, Status, transport::Channel};
+use workload::Reason;
+
+use crate::support::{Fresh, sandbox};
+
+/// A running netconfig.
+pub(crate) struct Netconfig {
+    pub(crate) process: Child,
+    run_dir: TempDir,
+    pub(crate) client: NetconfigServiceClient<Channel>,
+}
+
+impl Netconfig {
+    pub(crate) async fn start() -> Self {
+        let run_dir = tempfile::tempdir().unwrap();
+        let process = Command::new(env!("CARGO_BIN_EXE_netconfig"))
+            .env("INPOD_RUN_DIR", run_dir.path())
+            .env("INPOD_PEER", "uid")
+            .env("INPOD_NETNS_ROOTS", "/proc")
+            .env("INPOD_SWEEP_SECONDS", "1")
+            .spawn()
+            .unwrap();
+        let channel = daemon::channel(&daemon::socket(run_dir.path(), "netconfig"));
+        let mut client = NetconfigServiceClient::new(channel);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while client.list_claims(ListClaimsRequest {}).await.is_err() {
+            assert!(Instant::now() < deadline, "netconfig does not serve");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Self {
+            process,
+            run_dir,
+            client,
+        }
+    }
+
+    pub(crate) async fn claim(
+        &mut self,
+        name: &str,
+        fresh: &Fresh,
+    ) -> Result<ClaimNetnsResponse, Status> {
+        self.claim_at(name, netns_ref(fresh), &["10.9.0.1"]).await
+    }
+
+    pub(crate) async fn claim_at(
+        &mut self,
+        name: &str,
+        netns: NetnsRef,
+        addresses: &[&str],
+    ) -> Result<ClaimNetnsResponse, Status> {
+        let request = ClaimNetnsRequest {
+            sandbox: wire(name),
+            netns: Some(netns),
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+        };
+        Ok(self.client.claim_netns(request).await?.into_inner())
+    }
+
+    pub(crate) async fn claims(&mut self) -> Vec<String> {
+        let response = self.client.list_claims(ListClaimsRequest {}).await.unwrap();
+        let claims = response.into_inner().claims.into_iter();
+        let sandboxes = claims.map(|claim| claim.sandbox.unwrap().try_into().unwrap());
+        sandboxes
+            .map(|sandbox: workload::SandboxRef| sandbox.to_string())
+            .collect()
+    }
+
+    pub(crate) async fn release(&mut self, name: &str) -> bool {
+        let request = ReleaseNetnsRequest {
+            sandbox: wire(name),
+        };
+        let response = self.client.release_netns(request).await.unwrap();
+        response.into_inner().released
+    }
+
+    pub(crate) async fn differences(&mut self, name: &str) -> Vec<String> {
+        let request = VerifyRulesRequest {
+            sandbox: wire(name),
+            redirection: ambient(),
+        };
+        let response = self.client.verify_rules(request).await.unwrap();
+        response.into_inner().differences
+    }
+
+    /// Asks for a descriptor as the broker does.
+    pub(crate) fn fetch(
+        &self,
+        name: &str,
+        netns: NetnsId,
+    ) -> (FetchNetnsResponse, Option<OwnedFd>) {
+        let mut stream = UnixStream::connect(self.run_dir.path().join("netns/netns.sock")).unwrap();
+        let request = FetchNetnsRequest {
+            sandbox: wire(name),
+            netns: Some(netns),
+        };
+        let bytes = request.encode_to_vec();
+        let length = u32::try_from(bytes.len()).unwrap();
+        stream.write_all(&length.to_be_bytes()).unwrap();
+        stream.write_all(&bytes).unwrap();
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).unwrap();
+        let mut bytes = vec![0; u32::from_be_bytes(length).try_into().unwrap()];
+        stream.read_exact(&mut bytes).unwrap();
+        (
+            FetchNetnsResponse::decode(bytes.as_slice()).unwrap(),
+            descriptor(&stream),
+        )
+    }
+}
+
+impl Drop for Netconfig {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+fn descriptor(stream: &UnixStream) -> Option<OwnedFd> {
+    let (mut byte, mut descriptors) = ([0; 1], [0; 1]);
+    let (_, count) = stream.recv_with_fd(&mut byte, &mut descriptors).unwrap();
+    (count == 1).then(|| {
+        let path = format!("/proc/self/fd/{}", descriptors[0]);
+        let file = std::fs::File::open(path).unwrap();
+        nix::unistd::close(descriptors[0]).unwrap();
+        file.into()
+    })
+}
+
+pub(crate) fn wire(name: &str) -> Option<SandboxRef> {
+    Some((&sandbox(name)).into())
+}
+
+pub(crate) fn netns_ref(fresh: &Fresh) -> NetnsRef {
+    at(fresh.netns.path().to_str().unwrap())
+}
+
+/// A path of which nothing else is known.
+pub(crate) fn at(path: &str) -> NetnsRef {
+    NetnsRef {
+        path: path.to_owned(),
+        ..NetnsRef::default()
+    }
+}
+
+pub(crate) fn ambient() -> Option<Redirection> {
+    Some(Redirection {
+        mode: Some(Mode::Ambient(AmbientRedirection {})),
+    })
+}
+
+pub(crate) fn pod_netns() -> Fresh {
+    let fresh = Fresh::new();
+    fresh.ip("link add eth0 type veth peer name peer");
+    fresh.ip("addr add 10.9.0.1/24 dev eth0");
+    fresh.ip("link set eth0 up");
+    fresh
+}
+
+pub(crate) fn refusal(status: &Status) -> (Code, Reason) {
+    (status.code(), failure_of(status).reason)
+}

@@ -1,0 +1,118 @@
+//! A netns for one test, made by a thread that leaves the machine's own one and stays in the new one.
+
+use std::{
+    path::PathBuf,
+    process::Command,
+    sync::mpsc::{Receiver, Sender, channel},
+    thread::JoinHandle,
+};
+
+use netns::Netns;
+use nix::sched::{CloneFlags, unshare};
+use workload::SandboxRef;
+
+/// A netns with `lo` up. It has a path as long as this lives.
+pub(crate) struct Fresh {
+    pub(crate) netns: Netns,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+impl Fresh {
+    pub(crate) fn new() -> Self {
+        let fresh = Self::down();
+        fresh.ip("link set lo up");
+        fresh
+    }
+
+    /// With `lo` down, as the kernel makes it.
+    pub(crate) fn down() -> Self {
+        assert!(
+            nix::unistd::geteuid().is_root(),
+            "the kernel tests make network namespaces: run them as root"
+        );
+        let (jobs, queue) = channel();
+        let (opened, netns) = channel();
+        let thread = std::thread::spawn(move || live_in_a_new_netns(&opened, &queue));
+        let netns: Netns = netns.recv().unwrap();
+        Self {
+            netns,
+            jobs: Some(jobs),
+            thread: Some(thread),
+        }
+    }
+
+    /// Runs something on the thread that lives in the netns.
+    pub(crate) fn run<T: Send + 'static>(&self, f: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, result) = channel();
+        let job = Box::new(move || done.send(f()).unwrap());
+        self.jobs.as_ref().unwrap().send(job).unwrap();
+        result.recv().unwrap()
+    }
+
+    /// Runs a command in the netns and gives back what it printed.
+    pub(crate) fn command(&self, program: &'static str, arguments: &[&str]) -> String {
+        let arguments: Vec<_> = arguments.iter().map(|&text| text.to_owned()).collect();
+        let mut command = Command::new(program);
+        command.args(&arguments);
+        let output = self.run(move || command.output()).unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {arguments:?}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub(crate) fn ip(&self, arguments: &str) -> String {
+        let arguments: Vec<_> = arguments.split(' ').collect();
+        self.command("ip", &arguments)
+    }
+
+    pub(crate) fn nft(&self, script: &str) -> String {
+        self.command("nft", &[script])
+    }
+
+    /// Ends the thread; the path is gone then, the netns is not.
+    pub(crate) fn abandon(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Fresh {
+    fn drop(&mut self) {
+        self.abandon();
+    }
+}
+
+fn live_in_a_new_netns(opened: &Sender<Netns>, queue: &Receiver<Job>) {
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    let task = std::fs::read_link("/proc/thread-self").unwrap();
+    let path = PathBuf::from("/proc").join(task).join("ns/net");
+    let netns = Netns::open(&path, &roots()).unwrap();
+    let machines = ["/proc/1/ns/net", "/proc/self/ns/net"];
+    // That of process 1 may not be readable; then it is this process's, which always is.
+    let is_machines = |path: &str| netns.is_at(path.as_ref()).unwrap_or(false);
+    assert!(
+        !machines.into_iter().any(is_machines),
+        "the machine's own netns must never be under test"
+    );
+    opened.send(netns).unwrap();
+    while let Ok(job) = queue.recv() {
+        job();
+    }
+}
+
+pub(crate) fn roots() -> Vec<PathBuf> {
+    vec!["/proc".into(), "/run/netns".into()]
+}
+
+pub(crate) fn sandbox(container_id: &str) -> SandboxRef {
+    SandboxRef {
+        network_name: "net".parse().unwrap(),
+        container_id: container_id.parse().unwrap(),
+        ifname: "eth0".parse().unwrap(),
+    }
+}
