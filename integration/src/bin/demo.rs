@@ -1,0 +1,343 @@
+//! The story of a pod that joins the mesh, told on the terminal. Run it through `integration/demo`.
+
+use std::{
+    io::{self, Write as _},
+    net::SocketAddr,
+    path::Path,
+    process::{Command, ExitCode},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{Access, App, Call, Node, Pod, SERVICES, Spec, ask, eventually, run};
+
+const PORT: u16 = 8080;
+
+fn main() -> ExitCode {
+    let keep = std::env::args().any(|argument| argument == "--keep");
+    match story(keep) {
+        Ok(()) => {
+            heading("Verdict: everything went as promised.");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            heading("Verdict: FAILED.");
+            say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn say(text: &str) {
+    // A reader who has gone needs no story.
+    writeln!(io::stdout(), "{text}").unwrap_or_default();
+}
+
+fn heading(text: &str) {
+    say(&format!("\n\x1b[1m{text}\x1b[0m"));
+}
+
+/// The same, set in as a quotation.
+fn quote(text: &str) {
+    text.trim_end()
+        .lines()
+        .for_each(|line| say(&format!("    {line}")));
+}
+
+fn story(keep: bool) -> anyhow::Result<()> {
+    let node = set_up()?;
+    heading(
+        "2. Three pods: client and server carry the label istio.io/dataplane-mode=ambient, outsider does not",
+    );
+    let client = node.sandbox(Spec::new("client").ambient())?;
+    let server = node.sandbox(Spec::new("server").ambient())?;
+    let outsider = node.sandbox(Spec::new("outsider"))?;
+    let apps = [
+        App::start(&server.netns, PORT)?,
+        App::start(&outsider.netns, PORT)?,
+    ];
+    for pod in [&client, &server, &outsider] {
+        say(&format!(
+            "    {:9} {} {}  netns {}",
+            pod.spec.name,
+            pod.v4,
+            pod.v6,
+            pod.path().display()
+        ));
+    }
+    added(&node, &server)?;
+    for pod in [&client, &outsider] {
+        let outcome = node.add(pod)?;
+        say(&format!(
+            "    ADD of {}: exit {} after {:.1?}",
+            pod.spec.name, outcome.code, outcome.took
+        ));
+    }
+    explained(&node, &server)?;
+    in_the_netns(&server)?;
+    requests(&node, [&client, &server, &outsider])?;
+    if keep {
+        return play(&node, &server);
+    }
+    // A runtime stops the containers first.
+    drop(apps);
+    deleted(&node, server)?;
+    deleted(&node, client)?;
+    node.del(&outsider)
+}
+
+fn set_up() -> anyhow::Result<Node> {
+    heading("1. A node: a network namespace with a bridge, the three services, and a ztunnel");
+    let node = Node::new()?;
+    for service in SERVICES {
+        node.start(service)?;
+        say(&format!(
+            "    {service:15} serves {}",
+            daemon::socket(&node.run_dir(), service).display()
+        ));
+    }
+    node.start_ztunnel(&[])?;
+    say(
+        "    reference-ztunnel connects to the broker's ZDS socket (a stock one would do the same)",
+    );
+    node.ready()?;
+    say("    all are ready");
+    Ok(node)
+}
+
+fn added(node: &Node, pod: &Pod) -> anyhow::Result<()> {
+    heading("3. The runtime's ADD for server, exactly as containerd sends it");
+    let call = node.call(Call::add, pod);
+    for (name, value) in call
+        .environment
+        .iter()
+        .filter(|(name, _)| name.starts_with("CNI_"))
+    {
+        say(&format!("    {name}={value}"));
+    }
+    quote(&format!("stdin: {}", call.stdin));
+    let outcome = call.run()?;
+    ensure!(outcome.code == 0, "ADD was refused: {}", outcome.stdout);
+    say(&format!(
+        "  exit {} after {:.1?}; stdout is the chain's result, byte for byte:",
+        outcome.code, outcome.took
+    ));
+    quote(&outcome.stdout);
+    Ok(())
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "integration/demo tells where grpcurl is"
+)]
+fn grpcurl() -> String {
+    std::env::var("GRPCURL").unwrap_or_else(|_| "grpcurl".to_owned())
+}
+
+fn explain_arguments(node: &Node, pod: &Pod) -> [String; 8] {
+    let socket = daemon::socket(&node.run_dir(), "pod-events")
+        .display()
+        .to_string();
+    let selector = format!(
+        r#"{{"pod":{{"namespace":"{}","name":"{}"}}}}"#,
+        pod.spec.namespace, pod.spec.name
+    );
+    let call = "inpod.podevents.v1.PodEventsService/ExplainPod".to_owned();
+    [
+        "-plaintext".into(),
+        "-unix".into(),
+        "-authority".into(),
+        "localhost".into(),
+        "-d".into(),
+        selector,
+        socket,
+        call,
+    ]
+}
+
+fn explained(node: &Node, pod: &Pod) -> anyhow::Result<()> {
+    heading("4. The decision and everything behind it: ExplainPod, asked with grpcurl");
+    let arguments = explain_arguments(node, pod);
+    say(&format!("    grpcurl {}", shell(&arguments)));
+    let answer = run(&grpcurl(), &arguments)?;
+    quote(&answer);
+    ensure!(
+        answer.contains("POD_STATE_ENROLLED"),
+        "the pod is not enrolled"
+    );
+    Ok(())
+}
+
+/// As a person would type it.
+fn shell(arguments: &[String]) -> String {
+    let quoted = arguments.iter().map(|word| {
+        if word.contains('{') {
+            format!("'{word}'")
+        } else {
+            word.clone()
+        }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+fn in_the_netns(pod: &Pod) -> anyhow::Result<()> {
+    heading("5. Inside the netns of server: the rules (nft list ruleset)");
+    quote(&pod.ruleset()?);
+    say("  the rule and the route that bring answers back to ztunnel:");
+    quote(
+        &pod.traces()?
+            .into_iter()
+            .filter(|line| !line.starts_with("table"))
+            .collect::<Vec<_>>()
+            .join("\n"),
+    );
+    heading(
+        "6. Inside the netns of server: ztunnel's listeners beside the application's (ss -ltn)",
+    );
+    quote(&pod.exec(&["ss", "-ltn"])?);
+    Ok(())
+}
+
+fn requests(node: &Node, [client, server, outsider]: [&Pod; 3]) -> anyhow::Result<()> {
+    heading("7. Requests: which listeners took each, and which source address the application saw");
+    let expected = [
+        (client, server, vec![("client", 15001), ("server", 15006)]),
+        (outsider, server, vec![("server", 15006)]),
+        (client, outsider, vec![("client", 15001)]),
+        (server, server, vec![]),
+    ];
+    for (from, to, wanted) in expected {
+        for (source, address) in from.addresses().into_iter().zip(to.addresses()) {
+            let before = node.accesses()?.len();
+            let seen = ask(&from.netns, SocketAddr::new(address, PORT))?;
+            let taken = accepted(node, before, [client, server, outsider])?;
+            let path: Vec<_> = taken
+                .iter()
+                .map(|(pod, port)| format!("{pod}:{port}"))
+                .collect();
+            let path = if path.is_empty() {
+                "direct".to_owned()
+            } else {
+                path.join(" -> ")
+            };
+            say(&format!(
+                "    {:8} -> {:8} {address:13}  {path:30} source seen: {seen}",
+                from.spec.name, to.spec.name
+            ));
+            ensure!(taken == wanted, "expected {wanted:?}");
+            ensure!(seen == source, "expected the source {source}");
+        }
+    }
+    Ok(())
+}
+
+fn accepted<'a>(
+    node: &Node,
+    before: usize,
+    pods: [&'a Pod; 3],
+) -> anyhow::Result<Vec<(&'a str, u64)>> {
+    let name = |access: &Access| {
+        pods.iter()
+            .find(|pod| pod.spec.uid == access.uid)
+            .map(|pod| pod.spec.name.as_str())
+    };
+    let new = node
+        .accesses()?
+        .into_iter()
+        .skip(before)
+        .filter(|access| access.event == "accepted");
+    new.map(|access| {
+        Ok((
+            name(&access).context("a listener of an unknown pod")?,
+            access.listener,
+        ))
+    })
+    .collect()
+}
+
+fn deleted(node: &Node, pod: Pod) -> anyhow::Result<()> {
+    heading(&format!(
+        "8. The runtime's two DELs for {}, and the clean end",
+        pod.spec.name
+    ));
+    node.del(&pod)?;
+    let Pod {
+        spec, veth, netns, ..
+    } = pod;
+    // The story's own descriptor would keep the netns alive.
+    drop(netns);
+    eventually(
+        "the host side of the veth is gone",
+        Duration::from_secs(1),
+        || {
+            ensure!(
+                !link_is_there(node.netns().path(), &veth),
+                "{veth} is there"
+            );
+            anyhow::Ok(())
+        },
+    )?;
+    let (claims, workloads) = (node.api().claims()?, node.api().workloads()?.workloads);
+    ensure!(
+        claims
+            .iter()
+            .all(|claim| claim.path != format!("/run/netns/{}", spec.name)),
+        "the claim is held"
+    );
+    say(&format!(
+        "    {veth} is gone; claims held: {}, workloads desired: {}",
+        claims.len(),
+        workloads.len()
+    ));
+    Ok(())
+}
+
+fn link_is_there(netns: &Path, link: &str) -> bool {
+    run(
+        "nsenter",
+        &[
+            &format!("--net={}", netns.display()),
+            "ip",
+            "link",
+            "show",
+            link,
+        ],
+    )
+    .is_ok()
+}
+
+fn play(node: &Node, server: &Pod) -> anyhow::Result<()> {
+    heading("8. Everything is left running. In this shell, for example:");
+    let pods_socket = daemon::socket(&node.run_dir(), "pod-events");
+    let manifests = node.manifests();
+    quote(&format!(
+        "grpcurl {}",
+        shell(&explain_arguments(node, server))
+    ));
+    quote(&format!(
+        "grpcurl -plaintext -unix -authority localhost {} list",
+        pods_socket.display()
+    ));
+    quote(&format!(
+        "nsenter --net={} nft list ruleset",
+        server.path().display()
+    ));
+    quote(&format!(
+        "sed -i s/ambient/none/ {}/shop-server.yaml      # withdraws server",
+        manifests.display()
+    ));
+    quote(&format!("tail -f {}", node.access_log().display()));
+    say("  Leave the shell (exit) to end everything.");
+    let directory = tempfile::tempdir_in("/run")?;
+    std::os::unix::fs::symlink(grpcurl(), directory.path().join("grpcurl"))?;
+    let path = format!(
+        "{}:/usr/sbin:/usr/bin:/sbin:/bin",
+        directory.path().display()
+    );
+    let mut shell = Command::new("bash");
+    shell
+        .args(["--norc", "-i"])
+        .env("PS1", "inpod-demo# ")
+        .env("PATH", path);
+    shell.status().context("cannot start a shell").map(drop)
+}

@@ -1,0 +1,73 @@
+use std::{net::SocketAddr, path::Path};
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use crate::Pod;
+
+/// One line of the reference ztunnel's access log: a connection that it took.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Access {
+    /// `accepted` or `closed`.
+    pub event: String,
+    /// The UID of the pod in whose netns it was taken.
+    pub uid: String,
+    /// The port it was taken on.
+    pub listener: u64,
+    /// Where the connection was going.
+    pub destination: Option<SocketAddr>,
+    /// Where it came from.
+    pub source: Option<SocketAddr>,
+    /// Why it failed.
+    pub error: Option<String>,
+}
+
+impl Access {
+    /// Every line so far.
+    ///
+    /// # Errors
+    ///
+    /// When the log is not there or not of the form that is known.
+    pub fn read(log: &Path) -> anyhow::Result<Vec<Self>> {
+        let text = std::fs::read_to_string(log).with_context(|| format!("no {}", log.display()))?;
+        text.lines().map(Self::parse).collect()
+    }
+
+    fn parse(line: &str) -> anyhow::Result<Self> {
+        let line: Value = serde_json::from_str(line).with_context(|| format!("no JSON: {line}"))?;
+        let text = |name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
+        Ok(Self {
+            event: text("event").context("event")?,
+            uid: text("uid").context("uid")?,
+            listener: line
+                .get("listener")
+                .and_then(Value::as_u64)
+                .context("listener")?,
+            destination: text("original_destination").and_then(|text| text.parse().ok()),
+            source: text("source").and_then(|text| text.parse().ok()),
+            error: text("error"),
+        })
+    }
+}
+
+/// How many packets the rules of a pod have counted whose text contains `rule`.
+///
+/// # Errors
+///
+/// When nft fails.
+pub fn counters(pod: &Pod, rule: &str) -> anyhow::Result<u64> {
+    let ruleset = pod.ruleset()?;
+    let packets = |line: &str| {
+        line.split_once("counter packets ")?
+            .1
+            .split(' ')
+            .next()?
+            .parse::<u64>()
+            .ok()
+    };
+    Ok(ruleset
+        .lines()
+        .filter(|line| line.contains(rule))
+        .filter_map(packets)
+        .sum())
+}

@@ -1,0 +1,55 @@
+//! The proof: a node in namespaces, real clients, and scenarios over the real binaries.
+//!
+//! A [`Node`] is a network namespace with a bridge and a directory of its own; its services, its ztunnel and the plugin
+//! are the real binaries, run as an operator and a container runtime would run them. A [`Pod`] is a network namespace
+//! with a veth, as a CNI chain leaves it. Everything runs behind `integration/isolate`; [`guard`] refuses to run
+//! elsewhere.
+
+mod api;
+mod evidence;
+mod guard;
+mod node;
+mod plugin;
+mod pod;
+mod process;
+mod traffic;
+
+pub use api::Api;
+pub use evidence::{Access, counters};
+pub use guard::guard;
+pub use node::{Node, SERVICES};
+pub use plugin::{Call, Outcome};
+pub use pod::{Pod, Spec, fresh_netns};
+pub use process::{bin, run};
+pub use traffic::{App, ask, connect, connect_marked, exchange, source_seen};
+
+use std::{
+    fmt::Display,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How long the harness waits for what should be so at once. Machines are noisy.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until something holds.
+///
+/// # Errors
+///
+/// After `patience`, with what was last found instead.
+pub fn eventually<T, E: Display>(
+    what: &str,
+    patience: Duration,
+    mut look: impl FnMut() -> Result<T, E>,
+) -> anyhow::Result<T> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match look() {
+            Ok(found) => return Ok(found),
+            Err(error) if Instant::now() >= deadline => {
+                anyhow::bail!("not in {patience:?}: {what}: {error}")
+            }
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use netns::Netns;
+use nix::sched::{CloneFlags, unshare};
+
+use crate::run;
+
+/// What a manifest says of a pod.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+    /// The value of its label `istio.io/dataplane-mode`.
+    pub mode: Option<String>,
+}
+
+impl Spec {
+    /// A pod of the namespace `shop` without labels.
+    pub fn new(name: &str) -> Self {
+        Self {
+            namespace: "shop".to_owned(),
+            name: name.to_owned(),
+            uid: format!("{name}-0000-1111-2222-333333333333"),
+            mode: None,
+        }
+    }
+
+    /// The same pod, labelled.
+    #[must_use]
+    pub fn ambient(self) -> Self {
+        Self {
+            mode: Some("ambient".to_owned()),
+            ..self
+        }
+    }
+
+    /// The manifest, as kubectl writes it.
+    pub fn manifest(&self, node: &str) -> String {
+        let Self {
+            namespace,
+            name,
+            uid,
+            mode,
+        } = self;
+        let label = mode
+            .as_ref()
+            .map(|mode| format!("\n    istio.io/dataplane-mode: {mode}"))
+            .unwrap_or_default();
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  uid: {uid}\n  labels:\n    \
+             app: {name}{label}\nspec:\n  nodeName: {node}\n  serviceAccountName: sa-{name}\n  containers:\n  - name: app\n    \
+             image: app\nstatus:\n  phase: Running\n"
+        )
+    }
+}
+
+/// A sandbox: a network namespace as a CNI chain leaves it.
+#[derive(Debug)]
+pub struct Pod {
+    /// The pod it is of.
+    pub spec: Spec,
+    /// The container's id.
+    pub container_id: String,
+    /// The network namespace.
+    pub netns: Netns,
+    /// The host side of its veth.
+    pub veth: String,
+    /// Its address.
+    pub v4: Ipv4Addr,
+    /// Its other address.
+    pub v6: Ipv6Addr,
+}
+
+impl Pod {
+    /// Both addresses.
+    pub fn addresses(&self) -> [IpAddr; 2] {
+        [self.v4.into(), self.v6.into()]
+    }
+
+    /// Where the netns is.
+    pub fn path(&self) -> &Path {
+        self.netns.path()
+    }
+
+    /// Runs a command in the pod's netns.
+    ///
+    /// # Errors
+    ///
+    /// When it fails.
+    pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
+        exec_in(self.path(), command)
+    }
+
+    /// The rules in the pod's netns, as nft prints them.
+    ///
+    /// # Errors
+    ///
+    /// When nft fails.
+    pub fn ruleset(&self) -> anyhow::Result<String> {
+        self.exec(&["nft", "list", "ruleset"])
+    }
+
+    /// Everything of inpod's that is in the pod's netns: tables, ip rules and routes, a line each.
+    ///
+    /// # Errors
+    ///
+    /// When a command fails.
+    pub fn traces(&self) -> anyhow::Result<Vec<String>> {
+        let commands: [&[&str]; 5] = [
+            &["nft", "list", "tables"],
+            &["ip", "rule", "list", "pref", "32764"],
+            &["ip", "-6", "rule", "list", "pref", "32764"],
+            &["ip", "route", "show", "table", "100"],
+            &["ip", "-6", "route", "show", "table", "100"],
+        ];
+        let mut traces = Vec::new();
+        for command in commands {
+            // A routing table that never had a route does not exist, which ip calls an error.
+            let text = self.exec(command).or_else(|error| {
+                if command.contains(&"100") {
+                    Ok(String::new())
+                } else {
+                    Err(error)
+                }
+            })?;
+            traces.extend(text.lines().map(str::to_owned));
+        }
+        Ok(traces)
+    }
+
+    /// What the runtime does after DEL.
+    ///
+    /// # Errors
+    ///
+    /// When ip fails.
+    pub fn unmount(&self) -> anyhow::Result<()> {
+        let name = self.path().file_name().context("a netns has a name")?;
+        run("ip", &["netns".as_ref(), "del".as_ref(), name]).map(drop)
+    }
+}
+
+/// Runs a command in a netns.
+pub(crate) fn exec_in(netns: &Path, command: &[&str]) -> anyhow::Result<String> {
+    let net = format!("--net={}", netns.display());
+    let arguments: Vec<&str> = std::iter::once(net.as_str())
+        .chain(command.iter().copied())
+        .collect();
+    run("nsenter", &arguments)
+}
+
+/// Makes a network namespace with a name, as `ip netns add` does, and opens it.
+pub(crate) fn make_netns(name: &str) -> anyhow::Result<Netns> {
+    run("ip", &["netns", "add", name])?;
+    let path = PathBuf::from("/run/netns").join(name);
+    // `lo` is up in every pod: runtimes see to it before CNI.
+    exec_in(&path, &["ip", "link", "set", "lo", "up"])?;
+    Ok(Netns::open(&path, &["/run/netns".into()])?)
+}
+
+/// Puts the current thread into a network namespace without a name. For benchmarks that need many.
+///
+/// # Errors
+///
+/// Without the right to.
+pub fn fresh_netns() -> anyhow::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")
+}

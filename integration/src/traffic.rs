@@ -1,0 +1,158 @@
+//! Connections from inside a network namespace, and applications there. A socket stays in the namespace it was made in,
+//! so that nothing of this is a process in the pod.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use netns::Netns;
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// How long one step of a connection may take.
+const STEP: Duration = Duration::from_secs(5);
+
+/// An application in a pod: tells each client the source address that it saw, then echoes.
+#[derive(Debug)]
+pub struct App {
+    stop: Arc<AtomicBool>,
+    port: u16,
+}
+
+impl App {
+    /// Listens on a port, IPv4 and IPv6.
+    ///
+    /// # Errors
+    ///
+    /// When the port cannot be had.
+    pub fn start(netns: &Netns, port: u16) -> anyhow::Result<Self> {
+        let listener = netns
+            .within(|| listen(port))?
+            .with_context(|| format!("cannot listen on {port}"))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                match listener.accept() {
+                    Ok((stream, peer)) => drop(thread::spawn(move || serve(stream, peer))),
+                    Err(_) => thread::sleep(Duration::from_millis(2)),
+                }
+            }
+        });
+        Ok(Self { stop, port })
+    }
+
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn listen(port: u16) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_only_v6(false)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&SocketAddr::from(([0_u16; 8], port)).into())?;
+    socket.listen(128)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// A client that goes away is no error of the application.
+fn serve(mut stream: TcpStream, peer: SocketAddr) {
+    let served = (|| -> io::Result<()> {
+        stream.set_nonblocking(false)?;
+        writeln!(stream, "{}", peer.ip().to_canonical())?;
+        let mut buffer = [0; 4096];
+        loop {
+            match stream.read(&mut buffer)? {
+                0 => return Ok(()),
+                read => stream.write_all(buffer.get(..read).unwrap_or_default())?,
+            }
+        }
+    })();
+    served.unwrap_or_default();
+}
+
+/// Connects from inside a netns.
+///
+/// # Errors
+///
+/// When the connection cannot be made in time.
+pub fn connect(netns: &Netns, to: SocketAddr) -> anyhow::Result<TcpStream> {
+    connect_marked(netns, to, None)
+}
+
+/// Connects from inside a netns with a mark on the packets.
+///
+/// # Errors
+///
+/// When the connection cannot be made in time.
+pub fn connect_marked(
+    netns: &Netns,
+    to: SocketAddr,
+    mark: Option<u32>,
+) -> anyhow::Result<TcpStream> {
+    let socket = netns
+        .within(|| Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)))??;
+    mark.map_or(Ok(()), |mark| socket.set_mark(mark))?;
+    socket
+        .connect_timeout(&to.into(), STEP)
+        .with_context(|| format!("cannot connect to {to}"))?;
+    socket.set_read_timeout(Some(STEP))?;
+    socket.set_write_timeout(Some(STEP))?;
+    Ok(socket.into())
+}
+
+/// The source address that an application sees of a connection.
+///
+/// # Errors
+///
+/// When the connection fails.
+pub fn ask(netns: &Netns, to: SocketAddr) -> anyhow::Result<IpAddr> {
+    source_seen(connect(netns, to)?).map(|(source, _)| source)
+}
+
+/// Reads the application's first line: the source address that it saw. Gives the connection back for more.
+///
+/// # Errors
+///
+/// When the line does not come.
+pub fn source_seen(stream: TcpStream) -> anyhow::Result<(IpAddr, TcpStream)> {
+    let mut line = String::new();
+    // One byte at a time: what follows the line stays in the socket.
+    BufReader::with_capacity(1, &stream)
+        .read_line(&mut line)
+        .context("no answer")?;
+    let source = line
+        .trim()
+        .parse()
+        .with_context(|| format!("not an address: {line:?}"))?;
+    Ok((source, stream))
+}
+
+/// Sends a word over a live connection and reads it back.
+///
+/// # Errors
+///
+/// When the connection is dead.
+pub fn exchange(stream: &mut TcpStream, word: &str) -> anyhow::Result<()> {
+    stream.write_all(word.as_bytes()).context("cannot send")?;
+    let mut echo = vec![0; word.len()];
+    stream.read_exact(&mut echo).context("no echo")?;
+    anyhow::ensure!(echo == word.as_bytes(), "another echo than was sent");
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! What must stay true of the tree, read from `cargo metadata` and from the files. Needs no rights.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
+
+const SERVICES: [&str; 3] = ["pod-events", "netconfig", "ztunnel-broker"];
+
+fn metadata() -> Metadata {
+    MetadataCommand::new().no_deps().exec().unwrap()
+}
+
+fn members(metadata: &Metadata) -> Vec<&Package> {
+    metadata.workspace_packages()
+}
+
+/// The crates that a package ships with: no dependencies of its tests and of its build.
+fn direct(package: &Package) -> BTreeSet<String> {
+    let normal = package
+        .dependencies
+        .iter()
+        .filter(|dependency| dependency.kind == DependencyKind::Normal);
+    normal.map(|dependency| dependency.name.clone()).collect()
+}
+
+fn users_of(metadata: &Metadata, name: &str) -> BTreeSet<String> {
+    let users = members(metadata)
+        .into_iter()
+        .filter(|package| direct(package).contains(name));
+    users.map(|package| package.name.to_string()).collect()
+}
+
+fn set(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn no_service_depends_on_another() {
+    let metadata = metadata();
+    for service in SERVICES {
+        assert!(
+            users_of(&metadata, service).is_subset(&set(&["integration"])),
+            "{service} is used"
+        );
+    }
+}
+
+#[test]
+fn only_netconfig_can_enter_a_netns() {
+    // The reference ztunnel plays a peer that must enter netns as well; it ships with nothing.
+    let allowed = set(&["netconfig", "integration", "reference-ztunnel"]);
+    assert!(users_of(&metadata(), "netns").is_subset(&allowed));
+}
+
+#[test]
+fn kubernetes_is_known_to_pod_events_alone() {
+    let metadata = metadata();
+    for name in ["kube", "k8s-openapi"] {
+        assert!(
+            users_of(&metadata, name).is_subset(&set(&["pod-events"])),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn the_vocabulary_is_free_of_io_and_of_the_wire() {
+    let metadata = metadata();
+    let workload = members(&metadata)
+        .into_iter()
+        .find(|package| package.name == "workload")
+        .unwrap();
+    assert_eq!(direct(workload), set(&["thiserror"]));
+}
+
+#[test]
+fn the_directory_of_a_crate_has_its_name() {
+    for package in members(&metadata()) {
+        let directory = package.manifest_path.parent().unwrap().file_name().unwrap();
+        let own_names = [("proto", "inpod-proto"), ("plugin", "inpod-cni")];
+        let expected = own_names
+            .iter()
+            .find(|(dir, _)| *dir == directory)
+            .map_or(directory, |(_, name)| *name);
+        assert_eq!(package.name, expected);
+    }
+}
+
+#[test]
+fn every_crate_obeys_the_lints_of_the_workspace_and_forbids_unsafe_code() {
+    for package in members(&metadata()) {
+        let manifest = fs::read_to_string(&package.manifest_path).unwrap();
+        let inherits = manifest.contains("[lints]\nworkspace = true");
+        // Most of the contracts' crate is generated: it has a table of its own.
+        let own = package.name == "inpod-proto" && manifest.contains("unsafe_code = \"forbid\"");
+        assert!(inherits || own, "{}", package.name);
+    }
+}
+
+#[test]
+fn the_main_of_every_service_is_a_paragraph() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    for service in SERVICES {
+        let main =
+            fs::read_to_string(root.join("services").join(service).join("src/main.rs")).unwrap();
+        assert!(main.lines().count() <= 40, "{service}");
+    }
+}
+
+#[test]
+fn the_top_level_holds_what_the_design_says() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let entries = fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let visible: BTreeSet<_> = entries
+        .filter(|name| !name.starts_with('.') && name != "target")
+        .collect();
+    let designed = [
+        "Cargo.lock",
+        "Cargo.toml",
+        "LICENSE",
+        "README.md",
+        "buf.yaml",
+        "deploy",
+        "integration",
+        "plugin",
+        "proto",
+        "services",
+    ];
+    assert_eq!(visible, set(&designed));
+}

@@ -1,0 +1,118 @@
+//! What the pages say, compared with the code. `UPDATE_DOCS=1` writes the generated parts.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{fmt::Write as _, fs, path::Path};
+
+use daemon::{Key, config::COMMON};
+
+const MARK: &str =
+    "<!-- settings: integration/tests/documentation.rs compares this table with the code -->\n";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
+}
+
+fn row(service: &str, key: &Key) -> String {
+    let default = key.default.map_or_else(
+        || "required".to_owned(),
+        |default| {
+            if default.is_empty() {
+                "(none)".to_owned()
+            } else {
+                format!("`{default}`")
+            }
+        },
+    );
+    format!(
+        "| {service} | `{}` | {default} | {} |\n",
+        key.name, key.help
+    )
+}
+
+fn table() -> String {
+    let mut table = "| Service | Setting | Default | Meaning |\n|---|---|---|---|\n".to_owned();
+    let services = [
+        ("all", COMMON),
+        ("pod-events", pod_events::SERVICE.keys),
+        ("netconfig", netconfig::SERVICE.keys),
+        ("ztunnel-broker", ztunnel_broker::SERVICE.keys),
+    ];
+    for (service, keys) in services {
+        keys.iter()
+            .for_each(|key| write!(table, "{}", row(service, key)).unwrap());
+    }
+    table
+}
+
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "asks whether to rewrite the page"
+)]
+fn the_readme_lists_every_setting_with_its_default() {
+    let path = root().join("README.md");
+    let readme = fs::read_to_string(&path).unwrap();
+    let (before, rest) = readme.split_once(MARK).unwrap();
+    let end = rest.find("\n\n").unwrap() + 1;
+    let (written, after) = rest.split_at(end);
+    if std::env::var("UPDATE_DOCS").is_ok() {
+        fs::write(&path, format!("{before}{MARK}{}{after}", table())).unwrap();
+        return;
+    }
+    assert_eq!(
+        written,
+        table(),
+        "UPDATE_DOCS=1 cargo test -p integration --test documentation"
+    );
+}
+
+/// Every relative link of every page.
+fn links(page: &str) -> impl Iterator<Item = &str> {
+    let targets = page
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split(')').next());
+    targets
+        .filter(|target| !target.contains("://"))
+        .map(|target| target.split('#').next().unwrap())
+}
+
+#[test]
+fn every_page_leads_to_what_is_there() {
+    for page in [
+        "README.md",
+        "services/README.md",
+        "services/DECISIONS.md",
+        "proto/README.md",
+        "deploy/README.md",
+        "deploy/CHANGELOG.md",
+        "integration/README.md",
+        "integration/bench/README.md",
+    ] {
+        let path = root().join(page);
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"));
+        for link in links(&text) {
+            assert!(
+                path.parent().unwrap().join(link).exists(),
+                "{page} leads to {link}"
+            );
+        }
+    }
+}
+
+#[test]
+fn decisions_are_numbered_without_a_gap() {
+    let page = fs::read_to_string(root().join("services/DECISIONS.md")).unwrap();
+    let numbers = page.lines().filter_map(|line| {
+        line.strip_prefix("## ")?
+            .split('.')
+            .next()?
+            .parse::<usize>()
+            .ok()
+    });
+    assert!(
+        numbers
+            .enumerate()
+            .all(|(index, number)| number == index + 1)
+    );
+}

@@ -1,0 +1,486 @@
+//! Sandboxes come, change, are replaced and go; services and ztunnels are restarted under them.
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that fails panics"
+)]
+
+mod common;
+
+use std::{
+    net::{SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use common::{Mesh, PORT};
+use inpod_proto::podevents::v1::PodState;
+use integration::{
+    App, Call, Node, PATIENCE, Pod, SERVICES, Spec, ask, connect, eventually, exchange, source_seen,
+};
+use nix::sys::signal::Signal;
+
+const NOTHING: Vec<String> = Vec::new();
+
+#[test]
+fn add_prints_the_previous_result_byte_for_byte_and_nothing_else() {
+    let node = Node::running().unwrap();
+    let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    let call = node.call(Call::add, &pod);
+    let stdin: serde_json::Value = serde_json::from_str(&call.stdin).unwrap();
+    let outcome = call.run().unwrap();
+    assert_eq!(
+        (outcome.code, outcome.stdout),
+        (0, stdin["prevResult"].to_string())
+    );
+}
+
+#[test]
+fn an_add_twice_equals_once() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    let before = (pod.ruleset().unwrap(), node.ztunnel_state().unwrap());
+    node.add(&pod).unwrap();
+    assert_eq!(
+        (pod.ruleset().unwrap(), node.ztunnel_state().unwrap()),
+        before
+    );
+    node.until_whole(&pod.spec).unwrap();
+}
+
+#[test]
+fn a_label_on_a_running_pod_enrols_it_and_its_removal_withdraws_it() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a")).unwrap();
+    let outsider = node.pod(Spec::new("outsider")).unwrap();
+    let _app = App::start(&pod.netns, PORT).unwrap();
+    assert_eq!(pod.traces().unwrap(), NOTHING);
+    node.write_manifest(&pod.spec.clone().ambient()).unwrap();
+    node.until_whole(&pod.spec).unwrap();
+    ask(&outsider.netns, SocketAddr::new(pod.v4.into(), PORT)).unwrap();
+    assert_eq!(
+        node.accesses()
+            .unwrap()
+            .last()
+            .map(|access| access.listener),
+        Some(15006)
+    );
+
+    node.write_manifest(&pod.spec).unwrap();
+    node.until(&pod.spec, PodState::Out, PATIENCE).unwrap();
+    assert_eq!(pod.traces().unwrap(), NOTHING);
+    assert!(node.api().claims().unwrap().is_empty());
+    assert!(node.api().workloads().unwrap().workloads.is_empty());
+    let before = node.accesses().unwrap().len();
+    assert_eq!(
+        ask(&outsider.netns, SocketAddr::new(pod.v4.into(), PORT)).unwrap(),
+        outsider.v4
+    );
+    assert_eq!(node.accesses().unwrap().len(), before);
+}
+
+#[test]
+fn a_captured_connection_lives_on_while_its_pod_withdraws_and_new_ones_go_direct() {
+    let mesh = Mesh::new().unwrap();
+    let mut captured = open(&mesh.outsider, &mesh.b).unwrap();
+    mesh.node
+        .write_manifest(&Spec {
+            mode: None,
+            ..mesh.b.spec.clone()
+        })
+        .unwrap();
+    eventually("the pod drains", PATIENCE, || {
+        let known = mesh.node.explain(&mesh.b.spec)?;
+        ensure!(
+            known
+                .timeline
+                .iter()
+                .any(|entry| entry.event.starts_with("draining 1 ")),
+            "{:?}",
+            known.timeline
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+    let before = mesh.node.accesses().unwrap().len();
+    ask(
+        &mesh.outsider.netns,
+        SocketAddr::new(mesh.b.v4.into(), PORT),
+    )
+    .unwrap();
+    assert_eq!(
+        mesh.node.accesses().unwrap().len(),
+        before,
+        "a new connection was captured"
+    );
+    exchange(&mut captured, "still here").unwrap();
+    drop(captured);
+    mesh.node
+        .until(&mesh.b.spec, PodState::Out, PATIENCE)
+        .unwrap();
+    assert_eq!(mesh.b.traces().unwrap(), NOTHING);
+}
+
+#[test]
+fn a_pod_that_is_labelled_again_while_it_drains_is_enrolled_again() {
+    let mesh = Mesh::new().unwrap();
+    let mut captured = open(&mesh.outsider, &mesh.b).unwrap();
+    mesh.node
+        .write_manifest(&Spec {
+            mode: None,
+            ..mesh.b.spec.clone()
+        })
+        .unwrap();
+    mesh.node
+        .until(&mesh.b.spec, PodState::Withdrawing, PATIENCE)
+        .unwrap();
+    mesh.node.write_manifest(&mesh.b.spec).unwrap();
+    mesh.node.until_whole(&mesh.b.spec).unwrap();
+    exchange(&mut captured, "still here").unwrap();
+    mesh.reached_from_outside().unwrap();
+}
+
+#[test]
+fn the_end_of_a_captured_connection_or_of_the_grace_is_awaited_by_nobody_else() {
+    let mesh = Mesh::new().unwrap();
+    let _captured = open(&mesh.outsider, &mesh.b).unwrap();
+    mesh.node
+        .write_manifest(&Spec {
+            mode: None,
+            ..mesh.b.spec.clone()
+        })
+        .unwrap();
+    mesh.node
+        .until(&mesh.b.spec, PodState::Withdrawing, PATIENCE)
+        .unwrap();
+    let began = Instant::now();
+    mesh.node.pod(Spec::new("c").ambient()).unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        began.elapsed()
+    );
+}
+
+#[test]
+fn after_del_nothing_of_the_pod_is_held_and_the_host_side_of_its_veth_is_gone_within_a_second() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    // A descriptor of the test's own would keep the netns alive.
+    let veth = pod.veth.clone();
+    node.call(Call::del, &pod).run().unwrap();
+    pod.unmount().unwrap();
+    let again = node.call(Call::del_again, &pod);
+    let held = Held {
+        veth,
+        spec: pod.spec.clone(),
+    };
+    drop(pod.netns);
+    eventually("the veth is gone", Duration::from_secs(1), || {
+        ensure!(!held.is_there(&node), "{} is there", held.veth);
+        anyhow::Ok(())
+    })
+    .unwrap();
+    assert_eq!(again.run().unwrap().code, 0);
+    assert!(node.api().claims().unwrap().is_empty());
+    assert!(node.api().workloads().unwrap().workloads.is_empty());
+    assert!(node.explain(&held.spec).unwrap().sandbox.is_none());
+    eventually("ztunnel has let go", PATIENCE, || {
+        let state = node.ztunnel_state()?.to_string();
+        ensure!(!state.contains(&held.spec.uid), "{state}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+struct Held {
+    veth: String,
+    spec: Spec,
+}
+
+impl Held {
+    fn is_there(&self, node: &Node) -> bool {
+        let net = format!("--net={}", node.netns().path().display());
+        integration::run("nsenter", &[&net, "ip", "link", "show", &self.veth]).is_ok()
+    }
+}
+
+#[test]
+fn a_late_del_of_an_old_sandbox_leaves_the_new_one_enrolled() {
+    let mesh = Mesh::new().unwrap();
+    let spec = mesh.b.spec.clone();
+    let newer = mesh.node.pod(spec.clone()).unwrap();
+    let _app = App::start(&newer.netns, PORT).unwrap();
+    let mut live = open(&mesh.outsider, &newer).unwrap();
+    mesh.node.del(&mesh.b).unwrap();
+    let known = mesh.node.until_whole(&spec).unwrap();
+    assert_eq!(known.sandbox.unwrap().container_id, newer.container_id);
+    exchange(&mut live, "still here").unwrap();
+    ask(&mesh.outsider.netns, SocketAddr::new(newer.v4.into(), PORT)).unwrap();
+    assert_eq!(
+        mesh.node
+            .accesses()
+            .unwrap()
+            .last()
+            .map(|access| access.listener),
+        Some(15006)
+    );
+    assert_eq!(mesh.node.api().claims().unwrap().len(), 2);
+}
+
+#[test]
+fn del_of_an_unknown_sandbox_and_a_repeated_del_succeed() {
+    let node = Node::running().unwrap();
+    let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    node.del(&pod).unwrap();
+    assert_eq!(node.call(Call::del_again, &pod).run().unwrap().code, 0);
+}
+
+#[test]
+fn garbage_collection_drops_what_the_runtime_does_not_list_and_nothing_else() {
+    let node = Node::running().unwrap();
+    let stale = node.pod(Spec::new("stale").ambient()).unwrap();
+    let alive = node.pod(Spec::new("alive").ambient()).unwrap();
+    assert!(node.api().collect("othernet", &[]).unwrap().is_empty());
+    let dropped = node
+        .api()
+        .collect("podnet", &[&alive.container_id])
+        .unwrap();
+    assert_eq!(dropped, [stale.container_id]);
+    node.until_whole(&alive.spec).unwrap();
+    assert_eq!(node.api().claims().unwrap().len(), 1);
+}
+
+#[test]
+fn a_sandbox_whose_del_was_never_told_is_let_go_when_its_netns_is_gone() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    pod.unmount().unwrap();
+    eventually("the claim is released", PATIENCE, || {
+        ensure!(node.api().claims()?.is_empty(), "it is held");
+        ensure!(
+            node.api().workloads()?.workloads.is_empty(),
+            "ztunnel is to serve it"
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+    assert!(node.explain(&pod.spec).unwrap().sandbox.is_none());
+}
+
+#[test]
+fn a_ztunnel_that_never_answers_ends_add_within_its_deadline_with_code_11_and_leaves_nothing() {
+    let node = Node::new().unwrap();
+    SERVICES
+        .iter()
+        .try_for_each(|service| node.start(service))
+        .unwrap();
+    node.start_ztunnel(&["--fault", "never-ack"]).unwrap();
+    eventually("ztunnel is connected", PATIENCE, || {
+        ensure!(!node.api().workloads()?.sessions.is_empty(), "it is not");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    let outcome = node.call(Call::add, &pod).timeout_seconds(6).run().unwrap();
+    assert!(outcome.took < Duration::from_secs(7), "{:?}", outcome.took);
+    assert_eq!(
+        (outcome.code, &outcome.error().unwrap()["code"]),
+        (1, &11.into()),
+        "{outcome:?}"
+    );
+    left_nothing(&node, &pod);
+}
+
+#[test]
+fn without_any_ztunnel_add_ends_within_its_deadline_and_says_that_none_ever_connected() {
+    let node = Node::new().unwrap();
+    SERVICES
+        .iter()
+        .try_for_each(|service| node.start(service))
+        .unwrap();
+    let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    let outcome = node.call(Call::add, &pod).timeout_seconds(5).run().unwrap();
+    let error = outcome.error().unwrap();
+    assert_eq!(error["code"], 11);
+    assert!(
+        error.to_string().contains("ZTUNNEL_NEVER_CONNECTED"),
+        "{error}"
+    );
+    left_nothing(&node, &pod);
+}
+
+#[test]
+fn a_ztunnel_that_refuses_is_quoted_in_the_error_and_nothing_is_left() {
+    let node = Node::running().unwrap();
+    let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
+    let _taken = App::start(&pod.netns, 15008).unwrap();
+    let outcome = node.call(Call::add, &pod).timeout_seconds(8).run().unwrap();
+    let error = outcome.error().unwrap();
+    assert_eq!(error["code"], 11);
+    assert!(
+        error.to_string().contains("failure to start proxy"),
+        "{error}"
+    );
+    left_nothing(&node, &pod);
+    // One bad pod must not keep the others, or ztunnel's readiness.
+    node.pod(Spec::new("b").ambient()).unwrap();
+    eventually("ztunnel is ready", PATIENCE, || {
+        let state = node.ztunnel_state()?;
+        ensure!(state["ready"] == true, "{state}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+fn left_nothing(node: &Node, pod: &Pod) {
+    assert_eq!(pod.traces().unwrap(), NOTHING);
+    assert!(node.api().claims().unwrap().is_empty());
+    assert!(node.api().workloads().unwrap().workloads.is_empty());
+    assert!(node.explain(&pod.spec).unwrap().sandbox.is_none());
+}
+
+#[test]
+fn while_the_agent_is_away_an_add_is_told_to_try_again_and_a_del_is_spooled() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    let other = node.sandbox(Spec::new("b").ambient()).unwrap();
+    node.stop("pod-events", Signal::SIGTERM).unwrap();
+    let add = node.call(Call::add, &other).run().unwrap();
+    assert_eq!((add.code, &add.error().unwrap()["code"]), (1, &11.into()));
+    let del = node.call(Call::del, &pod).run().unwrap();
+    assert_eq!((del.code, del.stdout.as_str()), (0, ""));
+}
+
+fn open(from: &Pod, to: &Pod) -> anyhow::Result<TcpStream> {
+    source_seen(connect(&from.netns, SocketAddr::new(to.v4.into(), PORT))?)
+        .map(|(_, stream)| stream)
+}
+
+/// Three enrolled pods with a live connection each, one word a tenth of a second, while something happens.
+fn survives(happens: impl FnOnce(&Node)) {
+    let mesh = Mesh::new().unwrap();
+    let c = mesh.node.pod(Spec::new("c").ambient()).unwrap();
+    let _app = App::start(&c.netns, PORT).unwrap();
+    let pairs = [(&mesh.a, &mesh.b), (&mesh.b, &c), (&mesh.outsider, &mesh.a)];
+    let mut live: Vec<_> = pairs
+        .iter()
+        .map(|(from, to)| open(from, to).unwrap())
+        .collect();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    thread::scope(|scope| {
+        let talk = scope.spawn(|| {
+            let mut words = 0;
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                live.iter_mut()
+                    .for_each(|stream| exchange(stream, "still here").unwrap());
+                words += 1;
+                thread::sleep(Duration::from_millis(100));
+            }
+            words
+        });
+        happens(&mesh.node);
+        mesh.node.ready().unwrap();
+        for pod in [&mesh.a, &mesh.b, &c] {
+            mesh.node.until_whole(&pod.spec).unwrap();
+        }
+        mesh.node.pod(Spec::new("d").ambient()).unwrap();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert!(talk.join().unwrap() > 0);
+    });
+    mesh.between_enrolled_pods().unwrap();
+    mesh.reached_from_outside().unwrap();
+}
+
+fn restart(node: &Node, services: &[&str], signal: Signal) {
+    services
+        .iter()
+        .for_each(|service| node.stop(service, signal).unwrap());
+    services
+        .iter()
+        .for_each(|service| node.start(service).unwrap());
+}
+
+#[test]
+fn live_connections_survive_a_restart_of_pod_events() {
+    survives(|node| restart(node, &["pod-events"], Signal::SIGTERM));
+}
+
+#[test]
+fn live_connections_survive_a_restart_of_netconfig() {
+    survives(|node| restart(node, &["netconfig"], Signal::SIGTERM));
+}
+
+#[test]
+fn live_connections_survive_a_restart_of_the_broker() {
+    survives(|node| restart(node, &["ztunnel-broker"], Signal::SIGTERM));
+}
+
+#[test]
+fn live_connections_survive_a_restart_of_all_three_at_once() {
+    survives(|node| restart(node, &SERVICES, Signal::SIGTERM));
+}
+
+#[test]
+fn live_connections_survive_the_sudden_death_of_each_service_and_of_all_at_once() {
+    survives(|node| {
+        for service in SERVICES {
+            restart(node, &[service], Signal::SIGKILL);
+            node.ready().unwrap();
+        }
+        restart(node, &SERVICES, Signal::SIGKILL);
+    });
+}
+
+#[test]
+fn a_restarted_ztunnel_is_given_every_pod_again() {
+    let mesh = Mesh::new().unwrap();
+    restart_ztunnel(&mesh.node);
+    mesh.between_enrolled_pods().unwrap();
+    mesh.reached_from_outside().unwrap();
+}
+
+fn restart_ztunnel(node: &Node) {
+    node.stop("ztunnel", Signal::SIGKILL).unwrap();
+    node.start_ztunnel(&[]).unwrap();
+    eventually("ztunnel is ready again", PATIENCE, || {
+        let state = node.ztunnel_state()?;
+        ensure!(
+            state["ready"] == true && state["pods"].as_array().is_some_and(|pods| pods.len() == 2),
+            "{state}"
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn rules_that_were_lost_while_netconfig_was_away_are_mended_when_it_is_back() {
+    let mesh = Mesh::new().unwrap();
+    mesh.node.stop("netconfig", Signal::SIGKILL).unwrap();
+    mesh.b.exec(&["nft", "flush", "ruleset"]).unwrap();
+    mesh.node.start("netconfig").unwrap();
+    mesh.node.until_whole(&mesh.b.spec).unwrap();
+    mesh.reached_from_outside().unwrap();
+}
+
+#[test]
+fn a_sandbox_that_ended_while_pod_events_was_away_is_forgotten_when_it_is_back() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    node.stop("pod-events", Signal::SIGKILL).unwrap();
+    node.stop("netconfig", Signal::SIGKILL).unwrap();
+    pod.unmount().unwrap();
+    node.start("netconfig").unwrap();
+    node.start("pod-events").unwrap();
+    eventually("it is forgotten", PATIENCE, || {
+        ensure!(node.explain(&pod.spec)?.sandbox.is_none(), "it is recorded");
+        ensure!(
+            node.api().workloads()?.workloads.is_empty(),
+            "ztunnel is to serve it"
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
