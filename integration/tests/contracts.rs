@@ -153,3 +153,101 @@ fn a_second_instance_of_a_service_refuses_to_take_over_a_served_socket() {
     assert!(began.elapsed() < Duration::from_secs(5));
     node.ready().unwrap();
 }
+
+/// What a call answers to a caller that is a host process, but no service of inpod.
+fn asked_by_a_host_process(service: &str, call: &str) -> anyhow::Result<String> {
+    let node = Node::new()?;
+    node.start_for("cgroup:/a/place/where/nobody/is", service)?;
+    let socket = daemon::socket(&node.run_dir(), service);
+    integration::eventually("it serves", integration::PATIENCE, || {
+        grpcurl(&socket, &["list"])
+    })?;
+    grpcurl(&socket, &["-d", "{}", call])
+}
+
+#[test]
+fn a_host_process_may_look_and_may_not_change() {
+    let changing = [
+        (
+            "netconfig",
+            "inpod.netconfig.v1.NetconfigService/ClaimNetns",
+        ),
+        (
+            "netconfig",
+            "inpod.netconfig.v1.NetconfigService/ApplyRules",
+        ),
+        (
+            "ztunnel-broker",
+            "inpod.ztunnelbroker.v1.ZtunnelBrokerService/SetWorkloads",
+        ),
+        (
+            "ztunnel-broker",
+            "inpod.ztunnelbroker.v1.ZtunnelBrokerService/RemoveWorkload",
+        ),
+    ];
+    for (service, call) in changing {
+        let refused = asked_by_a_host_process(service, call)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refused.contains("PermissionDenied") && refused.contains("REASON_CALLER_REFUSED"),
+            "{call}: {refused}"
+        );
+    }
+    asked_by_a_host_process(
+        "netconfig",
+        "inpod.netconfig.v1.NetconfigService/ListClaims",
+    )
+    .unwrap();
+    asked_by_a_host_process(
+        "ztunnel-broker",
+        "inpod.ztunnelbroker.v1.ZtunnelBrokerService/ListWorkloads",
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_path_may_be_inspected_by_a_service_alone() {
+    let node = Node::new().unwrap();
+    node.start_for("cgroup:/a/place/where/nobody/is", "netconfig")
+        .unwrap();
+    let socket = daemon::socket(&node.run_dir(), "netconfig");
+    integration::eventually("it serves", integration::PATIENCE, || {
+        grpcurl(&socket, &["list"])
+    })
+    .unwrap();
+    let path = format!(
+        r#"{{"netns":{{"path":"{}"}}}}"#,
+        node.netns().path().display()
+    );
+    let call = "inpod.netconfig.v1.NetconfigService/InspectNetns";
+    let refused = grpcurl(&socket, &["-d", &path, call])
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("REASON_CALLER_REFUSED"), "{refused}");
+}
+
+#[test]
+fn where_services_are_known_by_their_cgroup_a_pod_joins_all_the_same() {
+    let node = Node::new().unwrap();
+    // Every process is at or below the root: what is shown is that cgroups are read, and found right.
+    SERVICES
+        .iter()
+        .for_each(|service| node.start_for("cgroup:/", service).unwrap());
+    node.start_ztunnel(&[]).unwrap();
+    node.ready().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    node.until_whole(&pod.spec).unwrap();
+}
+
+#[test]
+fn outside_of_a_pod_the_policy_pod_is_refused_with_what_to_set() {
+    let program = integration::bin("netconfig").unwrap();
+    let error = run(program.to_str().unwrap(), &["--run-dir", "/run/x"])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("setting peer = pod") && error.contains("cgroup:PATH"),
+        "{error}"
+    );
+}

@@ -1,0 +1,200 @@
+//! What runs on a node.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::Context as _;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::Node;
+use crate::{Access, PATIENCE, bin, eventually};
+
+impl Node {
+    fn zds_socket(&self) -> PathBuf {
+        self.dir.join("ztunnel/ztunnel.sock")
+    }
+
+    /// Starts a service of inpod for whoever has its user id.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start(&self, service: &str) -> anyhow::Result<()> {
+        self.start_for("uid", service)
+    }
+
+    /// Starts a service of inpod with a policy for its peers.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_for(&self, peer: &str, service: &str) -> anyhow::Result<()> {
+        let mut command = self.command(&bin(service)?);
+        command.arg("--run-dir").arg(self.run_dir());
+        command.args([
+            "--peer",
+            peer,
+            "--log-format",
+            "text",
+            "--log-level",
+            "debug",
+        ]);
+        match service {
+            "pod-events" => {
+                let from = format!("dir:{}", self.manifests().display());
+                command.args(["--node-name", self.name(), "--pods-from", &from]);
+                command.args([
+                    "--propagation-wait-seconds",
+                    "0",
+                    "--drain-grace-seconds",
+                    "30",
+                ]);
+            }
+            "ztunnel-broker" => {
+                command.arg("--zds-socket").arg(self.zds_socket());
+            }
+            _ => {}
+        }
+        self.spawn(service, command)
+    }
+
+    /// Starts the reference ztunnel.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_ztunnel(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        self.start_ztunnel_as("ztunnel", arguments)
+    }
+
+    /// Starts one more reference ztunnel under a name of its own.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_ztunnel_as(&self, name: &str, arguments: &[&str]) -> anyhow::Result<()> {
+        let mut command = self.command(&bin("reference-ztunnel")?);
+        let state = self.dir.join(format!("{name}.json"));
+        // What a ztunnel that was killed said of itself is no longer true.
+        fs::remove_file(&state).unwrap_or_default();
+        command
+            .arg("--uds")
+            .arg(self.zds_socket())
+            .arg("--access-log")
+            .arg(self.access_log());
+        command.arg("--status").arg(state).args(arguments);
+        self.spawn(name, command)
+    }
+
+    /// The reference ztunnel's access log.
+    pub fn access_log(&self) -> PathBuf {
+        self.dir.join("log/access.json")
+    }
+
+    /// What the reference ztunnel says of itself.
+    ///
+    /// # Errors
+    ///
+    /// When it has said nothing.
+    pub fn ztunnel_state(&self) -> anyhow::Result<serde_json::Value> {
+        Ok(serde_json::from_str(&fs::read_to_string(
+            self.dir.join("ztunnel.json"),
+        )?)?)
+    }
+
+    /// Connections that the ztunnel has taken.
+    ///
+    /// # Errors
+    ///
+    /// When its log cannot be read.
+    pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
+        Access::read(&self.access_log())
+    }
+
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.netns.path().display()))
+            .arg(program)
+            .env_clear();
+        command
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn log(&self, process: &str) -> PathBuf {
+        self.dir.join("log").join(process).with_extension("log")
+    }
+
+    fn spawn(&self, name: &str, mut command: Command) -> anyhow::Result<()> {
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log(name))?;
+        command.stdout(log.try_clone()?).stderr(log);
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        self.processes.borrow_mut().insert(name.to_owned(), child);
+        Ok(())
+    }
+
+    /// Stops a process with a signal and waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// When it was not running or does not end.
+    pub fn stop(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
+        let mut child = self
+            .processes
+            .borrow_mut()
+            .remove(name)
+            .with_context(|| format!("{name} does not run"))?;
+        kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
+        let ended = eventually(&format!("{name} ends"), PATIENCE, || {
+            child
+                .try_wait()
+                .map_err(anyhow::Error::from)?
+                .context("it runs")
+        });
+        if ended.is_err() {
+            child.kill()?;
+        }
+        ended.map(drop)
+    }
+
+    /// The resident memory of a process in KiB.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run.
+    pub fn resident(&self, name: &str) -> anyhow::Result<u64> {
+        let processes = self.processes.borrow();
+        let pid = processes
+            .get(name)
+            .with_context(|| format!("{name} does not run"))?
+            .id();
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .context("no VmRSS")?;
+        Ok(line.trim().trim_end_matches("kB").trim().parse()?)
+    }
+
+    /// The last lines that a process wrote.
+    pub fn tail(&self, process: &str, lines: usize) -> String {
+        let text = fs::read_to_string(self.log(process)).unwrap_or_default();
+        let all: Vec<&str> = text.lines().collect();
+        all.get(all.len().saturating_sub(lines)..)
+            .unwrap_or_default()
+            .join("\n")
+    }
+}

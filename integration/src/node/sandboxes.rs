@@ -1,0 +1,145 @@
+//! Pods on a node: their manifests, their netns, and the verbs of a runtime.
+
+use std::{fs, net::Ipv4Addr, path::Path, sync::atomic::Ordering};
+
+use anyhow::{Context as _, ensure};
+
+use super::{NEXT, Node};
+use crate::{
+    Call, Outcome, Pod, Spec,
+    pod::{exec_in, make_netns},
+};
+
+impl Node {
+    /// Writes a pod's manifest.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn write_manifest(&self, spec: &Spec) -> anyhow::Result<()> {
+        let path = self
+            .manifests()
+            .join(format!("{}-{}.yaml", spec.namespace, spec.name));
+        // Renamed into place, as tools do that care.
+        fs::write(path.with_extension("tmp"), spec.manifest(&self.name))?;
+        Ok(fs::rename(path.with_extension("tmp"), path)?)
+    }
+
+    /// A sandbox of a pod, its manifest written, as the chain leaves it for inpod.
+    ///
+    /// # Errors
+    ///
+    /// When a command fails.
+    pub fn sandbox(&self, spec: Spec) -> anyhow::Result<Pod> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let host = self.next_address.replace(self.next_address.get() + 1);
+        let netns = make_netns(&format!("cni-{}-{number}", std::process::id()))?;
+        let veth = format!("veth{number}");
+        self.write_manifest(&spec)?;
+        let pod = Pod {
+            spec,
+            container_id: format!("{number:064x}"),
+            veth,
+            v4: (Ipv4Addr::new(10, 77, 0, 0).to_bits() + u32::from(host)).into(),
+            v6: [0xfd77, 0, 0, 0, 0, 0, 0, host].into(),
+            netns,
+        };
+        self.plug(&pod)?;
+        Ok(pod)
+    }
+
+    fn plug(&self, pod: &Pod) -> anyhow::Result<()> {
+        let netns = pod
+            .path()
+            .file_name()
+            .and_then(|name| name.to_str())
+            .context("a netns has a name")?;
+        let (v4, v6) = (format!("{}/16", pod.v4), format!("{}/64", pod.v6));
+        for command in [
+            &[
+                "ip", "link", "add", &pod.veth, "type", "veth", "peer", "name", "eth0", "netns",
+                netns,
+            ][..],
+            &["ip", "link", "set", &pod.veth, "master", "cni0", "up"],
+            &["ip", "-n", netns, "addr", "add", &v4, "dev", "eth0"],
+            &[
+                "ip", "-n", netns, "addr", "add", &v6, "dev", "eth0", "nodad",
+            ],
+            &["ip", "-n", netns, "link", "set", "eth0", "up"],
+            &[
+                "ip",
+                "-n",
+                netns,
+                "route",
+                "add",
+                "default",
+                "via",
+                "10.77.0.1",
+            ],
+            &[
+                "ip", "-n", netns, "-6", "route", "add", "default", "via", "fd77::1",
+            ],
+        ] {
+            exec_in(self.netns.path(), command)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the host side of a pod's veth is there.
+    pub fn has_veth(&self, pod: &Pod) -> bool {
+        exec_in(self.netns.path(), &["ip", "link", "show", &pod.veth]).is_ok()
+    }
+
+    /// The call that a runtime makes.
+    pub fn call(&self, verb: fn(&Pod, &Path, &Path) -> Call, pod: &Pod) -> Call {
+        verb(
+            pod,
+            &daemon::socket(&self.run_dir(), "pod-events"),
+            &self.dir.join("plugin"),
+        )
+    }
+
+    /// ADD, which must succeed.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub fn add(&self, pod: &Pod) -> anyhow::Result<Outcome> {
+        let outcome = self.call(Call::add, pod).run()?;
+        ensure!(outcome.code == 0, "ADD of {}: {outcome:?}", pod.spec.name);
+        Ok(outcome)
+    }
+
+    /// Both DELs of a runtime, which must succeed, and the end of the netns between them.
+    ///
+    /// # Errors
+    ///
+    /// When they do not.
+    pub fn del(&self, pod: &Pod) -> anyhow::Result<()> {
+        let first = self.call(Call::del, pod).run()?;
+        ensure!(
+            first.code == 0 && first.stdout.is_empty(),
+            "DEL of {}: {first:?}",
+            pod.spec.name
+        );
+        pod.unmount()?;
+        let second = self.call(Call::del_again, pod).run()?;
+        ensure!(
+            second.code == 0 && second.stdout.is_empty(),
+            "second DEL of {}: {second:?}",
+            pod.spec.name
+        );
+        Ok(())
+    }
+
+    /// A sandbox whose ADD has succeeded.
+    ///
+    /// # Errors
+    ///
+    /// When it does not succeed.
+    pub fn pod(&self, spec: Spec) -> anyhow::Result<Pod> {
+        let pod = self.sandbox(spec)?;
+        self.add(&pod)?;
+        Ok(pod)
+    }
+}

@@ -1,0 +1,94 @@
+//! What is to become true of a node.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use inpod_proto::podevents::v1::{ExplainPodResponse, PodState};
+
+use super::Node;
+use crate::{PATIENCE, Spec, eventually};
+
+impl Node {
+    /// Waits until the agent serves ADD and a ztunnel is up to date.
+    ///
+    /// # Errors
+    ///
+    /// When that takes too long.
+    pub fn ready(&self) -> anyhow::Result<()> {
+        eventually(
+            "the agent is ready and a ztunnel is up to date",
+            PATIENCE,
+            || {
+                let status = self.api.status()?;
+                let bad: Vec<_> = status
+                    .conditions
+                    .iter()
+                    .filter(|condition| !condition.ok)
+                    .collect();
+                ensure!(
+                    status.ready && bad.is_empty() && status.conditions.len() == 3,
+                    "{bad:?}"
+                );
+                anyhow::Ok(())
+            },
+        )
+    }
+
+    /// Everything that is known of a pod.
+    ///
+    /// # Errors
+    ///
+    /// When nothing is.
+    pub fn explain(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {
+        self.api.explain(&spec.namespace, &spec.name)
+    }
+
+    /// Waits until a pod stands somewhere.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come there.
+    pub fn until(
+        &self,
+        spec: &Spec,
+        state: PodState,
+        patience: Duration,
+    ) -> anyhow::Result<ExplainPodResponse> {
+        eventually(
+            &format!("{} is {}", spec.name, state.as_str_name()),
+            patience,
+            || {
+                let known = self.explain(spec)?;
+                ensure!(known.state() == state, "{known:?}");
+                anyhow::Ok(known)
+            },
+        )
+    }
+
+    /// Waits until a pod is enrolled with exactly its rules and a ztunnel's word.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come to that.
+    pub fn until_whole(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {
+        eventually(
+            &format!("{} is wholly in the mesh", spec.name),
+            PATIENCE,
+            || {
+                let known = self.explain(spec)?;
+                ensure!(known.state() == PodState::Enrolled, "{known:?}");
+                let rules = known.rules.as_ref().context("no rules reported")?;
+                ensure!(rules.differences.is_empty(), "{:?}", rules.differences);
+                ensure!(
+                    known
+                        .ztunnels
+                        .iter()
+                        .any(|ztunnel| ztunnel.state == "added"),
+                    "{:?}",
+                    known.ztunnels
+                );
+                anyhow::Ok(known)
+            },
+        )
+    }
+}
