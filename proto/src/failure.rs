@@ -40,6 +40,7 @@ pub fn code_of(reason: Reason) -> Code {
         Reason::Starting
         | Reason::DependencyUnavailable
         | Reason::AgentUnavailable
+        | Reason::NetnsUnreachable
         | Reason::ZtunnelNeverConnected
         | Reason::ZtunnelLost
         | Reason::ZtunnelSnapshotUnfinished

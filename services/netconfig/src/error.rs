@@ -118,6 +118,9 @@ pub enum InspectError {
     /// It could not be entered.
     #[error("cannot look into the netns")]
     Enter(#[from] EnterError),
+    /// The kernel refused.
+    #[error("cannot look into the netns")]
+    Kernel(#[from] KernelError),
     /// Something in it could not be read.
     #[error("cannot read {what} of the netns")]
     Read {
@@ -134,6 +137,9 @@ pub enum ClaimError {
     /// It could not be opened.
     #[error("cannot open the netns")]
     Open(#[from] OpenError),
+    /// It could not be opened where it is said to be, and is alive.
+    #[error("processes run in the netns that was meant, which cannot be opened")]
+    Unreachable(#[source] OpenError),
     /// It could not be looked into.
     #[error("cannot prove the netns")]
     Inspect(#[from] InspectError),
@@ -253,7 +259,7 @@ impl IntoFailure for RemoveError {
 impl IntoFailure for InspectError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Enter(_) | Self::Read { .. } => Reason::KernelRefused,
+            Self::Enter(_) | Self::Kernel(_) | Self::Read { .. } => Reason::KernelRefused,
         }
     }
 }
@@ -262,6 +268,7 @@ impl IntoFailure for ClaimError {
     fn reason(&self) -> Reason {
         match self {
             Self::Open(error) => reason_of_open(error),
+            Self::Unreachable(_) => Reason::NetnsUnreachable,
             Self::Inspect(_) => Reason::KernelRefused,
             Self::Host(_) => Reason::NetnsIsHost,
             Self::Mismatch { .. } | Self::Held { .. } => Reason::NetnsMismatch,
@@ -273,7 +280,7 @@ impl IntoFailure for ClaimError {
 
     fn field(&self) -> &'static str {
         match self {
-            Self::Open(_) => "netns.path",
+            Self::Open(_) | Self::Unreachable(_) => "netns.path",
             Self::Address { .. } => "addresses",
             Self::Host(_) | Self::Mismatch { .. } | Self::Held { .. } | Self::InUse { .. } => {
                 "netns"

@@ -2,17 +2,18 @@
 
 mod address;
 mod cgroup;
+mod diag;
 mod process;
 mod tcp;
 
 pub use address::addresses;
 pub(crate) use address::all_addresses;
-pub(crate) use process::is_inhabited;
 pub use process::{Process, processes};
+pub(crate) use process::{is_alive, is_inhabited};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 
-use netns::{EnterError, Netns};
+use netns::Netns;
 
 use crate::{error::InspectError, marks::ZTUNNEL_PORTS};
 
@@ -29,14 +30,14 @@ pub struct Sockets {
 ///
 /// # Errors
 ///
-/// When it cannot be entered, or procfs cannot be read.
+/// When it cannot be entered, or the kernel does not tell.
 pub fn sockets(netns: &Netns) -> Result<Sockets, InspectError> {
-    let tables = read_tables(netns)?.map_err(|source| InspectError::Read {
-        what: "the TCP sockets",
-        source,
-    })?;
+    let found = match diag::read(netns) {
+        Err(error) if diag::is_missing(&error) => read_tables(netns)?,
+        found => found?,
+    };
     let mut sockets = Sockets::default();
-    for socket in tables.iter().flat_map(|table| tcp::parse(table)) {
+    for socket in found {
         match socket.state {
             tcp::State::Listening => drop(sockets.listening_ports.insert(socket.port)),
             tcp::State::Established if ZTUNNEL_PORTS.contains(&socket.port) => {
@@ -50,15 +51,19 @@ pub fn sockets(netns: &Netns) -> Result<Sockets, InspectError> {
 
 /// A table shows the netns in which it was opened, so that only this is done inside: reading takes the kernel
 /// milliseconds, whatever is in it.
-fn read_tables(netns: &Netns) -> Result<io::Result<[String; 2]>, EnterError> {
+fn read_tables(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     let tables = ["tcp", "tcp6"].map(|name| Path::new("/proc/thread-self/net").join(name));
     let [v4, v6] = netns.within(|| tables.map(File::open))?;
-    Ok(v4.and_then(|v4| {
-        let v4 = io::read_to_string(v4)?;
+    let read = || {
+        let v4 = io::read_to_string(v4?)?;
         // There is none in a kernel without IPv6.
         let v6 = v6.map_or_else(|_| Ok(String::new()), io::read_to_string)?;
-        Ok([v4, v6])
-    }))
+        Ok(tcp::parse(&v4).chain(tcp::parse(&v6)).collect())
+    };
+    read().map_err(|source| InspectError::Read {
+        what: "the TCP sockets",
+        source,
+    })
 }
 
 /// How many connections a ztunnel holds in a netns.

@@ -6,6 +6,7 @@ mod support;
 
 use std::{
     io::Write as _,
+    net::{TcpListener, TcpStream},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -13,6 +14,7 @@ use std::{
 use netconfig::{
     apply::{Phase, apply, remove, tag_of, verify},
     error::ApplyError,
+    inspect,
     rules::Redirection::Ambient,
 };
 
@@ -272,4 +274,28 @@ fn a_refused_transaction_takes_routes_and_rules_back() {
     assert_eq!(everything(&fresh), before);
     owner.kill().unwrap();
     owner.wait().unwrap();
+}
+
+#[test]
+fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_ports_are_flows() {
+    let fresh = Fresh::new();
+    let nothing = inspect::sockets(&fresh.netns).unwrap();
+    assert_eq!(nothing, inspect::Sockets::default());
+    let listen = |address| fresh.run(move || TcpListener::bind(address).unwrap());
+    let listeners = ["127.0.0.1:15006", "[::1]:15008", "127.0.0.1:8080"].map(listen);
+    let mut flows = Vec::new();
+    for listener in &listeners {
+        let address = listener.local_addr().unwrap();
+        let client = fresh.run(move || TcpStream::connect(address).unwrap());
+        flows.push((client, listener.accept().unwrap()));
+    }
+    let seen = inspect::sockets(&fresh.netns).unwrap();
+    assert_eq!(
+        seen.listening_ports.into_iter().collect::<Vec<_>>(),
+        [8080, 15006, 15008]
+    );
+    assert_eq!(seen.captured_flows, 2);
+    drop((flows, listeners));
+    let closed = inspect::sockets(&fresh.netns).unwrap();
+    assert_eq!(closed, inspect::Sockets::default());
 }

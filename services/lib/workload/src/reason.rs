@@ -106,6 +106,8 @@ reasons! {
     KernelRefused = 48, "KERNEL_REFUSED", "Check that nf_tables, nat and conntrack are available in the kernel.";
     /// The rules in the netns are not the ones that were applied.
     RulesDiffer = 49, "RULES_DIFFER", "Nothing to do: the agent applies them again. Look for what changed them.";
+    /// The path is not there, but processes run in the netns that was meant.
+    NetnsUnreachable = 50, "NETNS_UNREACHABLE", "Check that the netns directories are mounted into netconfig with HostToContainer propagation.";
 
     /// The broker was not given the desired set yet.
     NotSeeded = 60, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";

@@ -5,12 +5,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use netns::Netns;
+use netns::{Netns, OpenError};
 use workload::NetnsRef;
 
 use crate::{
     error::ClaimError,
-    inspect::{addresses, all_addresses},
+    inspect::{self, addresses, all_addresses},
 };
 
 /// The node's own netns, where it can be seen (it takes SYS_PTRACE and the host's pids), and this process's own.
@@ -25,7 +25,7 @@ pub(crate) struct Proven {
 
 /// Opens a netns and proves that it is the one meant and not the node's.
 pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
-    let netns = Netns::open(&wanted.path, roots)?;
+    let netns = Netns::open(&wanted.path, roots).map_err(|error| explain(error, wanted))?;
     let found = netns.id();
     if NEVER
         .iter()
@@ -37,6 +37,17 @@ pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimE
         return Err(ClaimError::Mismatch { found });
     }
     Ok(netns)
+}
+
+/// Nothing at a path says that the sandbox is gone, unless the netns lives: then the path leads elsewhere here than for
+/// the caller. A name in a directory that is mounted without propagation is an empty file.
+fn explain(error: OpenError, wanted: &NetnsRef) -> ClaimError {
+    let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
+    if is_absent && inspect::is_alive(wanted) {
+        ClaimError::Unreachable(error)
+    } else {
+        ClaimError::Open(error)
+    }
 }
 
 /// Proves also that the netns is the pod's: it holds one of the addresses that the pod got. Where none are known it

@@ -1,9 +1,11 @@
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
 use netns::Netns;
+use workload::NetnsRef;
 
 use super::cgroup;
 use crate::error::InspectError;
@@ -38,11 +40,35 @@ pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Proces
     Ok(processes)
 }
 
-/// Whether any process is in a netns. One that cannot be listed counts as one: nothing is let go on a guess.
+/// Whether any process is in a netns.
 pub(crate) fn is_inhabited(netns: &Netns) -> bool {
-    process_directories().map_or(true, |mut found| {
-        found.any(|(_, path)| is_inside(netns, &path))
+    any_process(|path| is_inside(netns, path))
+}
+
+/// Whether any process is in the netns that is meant, which could not be opened. Without device and inode it is not
+/// known which one that is.
+pub(crate) fn is_alive(meant: &NetnsRef) -> bool {
+    let (Some(device), Some(inode)) = (meant.device, meant.inode) else {
+        return false;
+    };
+    any_process(|path| {
+        let path = path.join("ns/net");
+        let found = fs::metadata(&path);
+        found.is_ok_and(|found| (found.dev(), found.ino()) == (device, inode))
+            && agrees(meant, &path)
     })
+}
+
+/// Whether a netns of the device and inode that are meant has the cookie that is meant: numbers are recycled at once.
+/// One that cannot be asked agrees.
+fn agrees(meant: &NetnsRef, path: &Path) -> bool {
+    meant.cookie.is_none()
+        || Netns::open(path, &["/proc".into()]).map_or(true, |netns| meant.agrees_with(&netns.id()))
+}
+
+/// Where processes cannot be listed there may be one: nothing is let go on a guess.
+fn any_process(is_it: impl Fn(&Path) -> bool) -> bool {
+    process_directories().map_or(true, |mut found| found.any(|(_, path)| is_it(&path)))
 }
 
 fn is_inside(netns: &Netns, process: &Path) -> bool {

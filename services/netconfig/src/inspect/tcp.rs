@@ -1,4 +1,5 @@
-//! `/proc/net/tcp` and `tcp6` (proc_net(5)): one socket a line, addresses and ports in hexadecimal.
+//! `/proc/net/tcp` and `tcp6` (proc_net(5)): one socket a line, addresses and ports in hexadecimal. For kernels
+//! without sock_diag.
 
 /// A socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,11 @@
 //! Who may claim what.
 
-use inpod_proto::types::v1::NetnsRef;
+use std::process::{Child, Command};
+
+use inpod_proto::{
+    netconfig::v1::{InspectNetnsRequest, inspect_netns_request::Target},
+    types::v1::NetnsRef,
+};
 use tonic::Code;
 use workload::Reason;
 
@@ -8,6 +13,159 @@ use crate::{
     harness::{Netconfig, at, netns_ref, pod_netns, refusal},
     support::{Fresh, sandbox},
 };
+
+/// Where a runtime gives a netns a name.
+struct Name(String);
+
+impl Name {
+    /// The path carries the test's pid and a word of its own: tests run at once.
+    fn new(fresh: &Fresh, word: &str) -> Self {
+        std::fs::create_dir_all("/run/netns").unwrap();
+        let name = Self(format!("/run/netns/{word}-{}", std::process::id()));
+        std::fs::write(&name.0, "").unwrap();
+        let netns = fresh.netns.path().to_str().unwrap();
+        run("mount", &["--bind", netns, &name.0]);
+        name
+    }
+
+    /// As a mount without propagation shows it: the file, with nothing mounted on it.
+    fn unmount(&self) {
+        run("umount", &[&self.0]);
+    }
+
+    /// What the plugin saw when it was there.
+    fn believed(&self, fresh: &Fresh) -> NetnsRef {
+        let id = fresh.netns.id();
+        NetnsRef {
+            device: Some(id.device),
+            inode: Some(id.inode),
+            ..at(&self.0)
+        }
+    }
+}
+
+impl Drop for Name {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg("-q").arg(&self.0).status());
+        drop(std::fs::remove_file(&self.0));
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?}");
+}
+
+/// A process, until it is dropped.
+struct Sleeper(Child);
+
+impl Sleeper {
+    fn inside(fresh: &Fresh) -> Self {
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        Self(fresh.run(move || command.spawn()).unwrap())
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// How a claim by path is refused, and that a look by path is refused alike.
+async fn refused(netconfig: &mut Netconfig, netns: NetnsRef) -> (Code, Reason) {
+    let claim = netconfig.claim_at("c1", netns.clone(), &["10.9.0.1"]).await;
+    let request = InspectNetnsRequest {
+        target: Some(Target::Netns(netns)),
+    };
+    let look = netconfig.client.inspect_netns(request).await;
+    let (claim, look) = (refusal(&claim.unwrap_err()), refusal(&look.unwrap_err()));
+    assert_eq!(claim, look);
+    claim
+}
+
+const UNREACHABLE: (Code, Reason) = (Code::Unavailable, Reason::NetnsUnreachable);
+const MISSING: (Code, Reason) = (Code::NotFound, Reason::NetnsMissing);
+
+#[tokio::test]
+async fn a_netns_whose_name_is_gone_is_unreachable_as_long_as_a_process_is_in_it() {
+    let mut netconfig = Netconfig::start().await;
+    let fresh = pod_netns();
+    let name = Name::new(&fresh, "living");
+    let believed = name.believed(&fresh);
+    netconfig
+        .claim_at("c1", believed.clone(), &["10.9.0.1"])
+        .await
+        .unwrap();
+    assert!(netconfig.release("c1").await);
+    let sleeper = Sleeper::inside(&fresh);
+    name.unmount();
+    assert_eq!(
+        refused(&mut netconfig, believed.clone()).await,
+        UNREACHABLE,
+        "mounted without propagation"
+    );
+    drop(name);
+    assert_eq!(refused(&mut netconfig, believed.clone()).await, UNREACHABLE);
+    let proven = NetnsRef {
+        cookie: Some(fresh.netns.id().cookie),
+        ..believed.clone()
+    };
+    assert_eq!(refused(&mut netconfig, proven).await, UNREACHABLE);
+    drop(sleeper);
+    assert_eq!(refused(&mut netconfig, believed).await, MISSING);
+}
+
+#[tokio::test]
+async fn a_netns_whose_name_is_gone_is_missing_where_it_is_not_the_one_that_a_process_is_in() {
+    let mut netconfig = Netconfig::start().await;
+    let fresh = pod_netns();
+    let believed = Name::new(&fresh, "another").believed(&fresh);
+    let _sleeper = Sleeper::inside(&fresh);
+    let inode = Some(believed.inode() + 1);
+    let device = Some(believed.device() + 1);
+    for (other, why) in [
+        (
+            NetnsRef {
+                inode,
+                ..believed.clone()
+            },
+            "another inode",
+        ),
+        (
+            NetnsRef {
+                device,
+                ..believed.clone()
+            },
+            "another device",
+        ),
+        (
+            NetnsRef {
+                inode: None,
+                ..believed.clone()
+            },
+            "no inode",
+        ),
+        (
+            NetnsRef {
+                device: None,
+                ..believed.clone()
+            },
+            "no device",
+        ),
+        (
+            NetnsRef {
+                cookie: Some(1),
+                ..believed.clone()
+            },
+            "a recycled inode",
+        ),
+    ] {
+        assert_eq!(refused(&mut netconfig, other).await, MISSING, "{why}");
+    }
+}
 
 #[tokio::test]
 async fn a_path_that_is_no_netns_below_the_roots_is_refused_with_its_reason() {

@@ -37,7 +37,7 @@ impl Netconfig {
         let process = Command::new(env!("CARGO_BIN_EXE_netconfig"))
             .env("INPOD_RUN_DIR", run_dir.path())
             .env("INPOD_PEER", "uid")
-            .env("INPOD_NETNS_ROOTS", "/proc")
+            .env("INPOD_NETNS_ROOTS", "/proc,/run/netns")
             .env("INPOD_SWEEP_SECONDS", "1")
             .spawn()
             .unwrap();
