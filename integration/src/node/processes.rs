@@ -170,6 +170,36 @@ impl Node {
         ended.map(drop)
     }
 
+    /// Sends a process a signal.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run.
+    pub fn signal(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
+        let processes = self.processes.borrow();
+        let child = processes
+            .get(name)
+            .with_context(|| format!("{name} does not run"))?;
+        Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+    }
+
+    /// Starts netconfig without the directory of netns, as a broken mount leaves it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_netconfig_blind(&self) -> anyhow::Result<()> {
+        let mut command = self.command(Path::new("unshare"));
+        let program = bin("netconfig")?;
+        let (program, run_dir) = (program.display(), self.run_dir());
+        let script = format!(
+            "mount -t tmpfs none /run/netns && exec {program} --run-dir {} --peer uid",
+            run_dir.display()
+        );
+        command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
+        self.spawn("netconfig", command)
+    }
+
     /// The resident memory of a process in KiB.
     ///
     /// # Errors

@@ -232,6 +232,29 @@ impl Agents {
         .await
     }
 
+    /// What is in a netns that is not claimed.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn inspect_path(
+        &self,
+        netns: &NetnsRef,
+        deadline: Instant,
+    ) -> Result<netconfig::InspectNetnsResponse, Failure> {
+        let target = netconfig::inspect_netns_request::Target::Netns(netns.into());
+        let message = netconfig::InspectNetnsRequest {
+            target: Some(target),
+        };
+        let mut client = self.netconfig.clone();
+        call(
+            "netconfig",
+            deadline,
+            client.inspect_netns(request(message, deadline)),
+        )
+        .await
+    }
+
     /// The sandboxes for which netconfig holds a netns.
     ///
     /// # Errors

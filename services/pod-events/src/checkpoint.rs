@@ -9,10 +9,11 @@ use std::{
     fs, io,
     net::IpAddr,
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use workload::{NetnsId, NetnsRef, PodRef, Revision, SandboxRef, ServiceAccountName};
+
+use crate::moment::Moment;
 
 /// One sandbox, as far as it is known and as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,24 +51,32 @@ pub enum Intent {
     /// Peers are being told that the pod leaves; everything is still in place.
     Leaving {
         /// Since when.
-        since: SystemTime,
+        since: Moment,
     },
     /// New connections go direct, captured ones live on.
     Draining {
         /// Since when.
-        since: SystemTime,
+        since: Moment,
     },
     /// The sandbox ends.
     Deleting {
         /// Since when that is known.
-        since: SystemTime,
+        since: Moment,
     },
 }
 
 impl Intent {
-    /// Whether ztunnel should have the workload.
-    pub fn is_served(&self) -> bool {
+    /// Whether anything may be in place.
+    pub fn is_held(&self) -> bool {
         !matches!(self, Self::Out)
+    }
+
+    /// Whether the pod was in the mesh, and may have connections that must not be cut by a failure.
+    pub fn has_stood(&self) -> bool {
+        matches!(
+            self,
+            Self::Enrolled { .. } | Self::Leaving { .. } | Self::Draining { .. }
+        )
     }
 }
 
@@ -122,8 +131,8 @@ impl Checkpoint {
         }
         let mut records = BTreeMap::new();
         for path in self.files("json")? {
-            let text = fs::read_to_string(&path).map_err(failed("read", &path))?;
-            match file::parse(&text, &self.boot_id) {
+            let bytes = fs::read(&path).map_err(failed("read", &path))?;
+            match file::parse(&bytes, &self.boot_id) {
                 Ok(Some(record)) => {
                     records.insert(record.sandbox.clone(), record);
                 }
@@ -146,8 +155,8 @@ impl Checkpoint {
     pub fn records(&self) -> Result<Vec<Record>, CheckpointError> {
         let mut records = Vec::new();
         for path in self.files("json")? {
-            match fs::read_to_string(&path) {
-                Ok(text) => records.extend(file::parse(&text, &self.boot_id).ok().flatten()),
+            match fs::read(&path) {
+                Ok(bytes) => records.extend(file::parse(&bytes, &self.boot_id).ok().flatten()),
                 // Removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(failed("read", &path)(error)),
@@ -229,7 +238,7 @@ mod tests {
     #[test]
     fn what_was_written_is_read_back() {
         let (_dir, checkpoint) = checkpoint();
-        let since = SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(1_234_567);
+        let since = Moment::after_boot(std::time::Duration::from_millis(1_234_567));
         let intents = [
             Intent::Out,
             Intent::Enrolling,
@@ -280,8 +289,11 @@ mod tests {
         let (_dir, checkpoint) = checkpoint();
         checkpoint.write(&record("c1")).unwrap();
         fs::write(checkpoint.directory.join("x.json"), "{").unwrap();
+        fs::write(checkpoint.directory.join("y.json"), b"\xff\xfe").unwrap();
+        assert_eq!(checkpoint.records().unwrap().len(), 1);
         assert_eq!(checkpoint.load().unwrap().len(), 1);
         assert!(checkpoint.directory.join("x.unreadable").exists());
+        assert!(checkpoint.directory.join("y.unreadable").exists());
     }
 
     #[test]

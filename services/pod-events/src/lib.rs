@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod decide;
 mod explain;
+pub mod moment;
 pub mod pipeline;
 pub mod plan;
 pub mod pod;

@@ -1,11 +1,14 @@
 //! What is to be done next about a sandbox: a pure function of how far it has come and what is wanted of it.
 
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use crate::checkpoint::Intent;
+use crate::{checkpoint::Intent, moment::Moment};
 
 /// After this long a sandbox whose end was announced is taken as ended although processes are left in its netns.
 pub const DELETE_BOUND: Duration = Duration::from_secs(60);
+
+/// A pod that is gone from the source for less than this may be one whose manifest is being replaced.
+pub const GONE_FOR_GOOD: Duration = Duration::from_secs(2);
 
 /// What is wanted of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +20,10 @@ pub enum Wanted {
     /// Its pod is gone from the source.
     Gone {
         /// Since when.
-        since: SystemTime,
+        since: Moment,
     },
+    /// The source cannot tell: everything stays as it is.
+    Unknown,
 }
 
 /// How long the phases of a withdrawal take.
@@ -36,7 +41,7 @@ pub enum Action {
     /// All is as it should be.
     Rest,
     /// Come back then.
-    WaitUntil(SystemTime),
+    WaitUntil(Moment),
     /// Put everything in place, whatever of it is there already.
     Enroll,
     /// Take back what an unfinished enrolment left.
@@ -50,27 +55,32 @@ pub enum Action {
         /// Whether the grace is over.
         overdue: bool,
     },
-    /// Forget the sandbox once nothing runs in it, or at once.
+    /// The runtime said that the sandbox ends: forget it once nothing but its own process runs in it, or at once.
     Delete {
         /// Whether the bound has passed.
         overdue: bool,
-        /// Whether the runtime itself said that the sandbox ends.
-        announced: bool,
+    },
+    /// The pod is gone from the source and nobody said that its sandbox ends: forget it once its netns is empty. When
+    /// the bound has passed it is taken out of the mesh, and remembered until it has ended.
+    LetGo {
+        /// Whether the bound has passed.
+        overdue: bool,
     },
 }
 
 /// The next action.
-pub fn next(intent: &Intent, wanted: Wanted, now: SystemTime, timing: Timing) -> Action {
-    let past =
-        |since: SystemTime, wait: Duration| now.duration_since(since).is_ok_and(|age| age >= wait);
+pub fn next(intent: &Intent, wanted: Wanted, now: Moment, timing: Timing) -> Action {
+    let past = |since: Moment, wait: Duration| now.since(since) >= wait;
     match (intent, wanted) {
         (Intent::Deleting { since }, _) => Action::Delete {
             overdue: past(*since, DELETE_BOUND),
-            announced: true,
         },
-        (_, Wanted::Gone { since }) => Action::Delete {
+        (_, Wanted::Unknown) => Action::Rest,
+        (_, Wanted::Gone { since }) if !past(since, GONE_FOR_GOOD) => {
+            Action::WaitUntil(since + GONE_FOR_GOOD)
+        }
+        (_, Wanted::Gone { since }) => Action::LetGo {
             overdue: past(since, DELETE_BOUND),
-            announced: false,
         },
         (Intent::Enrolled { .. }, Wanted::In) | (Intent::Out, Wanted::Out) => Action::Rest,
         (_, Wanted::In) => Action::Enroll,
@@ -95,8 +105,8 @@ mod tests {
         grace: Duration::from_secs(30),
     };
 
-    fn at(seconds: u64) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs(1000 + seconds)
+    fn at(seconds: u64) -> Moment {
+        Moment::after_boot(Duration::from_secs(1000 + seconds))
     }
 
     fn enrolled() -> Intent {
@@ -109,6 +119,17 @@ mod tests {
         next(intent, wanted, at(seconds), TIMING)
     }
 
+    fn every_intent() -> [Intent; 5] {
+        let since = at(0);
+        [
+            Intent::Out,
+            Intent::Enrolling,
+            enrolled(),
+            Intent::Leaving { since },
+            Intent::Draining { since },
+        ]
+    }
+
     #[test]
     fn what_is_as_wanted_rests() {
         assert_eq!(next_at(0, &enrolled(), Wanted::In), Action::Rest);
@@ -116,10 +137,22 @@ mod tests {
     }
 
     #[test]
+    fn where_the_source_cannot_tell_everything_stays() {
+        for intent in every_intent() {
+            assert_eq!(
+                next_at(100, &intent, Wanted::Unknown),
+                Action::Rest,
+                "{intent:?}"
+            );
+        }
+    }
+
+    #[test]
     fn a_wanted_pod_is_enrolled_from_wherever_it_is() {
-        let leaving = Intent::Leaving { since: at(0) };
-        let draining = Intent::Draining { since: at(0) };
-        for intent in [Intent::Out, Intent::Enrolling, leaving, draining] {
+        for intent in every_intent()
+            .into_iter()
+            .filter(|intent| *intent != enrolled())
+        {
             assert_eq!(
                 next_at(1, &intent, Wanted::In),
                 Action::Enroll,
@@ -153,33 +186,30 @@ mod tests {
     #[test]
     fn an_announced_end_stands_whatever_is_wanted() {
         let deleting = Intent::Deleting { since: at(0) };
-        for wanted in [Wanted::In, Wanted::Out, Wanted::Gone { since: at(0) }] {
-            let early = Action::Delete {
-                overdue: false,
-                announced: true,
-            };
-            assert_eq!(next_at(59, &deleting, wanted), early);
-            let late = Action::Delete {
-                overdue: true,
-                announced: true,
-            };
-            assert_eq!(next_at(60, &deleting, wanted), late);
+        for wanted in [
+            Wanted::In,
+            Wanted::Out,
+            Wanted::Unknown,
+            Wanted::Gone { since: at(0) },
+        ] {
+            assert_eq!(
+                next_at(59, &deleting, wanted),
+                Action::Delete { overdue: false }
+            );
+            assert_eq!(
+                next_at(60, &deleting, wanted),
+                Action::Delete { overdue: true }
+            );
         }
     }
 
     #[test]
-    fn a_pod_that_is_gone_from_the_source_is_deleted_without_an_announcement() {
+    fn a_pod_that_is_gone_for_a_moment_may_come_back_and_one_that_stays_away_is_let_go() {
         let gone = Wanted::Gone { since: at(0) };
-        let action = Action::Delete {
-            overdue: false,
-            announced: false,
-        };
-        assert_eq!(next_at(1, &enrolled(), gone), action);
-    }
-
-    #[test]
-    fn a_clock_that_went_back_waits_and_does_not_panic() {
-        let leaving = Intent::Leaving { since: at(10) };
-        assert_eq!(next_at(0, &leaving, Wanted::Out), Action::WaitUntil(at(15)));
+        for intent in every_intent() {
+            assert_eq!(next_at(1, &intent, gone), Action::WaitUntil(at(2)));
+            assert_eq!(next_at(2, &intent, gone), Action::LetGo { overdue: false });
+            assert_eq!(next_at(60, &intent, gone), Action::LetGo { overdue: true });
+        }
     }
 }

@@ -1,32 +1,80 @@
 //! All tasks of the node, and which sandbox belongs to which.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use futures_util::future::join_all;
-use tokio::sync::{mpsc, oneshot};
-use workload::{Failure, NetworkName, Reason, Revision, SandboxRef, Workload};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, sleep, timeout},
+};
+use workload::{Failure, NetworkName, PodUid, Reason, Revision, SandboxRef, Workload};
 
 use crate::{
     checkpoint::Record,
-    pipeline::workload_of,
+    pipeline::{forward, is_passing, workload_of},
     source::PodKey,
-    task::{AddCall, Added, Command, Shared, Task, View},
+    task::{AddCall, Added, Command, Interrupts, Shared, Task, View},
 };
+
+/// How long a synchronisation waits for the slowest task. One that is later claims for itself.
+const RECLAIM: Duration = Duration::from_secs(5);
+
+/// How many pods are remembered whose task has ended with a failure, for people.
+const REMEMBERED: usize = 256;
+
+/// Between two attempts of an ADD that something passing stopped.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// All tasks of the node. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Registry {
     shared: Arc<Shared>,
-    tasks: Arc<Mutex<HashMap<PodKey, Handle>>>,
+    tasks: Arc<Mutex<Tasks>>,
+}
+
+#[derive(Debug, Default)]
+struct Tasks {
+    running: HashMap<PodKey, Handle>,
+    failed: VecDeque<(PodKey, View)>,
 }
 
 #[derive(Debug)]
 struct Handle {
     commands: mpsc::UnboundedSender<Command>,
+    interrupts: watch::Sender<Interrupts>,
     view: Arc<Mutex<View>>,
+}
+
+impl Handle {
+    /// Whether the task was there to hear it.
+    fn send(&self, command: Command) -> bool {
+        self.interrupts.send_modify(|sent| sent.count(&command));
+        self.commands.send(command).is_ok()
+    }
+
+    fn view(&self) -> View {
+        self.view
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl Tasks {
+    /// What people may want to know of a pod whose task is no more.
+    fn remember(&mut self, key: PodKey, view: View) {
+        self.failed.retain(|(known, _)| *known != key);
+        if view.failure.is_some() {
+            self.failed.push_back((key, view));
+        }
+        if self.failed.len() > REMEMBERED {
+            self.failed.pop_front();
+        }
+    }
 }
 
 impl Registry {
@@ -38,8 +86,7 @@ impl Registry {
         };
         let mut by_pod: BTreeMap<PodKey, Vec<Record>> = BTreeMap::new();
         for record in records.into_values() {
-            let key = (record.pod.namespace.clone(), record.pod.name.clone());
-            by_pod.entry(key).or_default().push(record);
+            by_pod.entry(key_of(&record)).or_default().push(record);
         }
         for (key, records) in by_pod {
             registry.start(&mut registry.tasks(), key, records);
@@ -47,27 +94,36 @@ impl Registry {
         registry
     }
 
-    fn tasks(&self) -> MutexGuard<'_, HashMap<PodKey, Handle>> {
+    fn tasks(&self) -> MutexGuard<'_, Tasks> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(&self, tasks: &mut HashMap<PodKey, Handle>, key: PodKey, records: Vec<Record>) {
+    fn start(&self, tasks: &mut Tasks, key: PodKey, records: Vec<Record>) {
         let (commands, receiver) = mpsc::unbounded_channel();
+        let (interrupts, sent) = watch::channel(Interrupts::default());
         let view = Arc::default();
         let task = Task::new(
             Arc::clone(&self.shared),
             key.clone(),
             records,
             Arc::clone(&view),
+            sent,
         );
-        tasks.insert(key, Handle { commands, view });
+        tasks.running.insert(
+            key,
+            Handle {
+                commands,
+                interrupts,
+                view,
+            },
+        );
         let registry = Arc::clone(&self.tasks);
         tokio::spawn(task.run(receiver, move |key, records, commands| {
             // Commands are sent under the same lock: none can slip in between the look and the end.
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
             let finished = records.is_empty() && commands.is_empty();
-            if finished {
-                tasks.remove(key);
+            if finished && let Some(handle) = tasks.running.remove(key) {
+                tasks.remember(key.clone(), handle.view());
             }
             finished
         }));
@@ -76,27 +132,55 @@ impl Registry {
     /// Asks a pod's task, which is started where there is none.
     fn ask(&self, key: &PodKey, command: Command) {
         let mut tasks = self.tasks();
-        if !tasks.contains_key(key) {
+        // A task that has come to an end by a defect is replaced, with what it wrote down.
+        if tasks
+            .running
+            .get(key)
+            .is_none_or(|handle| handle.commands.is_closed())
+        {
+            let records = self
+                .shared
+                .pipeline
+                .checkpoint
+                .records()
+                .unwrap_or_default();
+            let own = records
+                .into_iter()
+                .filter(|record| key_of(record) == *key)
+                .collect();
             // A new task has nothing to do until the command is there, and ends for want of it only under this lock.
-            self.start(&mut tasks, key.clone(), Vec::new());
+            self.start(&mut tasks, key.clone(), own);
         }
-        if let Some(task) = tasks.get(key) {
-            // The receiver lives as long as the entry.
-            task.commands.send(command).unwrap_or_default();
+        if let Some(handle) = tasks.running.get(key) {
+            handle.send(command);
         }
     }
 
-    /// A sandbox was created.
+    /// A sandbox was created. Waits for services that are restarted meanwhile, as long as the caller does.
     ///
     /// # Errors
     ///
     /// As the task says.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
-        let (reply, answer) = oneshot::channel();
-        self.ask(key, Command::Add(call, reply));
-        answer
-            .await
-            .unwrap_or_else(|_| Err(Failure::new(Reason::Internal, "the pod's task has ended")))
+        let until = forward(call.deadline);
+        loop {
+            let (reply, answer) = oneshot::channel();
+            self.ask(key, Command::Add(call.clone(), reply));
+            let ended = |_| Err(Failure::new(Reason::Internal, "the pod's task has ended"));
+            match answer.await.unwrap_or_else(ended) {
+                Err(failure) if is_passing(failure.reason) => {
+                    if Instant::now() + PAUSE >= until {
+                        return Err(Failure {
+                            reason: Reason::DependencyUnavailable,
+                            ..failure
+                        });
+                    }
+                    sleep(PAUSE).await;
+                    self.shared.pipeline.ready(until).await?;
+                }
+                other => return other,
+            }
+        }
     }
 
     /// A sandbox ends. Tells whether that was written down for later; an unknown one is done.
@@ -113,12 +197,14 @@ impl Registry {
     fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {
-            view_of(handle)
+            handle
+                .view()
                 .records
                 .iter()
                 .any(|record| record.sandbox == *sandbox)
         };
         tasks
+            .running
             .iter()
             .find(|(_, handle)| holds(handle))
             .map(|(key, _)| key.clone())
@@ -150,22 +236,29 @@ impl Registry {
     /// Every pod that has a task, as people see it.
     pub fn views(&self) -> BTreeMap<PodKey, View> {
         self.tasks()
+            .running
             .iter()
-            .map(|(key, handle)| (key.clone(), view_of(handle)))
+            .map(|(key, handle)| (key.clone(), handle.view()))
             .collect()
     }
 
-    /// A pod, as people see it.
+    /// A pod, as people see it, also for a while after it has failed for good.
     pub fn view(&self, key: &PodKey) -> Option<View> {
-        self.tasks().get(key).map(view_of)
+        let tasks = self.tasks();
+        let failed = || {
+            tasks
+                .failed
+                .iter()
+                .find(|(known, _)| known == key)
+                .map(|(_, view)| view.clone())
+        };
+        tasks.running.get(key).map(Handle::view).or_else(failed)
     }
 
     /// Tells the tasks of pods of which something new is known.
     pub fn look(&self, wanted: impl Fn(&PodKey) -> bool) {
-        for (key, handle) in self.tasks().iter() {
-            if wanted(key) {
-                handle.commands.send(Command::Look).unwrap_or_default();
-            }
+        for (_, handle) in self.tasks().running.iter().filter(|(key, _)| wanted(key)) {
+            handle.send(Command::Look);
         }
     }
 
@@ -176,25 +269,25 @@ impl Registry {
         }
     }
 
-    /// Has every task claim its netns again; returns when all have tried.
+    /// Has every task claim its netns again; returns when all have tried, or the slowest has had its time.
     pub async fn reclaim(&self) {
         let answers: Vec<_> = {
             let tasks = self.tasks();
             let ask = |handle: &Handle| {
                 let (reply, answer) = oneshot::channel();
-                handle
-                    .commands
-                    .send(Command::Reclaim(reply))
-                    .unwrap_or_default();
+                handle.send(Command::Reclaim(reply));
                 answer
             };
-            tasks.values().map(ask).collect()
+            tasks.running.values().map(ask).collect()
         };
         // A task that has ended has nothing to claim.
-        join_all(answers).await;
+        if timeout(RECLAIM, join_all(answers)).await.is_err() {
+            tracing::warn!("Some pods have not been claimed again yet");
+        }
     }
 
-    /// The desired set: the current sandbox of every pod that is in the mesh or on its way. Read from the checkpoint,
+    /// The desired set: of every pod that is in the mesh or on its way, the current sandbox. Two pods of one name, the
+    /// one ending and its successor, are two. Read from the checkpoint,
     /// which knows of every step before it is taken: an ADD that is under way is in the set.
     ///
     /// # Errors
@@ -203,19 +296,19 @@ impl Registry {
     pub fn workloads(&self) -> Result<(Revision, Vec<Workload>), Failure> {
         // Taken first: what is added meanwhile has a later revision and is not undone by the set.
         let revision = self.shared.pipeline.revisions.next();
-        let mut current: BTreeMap<PodKey, Record> = BTreeMap::new();
+        let mut current: BTreeMap<PodUid, Record> = BTreeMap::new();
         for record in self.shared.pipeline.checkpoint.records()? {
-            let key = (record.pod.namespace.clone(), record.pod.name.clone());
+            let uid = record.pod.uid.clone();
             if current
-                .get(&key)
+                .get(&uid)
                 .is_none_or(|known| known.revision < record.revision)
             {
-                current.insert(key, record);
+                current.insert(uid, record);
             }
         }
         let served = current
             .into_values()
-            .filter(|record| record.intent.is_served() && record.netns_id.is_some());
+            .filter(|record| record.intent.is_held() && record.netns_id.is_some());
         Ok((
             revision,
             served.map(|record| workload_of(&record)).collect(),
@@ -223,10 +316,6 @@ impl Registry {
     }
 }
 
-fn view_of(handle: &Handle) -> View {
-    handle
-        .view
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone()
+fn key_of(record: &Record) -> PodKey {
+    (record.pod.namespace.clone(), record.pod.name.clone())
 }

@@ -2,7 +2,12 @@
 
 mod directory;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::sync::{mpsc, oneshot, watch};
 use workload::{NamespaceName, NodeName, PodName, PodUid};
@@ -24,9 +29,17 @@ pub struct Inventory {
     pub pods: BTreeMap<PodKey, Pod>,
     /// Namespaces of which something is known.
     pub namespaces: BTreeMap<NamespaceName, Namespace>,
+    /// Files that have said nothing yet that can be used: which pods they are about is not known.
+    pub unusable: BTreeSet<PathBuf>,
 }
 
 impl Inventory {
+    /// Whether a pod that is not known is not there. A file that broke after it could be used keeps what it said
+    /// before, and leaves no gap.
+    pub fn is_complete(&self) -> bool {
+        self.unusable.is_empty()
+    }
+
     /// The pod of a name.
     pub fn pod(&self, key: &PodKey) -> Option<&Pod> {
         self.pods.get(key)
@@ -68,7 +81,8 @@ impl Source {
     /// When it cannot be read or watched.
     pub async fn open(from: &PodsFrom, node: &NodeName) -> Result<Self, DirectoryError> {
         let PodsFrom::Directory(path) = from;
-        let (inventory, reread) = directory::watch(path.clone(), node.clone()).await?;
+        let watched = directory::watch(path.clone(), node.clone(), directory::CHECK);
+        let (inventory, reread) = watched.await?;
         Ok(Self { inventory, reread })
     }
 

@@ -280,7 +280,7 @@ async fn watch_broker(
     loop {
         match stream.message().await {
             Ok(Some(WatchSessionsResponse { event: Some(event) })) => {
-                on_session(event, &mut live, run);
+                on_session(event, &mut live, conditions, run);
             }
             Ok(Some(WatchSessionsResponse { event: None })) => {}
             Ok(None) => {
@@ -300,9 +300,15 @@ async fn watch_broker(
     }
 }
 
-fn on_session(event: Session, live: &mut BTreeSet<u64>, run: &watch::Sender<Run>) {
+fn on_session(
+    event: Session,
+    live: &mut BTreeSet<u64>,
+    conditions: &Conditions,
+    run: &watch::Sender<Run>,
+) {
     match event {
         Session::InstanceId(instance) => {
+            conditions.set("ztunnel-broker", Ok(()));
             run.send_replace(Some(instance.into()));
         }
         Session::Session(session) => {

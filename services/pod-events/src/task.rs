@@ -1,23 +1,31 @@
 //! One pod: everything that happens to it happens here, in order, to its end.
+//!
+//! A task never waits for a service to come back: it does what can be done, and looks again when something new is
+//! known. What must not wait behind a step (the end of a sandbox, a restarted netconfig) interrupts the one step that
+//! can take long, the wait for a ztunnel.
 
 mod call;
+mod ending;
+mod interrupt;
 
 use std::{
+    pin::pin,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
-use workload::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
+use workload::{Enrollment, Failure, NetnsId, PodRef, PodUid, Reason, SandboxRef};
 
 use crate::{
     checkpoint::{Intent, Record},
     config::Config,
     decide::{Decision, decide},
-    pipeline::{Caller, Pipeline},
+    moment::Moment,
+    pipeline::{Pipeline, Run, Stop, is_passing},
     plan::{Action, Timing, Wanted, next},
     pod::Pod,
     source::{PodKey, Source},
@@ -25,6 +33,7 @@ use crate::{
 };
 
 pub use call::AddCall;
+pub use interrupt::Interrupts;
 
 /// What a task is asked.
 #[derive(Debug)]
@@ -33,11 +42,11 @@ pub enum Command {
     Add(AddCall, oneshot::Sender<Result<Added, Failure>>),
     /// A sandbox ends. Answered with whether that was written down for later.
     Delete(SandboxRef, oneshot::Sender<bool>),
-    /// The source says something new of the pod.
+    /// The source says something new of the pod, or a service is back.
     Look,
     /// netconfig was restarted. Answered when the claims are back, as far as they come back.
     Reclaim(oneshot::Sender<()>),
-    /// netconfig has let a netns go that nothing leads to any more.
+    /// netconfig has let a netns go.
     Released(SandboxRef, NetnsId),
 }
 
@@ -77,8 +86,20 @@ pub struct Shared {
 impl Shared {
     /// What a pod should be.
     pub fn decide(&self, pod: &Pod) -> Decision {
-        let namespace = self.source.inventory().namespace(&pod.pod.namespace);
-        decide(pod, &namespace, &self.config.exclude_namespaces)
+        let inventory = self.source.inventory();
+        let namespace = inventory.namespace(&pod.pod.namespace);
+        let decision = decide(pod, &namespace, &self.config.exclude_namespaces);
+        // A namespace that no manifest speaks of may stand in one that cannot be read.
+        let silent =
+            !inventory.is_complete() && !inventory.namespaces.contains_key(&namespace.name);
+        if silent && decision.reason == Reason::NotSelected {
+            return Decision {
+                enrollment: Enrollment::Unknown,
+                reason: Reason::NamespaceUnknown,
+                ..decision
+            };
+        }
+        decision
     }
 
     fn timing(&self) -> Timing {
@@ -95,8 +116,8 @@ const POLL: Duration = Duration::from_millis(500);
 /// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// How long an enrolment may take that no caller waits for.
-const UNHURRIED: Duration = Duration::from_secs(30);
+/// How long an enrolment may take that no caller waits for. It is tried again.
+const UNHURRIED: Duration = Duration::from_secs(15);
 
 /// One pod's task.
 #[derive(Debug)]
@@ -104,12 +125,26 @@ pub(crate) struct Task {
     shared: Arc<Shared>,
     key: PodKey,
     view: Arc<Mutex<View>>,
+    sent: watch::Receiver<Interrupts>,
+    seen: Interrupts,
     records: Vec<Record>,
     failure: Option<Failure>,
     timeline: Timeline,
-    gone_since: Option<SystemTime>,
+    gone_since: Option<Moment>,
     attempts: u32,
     wake: Option<Instant>,
+    /// Whether netconfig may not hold what it should.
+    unclaimed: bool,
+}
+
+/// How an action went.
+enum Step {
+    /// Look again at once.
+    Again,
+    /// Nothing is left to do.
+    Rest,
+    /// Look again after a while.
+    Wait(Duration),
 }
 
 impl Task {
@@ -119,18 +154,22 @@ impl Task {
         key: PodKey,
         mut records: Vec<Record>,
         view: Arc<Mutex<View>>,
+        sent: watch::Receiver<Interrupts>,
     ) -> Self {
         records.sort_by_key(|record| record.revision);
         let task = Self {
             shared,
             key,
             view,
+            sent,
+            seen: Interrupts::default(),
             records,
             failure: None,
             timeline: Timeline::default(),
             gone_since: None,
             attempts: 0,
             wake: None,
+            unclaimed: false,
         };
         task.show();
         task
@@ -167,9 +206,13 @@ impl Task {
     }
 
     async fn obey(&mut self, command: Command) {
+        self.seen.count(&command);
         match command {
-            Command::Add(call, reply) => {
-                let result = self.add(call, &reply).await;
+            Command::Add(call, mut reply) => {
+                let result = {
+                    let gone = pin!(reply.closed());
+                    self.add(call, gone).await
+                };
                 // A caller who is gone has its answer in the undoing.
                 reply.send(result).unwrap_or_default();
             }
@@ -179,7 +222,8 @@ impl Task {
             }
             Command::Look => self.look_now().await,
             Command::Reclaim(reply) => {
-                self.reclaim().await;
+                self.unclaimed = true;
+                self.look_now().await;
                 reply.send(()).unwrap_or_default();
             }
             Command::Released(sandbox, netns) => self.released(&sandbox, netns).await,
@@ -199,23 +243,32 @@ impl Task {
     }
 
     /// What is wanted of the current sandbox.
-    fn wanted(&mut self, uid: &workload::PodUid) -> Wanted {
+    fn wanted(&mut self, uid: &PodUid) -> Wanted {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory.pod(&self.key).filter(|pod| pod.pod.uid == *uid) else {
+            if !inventory.is_complete() {
+                return Wanted::Unknown;
+            }
             return Wanted::Gone {
-                since: *self.gone_since.get_or_insert_with(SystemTime::now),
+                since: *self.gone_since.get_or_insert_with(Moment::now),
             };
         };
         self.gone_since = None;
         match self.shared.decide(pod).enrollment {
             Enrollment::Ambient => Wanted::In,
-            Enrollment::None | Enrollment::Sidecar | Enrollment::Unknown => Wanted::Out,
+            Enrollment::None | Enrollment::Sidecar => Wanted::Out,
+            Enrollment::Unknown => Wanted::Unknown,
         }
     }
 
     /// Takes the current sandbox the next steps towards what is wanted, and sets when to look again.
     async fn advance(&mut self) {
         self.wake = None;
+        if self.unclaimed
+            && let Err(failure) = self.reclaim().await
+        {
+            return self.retry_later(failure);
+        }
         self.forget_superseded().await;
         // Each action leads to another state; five are more than any path has.
         for _ in 0..5 {
@@ -224,7 +277,7 @@ impl Task {
             };
             let (uid, intent) = (current.pod.uid.clone(), current.intent.clone());
             let wanted = self.wanted(&uid);
-            let action = next(&intent, wanted, SystemTime::now(), self.shared.timing());
+            let action = next(&intent, wanted, Moment::now(), self.shared.timing());
             match self.act(action).await {
                 Ok(Step::Again) => self.attempts = 0,
                 Ok(Step::Rest) => {
@@ -245,22 +298,16 @@ impl Task {
         let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
         match action {
             Action::Rest => Ok(Step::Rest),
-            Action::WaitUntil(then) => Ok(Step::Wait(
-                then.duration_since(SystemTime::now()).unwrap_or_default(),
-            )),
-            Action::Enroll => {
-                let caller = Caller {
-                    deadline: Instant::now() + UNHURRIED,
-                    gone: &|| false,
-                };
-                pipeline.enroll(record, log, caller).await?;
-                tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Enrolled");
-                self.failure = None;
-                Ok(Step::Again)
-            }
+            Action::WaitUntil(then) => Ok(Step::Wait(then.since(Moment::now()))),
+            Action::Enroll => self.enroll_unhurried().await,
             Action::Abandon => {
-                pipeline.undo(record, log).await;
-                Ok(Step::Again)
+                let failures = pipeline.undo(record, log).await;
+                let left = || Failure::new(Reason::DependencyUnavailable, failures.join("; "));
+                if failures.is_empty() {
+                    Ok(Step::Again)
+                } else {
+                    Err(left())
+                }
             }
             Action::StartLeaving => pipeline.start_leaving(record, log).map(|()| Step::Again),
             Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Again),
@@ -268,50 +315,49 @@ impl Task {
                 let done = pipeline.finish(record, log, overdue).await?;
                 Ok(if done { Step::Again } else { Step::Wait(POLL) })
             }
-            Action::Delete { overdue, announced } => self.try_delete(overdue, announced).await,
+            Action::Delete { overdue } => self.try_delete(overdue).await,
+            Action::LetGo { overdue } => self.let_go(overdue).await,
         }
     }
 
-    /// Forgets the current sandbox if it has ended. A runtime's word alone ends no sandbox that lives on and whose pod
-    /// the source still shows.
-    async fn try_delete(&mut self, overdue: bool, announced: bool) -> Result<Step, Failure> {
-        let Some(record) = self.records.last_mut() else {
-            return Ok(Step::Rest);
+    /// Enrols the current sandbox because it is wanted, and nobody waits. Anything new of the pod comes first.
+    async fn enroll_unhurried(&mut self) -> Result<Step, Failure> {
+        let mut stop = pin!(interrupt::anything(self.sent.clone(), self.seen));
+        let run = Run {
+            deadline: Instant::now() + UNHURRIED,
+            stop: stop.as_mut(),
         };
-        let shown = self
-            .shared
-            .source
-            .inventory()
-            .pod(&self.key)
-            .is_some_and(|pod| pod.pod.uid == record.pod.uid && !pod.terminal);
-        let untouched = matches!(record.intent, Intent::Out) && record.netns_id.is_none();
-        let bound = overdue && !(announced && shown);
-        if !(untouched || bound || self.shared.pipeline.has_ended(record).await?) {
-            return Ok(Step::Wait(POLL));
+        match self.enroll(run).await {
+            Ok(()) => Ok(Step::Again),
+            // A look follows when that has passed.
+            Err(failure)
+                if failure.reason == Reason::Starting && failure.undo_failures.is_empty() =>
+            {
+                Ok(Step::Rest)
+            }
+            Err(failure) => Err(failure),
         }
-        self.shared.pipeline.forget(record).await?;
-        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Deleted");
-        self.records.pop();
-        self.failure = None;
-        Ok(Step::Again)
     }
 
-    /// An earlier sandbox of the pod has nothing to wait for: its claim goes, and the broker knows that the pod's UID
-    /// belongs to a later one.
-    async fn forget_superseded(&mut self) {
-        let current = self.records.pop();
-        let mut kept = Vec::new();
-        for mut record in std::mem::take(&mut self.records) {
-            if !matches!(record.intent, Intent::Deleting { .. }) {
-                kept.push(record);
-            } else if let Err(failure) = self.shared.pipeline.forget(&mut record).await {
-                tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");
-                self.wake = Some(Instant::now() + POLL);
-                kept.push(record);
-            }
-        }
-        self.records = kept;
-        self.records.extend(current);
+    /// Enrols the current sandbox.
+    async fn enroll(&mut self, run: Run<'_>) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.shared);
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        let stood = Some(record.intent.clone()).filter(Intent::has_stood);
+        let broker = shared.pipeline.begin(record)?;
+        self.show();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        shared
+            .pipeline
+            .enroll(&broker, stood, record, &mut self.timeline, run)
+            .await?;
+        tracing::info!(pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, "Enrolled");
+        self.failure = None;
+        Ok(())
     }
 
     fn wake_in(&mut self, wait: Duration) {
@@ -321,82 +367,16 @@ impl Task {
 
     /// The wait doubles with each failure; a new event cuts it short.
     fn retry_later(&mut self, failure: Failure) {
-        tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
         let wait = POLL
             .saturating_mul(1 << self.attempts.min(6))
             .min(LONGEST_WAIT);
+        if is_passing(failure.reason) {
+            tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
+        } else {
+            tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
+        }
         self.attempts = self.attempts.saturating_add(1);
         self.failure = Some(failure);
         self.wake_in(wait);
     }
-
-    async fn delete(&mut self, sandbox: &SandboxRef) -> bool {
-        let Some(index) = self.index_of(sandbox) else {
-            return false;
-        };
-        if let Some(record) = self.records.get_mut(index) {
-            record.intent = Intent::Deleting {
-                since: SystemTime::now(),
-            };
-            if let Err(error) = self.shared.pipeline.checkpoint.write(record) {
-                // A DEL never fails: what is remembered in memory alone is acted on all the same.
-                tracing::error!(
-                    error = format!("{:#}", anyhow::Error::from(error)),
-                    "Cannot write a deletion down"
-                );
-            }
-        }
-        self.timeline.note(format!("sandbox {sandbox} ends"));
-        self.look_now().await;
-        self.index_of(sandbox).is_some()
-    }
-
-    async fn reclaim(&mut self) {
-        for mut record in std::mem::take(&mut self.records) {
-            let held = !matches!(record.intent, Intent::Out) || record.netns_id.is_some();
-            let there = match self
-                .shared
-                .pipeline
-                .reclaim(&mut record, &mut self.timeline)
-                .await
-            {
-                _ if !held => true,
-                Ok(there) => there,
-                Err(failure) => {
-                    self.retry_later(failure);
-                    true
-                }
-            };
-            if !there {
-                record.intent = Intent::Deleting {
-                    since: SystemTime::UNIX_EPOCH,
-                };
-            }
-            self.records.push(record);
-        }
-        self.wake_in(Duration::ZERO);
-    }
-
-    async fn released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
-        let released = self
-            .records
-            .iter_mut()
-            .find(|record| record.sandbox == *sandbox);
-        if let Some(record) = released.filter(|record| record.netns_id == Some(netns)) {
-            record.intent = Intent::Deleting {
-                since: SystemTime::UNIX_EPOCH,
-            };
-            self.look_now().await;
-        }
-    }
-}
-
-/// How an action went.
-enum Step {
-    /// Look again at once.
-    Again,
-    /// Nothing is left to do.
-    Rest,
-    /// Look again after a while.
-    Wait(Duration),
 }

@@ -1,15 +1,12 @@
 //! The form of a checkpoint file: schema 1.
 
-use std::{
-    net::IpAddr,
-    path::PathBuf,
-    time::{Duration, SystemTime},
-};
+use std::{net::IpAddr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use workload::{InvalidIdentifier, NetnsId, NetnsRef, PodRef, Revision, SandboxRef};
 
 use super::{Intent, Record};
+use crate::moment::Moment;
 
 const SCHEMA: u32 = 1;
 
@@ -69,12 +66,12 @@ enum FileIntent {
 }
 
 /// The record of a file; `None` where it is of another boot.
-pub(super) fn parse(text: &str, boot_id: &str) -> Result<Option<Record>, ParseError> {
-    let Schema { schema } = serde_json::from_str(text)?;
+pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, ParseError> {
+    let Schema { schema } = serde_json::from_slice(bytes)?;
     if schema != SCHEMA {
         return Err(ParseError::Schema(schema));
     }
-    let file: File = serde_json::from_str(text)?;
+    let file: File = serde_json::from_slice(bytes)?;
     if file.boot_id != boot_id {
         return Ok(None);
     }
@@ -150,7 +147,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
 
 impl From<FileIntent> for Intent {
     fn from(intent: FileIntent) -> Self {
-        let at = |ms| SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+        let at = |ms| Moment::after_boot(Duration::from_millis(ms));
         match intent {
             FileIntent::Out => Self::Out,
             FileIntent::Enrolling => Self::Enrolling,
@@ -170,12 +167,7 @@ impl From<FileIntent> for Intent {
 
 impl From<&Intent> for FileIntent {
     fn from(intent: &Intent) -> Self {
-        let ms = |since: &SystemTime| {
-            let elapsed = since
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .unwrap_or_default();
-            u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)
-        };
+        let ms = |since: &Moment| u64::try_from(since.since_boot().as_millis()).unwrap_or(u64::MAX);
         match intent {
             Intent::Out => Self::Out,
             Intent::Enrolling => Self::Enrolling,
@@ -201,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_file_of_a_newer_schema_is_named_by_its_number() {
-        let error = parse(r#"{"schema": 9, "novelty": true}"#, "boot").unwrap_err();
+        let error = parse(br#"{"schema": 9, "novelty": true}"#, "boot").unwrap_err();
         assert!(error.to_string().contains('9'), "{error}");
     }
 }

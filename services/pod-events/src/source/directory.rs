@@ -1,23 +1,31 @@
 //! Pods from a directory of manifests, as kubectl writes them: the way to try inpod, and to run it without a cluster.
 //!
-//! A file that cannot be used keeps what it said before: a slip of the pen must not take pods out of the mesh.
+//! A file that cannot be used keeps what it said before: a slip of the pen must not take pods out of the mesh. For the
+//! same reason what is known stays while the directory is missing.
 
+mod eye;
 mod manifest;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
-use futures_util::StreamExt as _;
-use inotify::{EventStream, Inotify, WatchMask};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Interval, MissedTickBehavior, interval},
+};
 use workload::NodeName;
 
 use super::Inventory;
-use manifest::Manifest;
+use eye::Eye;
+use manifest::{Manifest, ManifestError};
+
+/// How often it is checked whether another directory stands at the path.
+pub(super) const CHECK: Duration = Duration::from_secs(5);
 
 /// Why a directory cannot be a source.
 #[derive(Debug, thiserror::Error)]
@@ -46,78 +54,132 @@ type Watched = (
     mpsc::Sender<oneshot::Sender<()>>,
 );
 
-/// Reads a directory and keeps reading it as it changes.
-pub(super) async fn watch(path: PathBuf, node: NodeName) -> Result<Watched, DirectoryError> {
-    // Watching starts before the first look, or what changes in between would be missed.
-    let events = events(&path).map_err(|source| DirectoryError::Watch {
-        path: path.clone(),
-        source,
-    })?;
-    let mut directory = Directory {
-        path: path.clone(),
-        node,
-        files: BTreeMap::new(),
-    };
-    directory
-        .read()
-        .map_err(|source| DirectoryError::Read { path, source })?;
-    let (sender, inventory) = watch::channel(Arc::new(directory.inventory()));
+/// Reads a directory and keeps reading it as it changes. `check` is how often it is checked whether it was replaced.
+pub(super) async fn watch(
+    path: PathBuf,
+    node: NodeName,
+    check: Duration,
+) -> Result<Watched, DirectoryError> {
+    let follower = Follower::start(path, node)?;
+    let (sender, inventory) = watch::channel(Arc::new(follower.directory.inventory()));
     let (reread, requests) = mpsc::channel(16);
-    tokio::spawn(follow(directory, events, requests, sender));
+    let mut ticks = interval(check);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    tokio::spawn(follower.follow(ticks, requests, sender));
     Ok((inventory, reread))
 }
 
-/// Whole files only: a file that is being written shows when it is closed. Kubernetes swaps the link `..data` of a
-/// mounted ConfigMap, which shows as moved.
-fn events(path: &Path) -> io::Result<EventStream<[u8; 4096]>> {
-    let inotify = Inotify::init()?;
-    let mask = WatchMask::CLOSE_WRITE
-        | WatchMask::MOVED_TO
-        | WatchMask::MOVED_FROM
-        | WatchMask::DELETE
-        | WatchMask::ONLYDIR;
-    inotify.watches().add(path, mask)?;
-    inotify.into_event_stream([0; 4096])
+/// A directory, and the eye that is kept on it.
+#[derive(Debug)]
+struct Follower {
+    directory: Directory,
+    eye: Eye,
+    /// Whether it could not be read or watched the last time, which has been logged then.
+    is_lost: bool,
 }
 
-async fn follow(
-    mut directory: Directory,
-    mut events: EventStream<[u8; 4096]>,
-    mut requests: mpsc::Receiver<oneshot::Sender<()>>,
-    sender: watch::Sender<Arc<Inventory>>,
-) {
-    loop {
-        let asked = tokio::select! {
-            // An error is an overflow of the queue: whatever was lost, the whole directory is read.
-            Some(_) = events.next() => None,
-            Some(asked) = requests.recv() => Some(asked),
-            () = sender.closed() => return,
-            else => return,
+impl Follower {
+    fn start(path: PathBuf, node: NodeName) -> Result<Self, DirectoryError> {
+        // Watching starts before the first look, or what changes in between would be missed.
+        let eye = Eye::open(&path).map_err(|source| DirectoryError::Watch {
+            path: path.clone(),
+            source,
+        })?;
+        let mut directory = Directory {
+            path: path.clone(),
+            node,
+            files: BTreeMap::new(),
+            unusable: BTreeSet::new(),
         };
-        directory = reread(directory).await;
-        let inventory = Arc::new(directory.inventory());
-        sender.send_if_modified(|known| {
-            let changed = **known != *inventory;
-            *known = inventory;
-            changed
-        });
-        // Nobody may be waiting any more.
-        asked
-            .map_or(Ok(()), |asked| asked.send(()))
-            .unwrap_or_default();
-    }
-}
-
-async fn reread(directory: Directory) -> Directory {
-    let fallback = directory.clone();
-    let look = move || {
-        let mut directory = directory;
-        if let Err(error) = directory.read() {
-            tracing::error!(path = %directory.path.display(), %error, "Cannot read manifests; what is known stays");
-        }
         directory
-    };
-    tokio::task::spawn_blocking(look).await.unwrap_or(fallback)
+            .read()
+            .map_err(|source| DirectoryError::Read { path, source })?;
+        Ok(Self {
+            directory,
+            eye,
+            is_lost: false,
+        })
+    }
+
+    async fn follow(
+        mut self,
+        mut ticks: Interval,
+        mut requests: mpsc::Receiver<oneshot::Sender<()>>,
+        sender: watch::Sender<Arc<Inventory>>,
+    ) {
+        loop {
+            let asked = tokio::select! {
+                () = self.eye.changed() => None,
+                _ = ticks.tick() => {
+                    if !self.look_where_it_was_replaced() {
+                        continue;
+                    }
+                    None
+                }
+                Some(asked) = requests.recv() => Some(asked),
+                () = sender.closed() => return,
+            };
+            self.read().await;
+            let inventory = Arc::new(self.directory.inventory());
+            sender.send_if_modified(|known| {
+                let changed = **known != *inventory;
+                *known = inventory;
+                changed
+            });
+            // Nobody may be waiting any more.
+            asked
+                .map_or(Ok(()), |asked| asked.send(()))
+                .unwrap_or_default();
+        }
+    }
+
+    /// Turns to the directory that stands at the path, if it is another one. Whether it was and could be.
+    fn look_where_it_was_replaced(&mut self) -> bool {
+        if self.eye.is_on(&self.directory.path) {
+            return false;
+        }
+        match Eye::open(&self.directory.path) {
+            Ok(eye) => {
+                self.eye = eye;
+                true
+            }
+            Err(error) => {
+                self.lose(&error);
+                false
+            }
+        }
+    }
+
+    async fn read(&mut self) {
+        let mut directory = self.directory.clone();
+        let read = tokio::task::spawn_blocking(move || directory.read().map(|()| directory));
+        match read.await.map_err(io::Error::other).flatten() {
+            Ok(directory) => {
+                self.directory = directory;
+                self.find();
+            }
+            Err(error) => self.lose(&error),
+        }
+    }
+
+    /// What is known stays. The eye is opened anew even on the same directory, since what happened in it meanwhile
+    /// was not read.
+    fn lose(&mut self, error: &io::Error) {
+        if !self.is_lost {
+            let path = self.directory.path.display();
+            tracing::error!(%path, %error, "Cannot read the directory of manifests; what is known stays");
+        }
+        self.is_lost = true;
+        self.eye.close();
+    }
+
+    fn find(&mut self) {
+        if self.is_lost {
+            let path = self.directory.path.display();
+            tracing::info!(%path, "The directory of manifests can be read again");
+        }
+        self.is_lost = false;
+    }
 }
 
 /// The files, and what each last said.
@@ -126,31 +188,50 @@ struct Directory {
     path: PathBuf,
     node: NodeName,
     files: BTreeMap<PathBuf, Vec<Manifest>>,
+    /// Those that have said nothing yet that can be used.
+    unusable: BTreeSet<PathBuf>,
 }
 
 impl Directory {
     fn read(&mut self) -> io::Result<()> {
-        let mut present = BTreeMap::new();
-        for path in manifests_in(&self.path)? {
-            let before = self.files.remove(&path);
+        let paths = manifests_in(&self.path)?;
+        let before = std::mem::take(&mut self.files);
+        let unusable = std::mem::take(&mut self.unusable);
+        for path in paths {
+            let said = before.get(&path);
             match read_file(&path, &self.node) {
-                Ok(manifests) => {
-                    present.insert(path, manifests);
+                Ok(manifests) => drop(self.files.insert(path, manifests)),
+                // It never said anything, and need not.
+                Err(ManifestError::Empty)
+                    if !unusable.contains(&path) && said.is_none_or(Vec::is_empty) =>
+                {
+                    self.files.insert(path, Vec::new());
                 }
-                Err(error) => {
-                    let error = anyhow::Error::from(error);
-                    tracing::error!(file = %path.display(), error = format!("{error:#}"), "Cannot use a manifest; what it said before stays");
-                    present.insert(path, before.unwrap_or_default());
-                }
+                Err(error) => self.keep(path, said, error),
             }
         }
-        self.files = present;
         Ok(())
+    }
+
+    /// Keeps what a file said before, if anything.
+    fn keep(&mut self, path: PathBuf, said: Option<&Vec<Manifest>>, error: ManifestError) {
+        let error = format!("{:#}", anyhow::Error::from(error));
+        let file = path.display();
+        if let Some(said) = said {
+            tracing::error!(%file, error, "Cannot use a manifest; what it said before stays");
+            self.files.insert(path, said.clone());
+        } else {
+            tracing::error!(%file, error, "Cannot use a manifest; what it says is not known");
+            self.unusable.insert(path);
+        }
     }
 
     /// Of two manifests of one pod the one in the first file holds, in the order of file names.
     fn inventory(&self) -> Inventory {
-        let mut inventory = Inventory::default();
+        let mut inventory = Inventory {
+            unusable: self.unusable.clone(),
+            ..Inventory::default()
+        };
         for (path, manifest) in self
             .files
             .iter()
@@ -196,7 +277,7 @@ fn manifests_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn read_file(path: &Path, node: &NodeName) -> Result<Vec<Manifest>, manifest::ManifestError> {
+fn read_file(path: &Path, node: &NodeName) -> Result<Vec<Manifest>, ManifestError> {
     manifest::parse(&fs::read_to_string(path)?, node)
 }
 

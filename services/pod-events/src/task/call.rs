@@ -1,14 +1,19 @@
 //! A container runtime's ADD.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    pin::{Pin, pin},
+    time::Duration,
+};
 
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 use workload::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
 
-use super::{Added, Task};
+use super::{Added, POLL, Stop, Task, interrupt};
 use crate::{
     checkpoint::{Intent, Record},
-    pipeline::Caller,
+    moment::Moment,
+    pipeline::{Life, Run},
     pod::Pod,
 };
 
@@ -35,7 +40,7 @@ impl Task {
     pub(super) async fn add(
         &mut self,
         call: AddCall,
-        reply: &oneshot::Sender<Result<Added, Failure>>,
+        gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<Added, Failure> {
         let pod = self.resolve(&call).await?;
         let decision = self.shared.decide(&pod);
@@ -44,16 +49,27 @@ impl Task {
             reason: decision.reason,
             pod: pod.pod.clone(),
         };
+        if added.enrollment == Enrollment::Unknown {
+            let message = format!(
+                "namespace {} may stand in a manifest that cannot be read",
+                pod.pod.namespace
+            );
+            return Err(Failure::new(decision.reason, message).at_field("pod.namespace"));
+        }
         if self.is_further_interface(&call.sandbox) {
             return Ok(added);
         }
-        self.adopt(&call, &pod)?;
+        if added.enrollment == Enrollment::Ambient {
+            // Before anything is written down: there is nothing to undo.
+            self.shared.pipeline.broker()?;
+        }
+        self.adopt(&call, &pod).await?;
         self.timeline.note(format!(
             "sandbox {} created: {} ({})",
             call.sandbox, added.enrollment, added.reason
         ));
         match added.enrollment {
-            Enrollment::Ambient => self.enroll_for(&call, reply).await?,
+            Enrollment::Ambient => self.enroll_for(&call, gone).await?,
             Enrollment::None | Enrollment::Sidecar | Enrollment::Unknown => self.look_now().await,
         }
         tracing::info!(
@@ -84,12 +100,18 @@ impl Task {
                 );
                 Err(Failure::new(Reason::PodUidMismatch, message).at_field("pod.uid"))
             }
-            None => {
-                let node = &self.shared.config.node_name;
-                let message = format!("no pod {namespace}/{name} is known on node {node}");
-                Err(Failure::new(Reason::PodUnknown, message).at_field("pod"))
-            }
+            None => Err(self.unknown()),
         }
+    }
+
+    fn unknown(&self) -> Failure {
+        let ((namespace, name), node) = (&self.key, &self.shared.config.node_name);
+        let unusable = self.shared.source.inventory().unusable.clone();
+        let mut message = format!("no pod {namespace}/{name} is known on node {node}");
+        if let Some(file) = unusable.first() {
+            message = format!("{message}; {} cannot be used", file.display());
+        }
+        Failure::new(Reason::PodUnknown, message).at_field("pod")
     }
 
     /// A second network of a container changes nothing: capture is of the netns, not of an interface.
@@ -100,13 +122,14 @@ impl Task {
         self.records.iter().any(same)
     }
 
-    /// Makes the sandbox the pod's current one. A repeated call keeps what is known of it.
-    fn adopt(&mut self, call: &AddCall, pod: &Pod) -> Result<(), Failure> {
+    /// Makes the sandbox the pod's current one. A repeated call keeps what is known of it; another netns takes its
+    /// place only when the one that is known has ended.
+    async fn adopt(&mut self, call: &AddCall, pod: &Pod) -> Result<(), Failure> {
         let known = self
             .index_of(&call.sandbox)
-            .map(|index| self.records.remove(index));
+            .and_then(|index| self.records.get(index))
+            .cloned();
         let record = match known {
-            // What is there already stands, unless its end was announced or it is of another netns.
             Some(known)
                 if known.netns == call.netns
                     && !matches!(known.intent, Intent::Deleting { .. }) =>
@@ -116,67 +139,85 @@ impl Task {
                     ..known
                 }
             }
-            Some(_) | None => Record {
-                sandbox: call.sandbox.clone(),
-                pod: pod.pod.clone(),
-                service_account: pod.service_account.clone(),
-                netns: call.netns.clone(),
-                netns_id: None,
-                addresses: call.addresses.clone(),
-                revision: self.shared.pipeline.revisions.next(),
-                intent: Intent::Out,
-            },
+            Some(known) => {
+                self.make_way(&known, call).await?;
+                self.fresh(call, pod)
+            }
+            None => self.fresh(call, pod),
         };
-        let written = self.shared.pipeline.checkpoint.write(&record);
+        self.shared.pipeline.checkpoint.write(&record)?;
+        self.records.retain(|known| known.sandbox != record.sandbox);
         self.records.push(record);
         self.show();
-        Ok(written?)
+        Ok(())
+    }
+
+    fn fresh(&self, call: &AddCall, pod: &Pod) -> Record {
+        Record {
+            sandbox: call.sandbox.clone(),
+            pod: pod.pod.clone(),
+            service_account: pod.service_account.clone(),
+            netns: call.netns.clone(),
+            netns_id: None,
+            addresses: call.addresses.clone(),
+            revision: self.shared.pipeline.revisions.next(),
+            intent: Intent::Out,
+        }
+    }
+
+    async fn make_way(&self, known: &Record, call: &AddCall) -> Result<(), Failure> {
+        let pipeline = &self.shared.pipeline;
+        let another = known.netns != call.netns;
+        if another && known.intent.is_held() && pipeline.life(known).await? == Life::Inhabited {
+            let message = format!(
+                "sandbox {} lives on in the netns {}",
+                known.sandbox,
+                known.netns.path.display()
+            );
+            return Err(Failure::new(Reason::NetnsMismatch, message).at_field("netns"));
+        }
+        pipeline.forget(known).await
     }
 
     /// Enrols for a caller who waits. If that fails the runtime deletes the sandbox, so nothing of it is kept.
     async fn enroll_for(
         &mut self,
         call: &AddCall,
-        reply: &oneshot::Sender<Result<Added, Failure>>,
+        gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<(), Failure> {
-        let shared = Arc::clone(&self.shared);
-        let Some(record) = self.records.last_mut() else {
+        let firm = interrupt::firm(self.sent.clone(), self.seen);
+        let mut stop = pin!(async {
+            tokio::select! {
+                () = gone => Stop::CallerGone,
+                stop = firm => stop,
+            }
+        });
+        let result = self
+            .enroll(Run {
+                deadline: call.deadline,
+                stop: stop.as_mut(),
+            })
+            .await;
+        let Err(mut failure) = result else {
             return Ok(());
         };
-        let caller = Caller {
-            deadline: call.deadline,
-            gone: &|| reply.is_closed(),
-        };
-        let Err(mut failure) = shared
-            .pipeline
-            .enroll(record, &mut self.timeline, caller)
-            .await
-        else {
-            self.failure = None;
-            return Ok(());
-        };
-        tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, %failure, undo = ?failure.undo_failures, "Refused");
-        if matches!(record.intent, Intent::Out) && failure.undo_failures.is_empty() {
-            let forgotten = shared
-                .pipeline
-                .checkpoint
-                .remove(&record.sandbox)
-                .map_err(Failure::from);
-            failure
-                .undo_failures
-                .extend(forgotten.err().map(|failure| failure.to_string()));
-            self.records.pop();
-        } else if !failure.undo_failures.is_empty() {
-            // What could not be undone now is undone as the end of the sandbox.
-            record.intent = Intent::Deleting {
-                since: std::time::SystemTime::now(),
-            };
-            shared
-                .pipeline
-                .checkpoint
-                .write(record)
-                .unwrap_or_else(|error| tracing::error!(%error, "Cannot write"));
-            self.wake_in(super::POLL);
+        let left = failure.undo_failures.clone();
+        if let Some(record) = self.records.last_mut() {
+            tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, %failure, undo = ?left, "Refused");
+            if !left.is_empty() {
+                // What could not be undone now is undone as the end of the sandbox.
+                record.intent = Intent::Deleting {
+                    since: Moment::now(),
+                };
+                self.shared.pipeline.checkpoint.write(record)?;
+                self.wake_in(POLL);
+            } else if !record.intent.is_held() {
+                let forgotten = self.shared.pipeline.checkpoint.remove(&record.sandbox);
+                failure
+                    .undo_failures
+                    .extend(forgotten.err().map(|error| error.to_string()));
+                self.records.pop();
+            }
         }
         self.failure = Some(failure.clone());
         Err(failure)

@@ -29,6 +29,8 @@ impl fmt::Display for Manifest {
 pub(super) enum ManifestError {
     #[error("cannot read it")]
     Read(#[from] io::Error),
+    #[error("there is nothing in it; remove the file to take its pods away")]
+    Empty,
     #[error("it is no YAML: {0}")]
     Yaml(String),
     #[error("{0} does not have the form that Kubernetes gives it")]
@@ -45,10 +47,13 @@ pub(super) enum ManifestError {
     },
 }
 
-/// All documents of a file, or why it is not used.
+/// All documents of a file, or why it is not used. A List of nothing is a document.
 pub(super) fn parse(text: &str, node: &NodeName) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| ManifestError::Yaml(error.to_string()))?;
+    if documents.iter().all(Value::is_null) {
+        return Err(ManifestError::Empty);
+    }
     let mut manifests = Vec::new();
     for document in documents {
         add(document, node, &mut manifests)?;

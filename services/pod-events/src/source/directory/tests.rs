@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use super::*;
 
+const NAMESPACE: &str = "kind: Namespace\nmetadata: {name: shop}\n";
+const BROKEN: &str = "kind: Pod\nmetadata: {name: [";
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {namespace: shop, name: web, uid: u1}\nspec: {containers: []}\n";
 
 fn node() -> NodeName {
@@ -102,7 +104,7 @@ fn enrolled(inventory: &Inventory) -> bool {
 #[tokio::test]
 async fn the_directory_is_watched_live() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), node()).await.unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
     assert!(inventory.borrow().pods.is_empty());
     let file = dir.path().join("web.yaml");
     fs::write(&file, POD).unwrap();
@@ -124,21 +126,153 @@ async fn the_directory_is_watched_live() {
 async fn a_file_that_breaks_keeps_what_it_said_before() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("web.yaml"), POD).unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), node()).await.unwrap();
-    fs::write(dir.path().join("web.yaml"), "kind: Pod\nmetadata: {name: [").unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
+    fs::write(dir.path().join("web.yaml"), BROKEN).unwrap();
     // A second file tells when the first has been read again.
-    fs::write(
-        dir.path().join("ns.yaml"),
-        "kind: Namespace\nmetadata: {name: shop}\n",
-    )
-    .unwrap();
+    fs::write(dir.path().join("ns.yaml"), NAMESPACE).unwrap();
     until(&mut inventory, |inventory| inventory.namespaces.len() == 1).await;
     assert_eq!(inventory.borrow().pods.len(), 1);
+    assert!(inventory.borrow().is_complete());
+}
+
+#[tokio::test]
+async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let [start, new] = ["start.yaml", "new.yaml"].map(|name| dir.path().join(name));
+    fs::write(&start, BROKEN).unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
+    assert!(!inventory.borrow().is_complete());
+    fs::write(&new, BROKEN).unwrap();
+    let both = BTreeSet::from([start.clone(), new.clone()]);
+    until(&mut inventory, |inventory| inventory.unusable == both).await;
+    fs::write(&start, NAMESPACE).unwrap();
+    fs::remove_file(&new).unwrap();
+    until(&mut inventory, Inventory::is_complete).await;
+    assert_eq!(inventory.borrow().namespaces.len(), 1);
+}
+
+/// What is known after a file said one thing and then another.
+fn after(texts: &[&str]) -> Inventory {
+    let dir = tempfile::tempdir().unwrap();
+    let mut directory = Directory {
+        path: dir.path().to_owned(),
+        node: node(),
+        files: BTreeMap::new(),
+        unusable: BTreeSet::new(),
+    };
+    for text in texts {
+        fs::write(dir.path().join("web.yaml"), text).unwrap();
+        directory.read().unwrap();
+    }
+    directory.inventory()
+}
+
+#[test]
+fn a_file_that_is_emptied_keeps_what_it_said_before() {
+    for empty in ["", "---\n", "# nothing\n"] {
+        let inventory = after(&[POD, empty, empty]);
+        assert_eq!((inventory.pods.len(), inventory.is_complete()), (1, true));
+    }
+    assert!(
+        parse("")
+            .unwrap_err()
+            .contains("remove the file to take its pods away")
+    );
+}
+
+#[test]
+fn a_new_file_that_is_empty_is_without_documents() {
+    let inventory = after(&["", ""]);
+    assert!(inventory.pods.is_empty() && inventory.is_complete());
+    assert_eq!(after(&["", POD]).pods.len(), 1);
+}
+
+#[test]
+fn a_broken_file_that_is_emptied_is_no_more_known_than_before() {
+    assert!(!after(&[BROKEN, "", ""]).is_complete());
+    assert!(after(&[BROKEN, "", POD]).is_complete());
+}
+
+#[test]
+fn a_list_of_nothing_takes_the_pods_away() {
+    let inventory = after(&[POD, "kind: List\nitems: []\n"]);
+    assert!(inventory.pods.is_empty() && inventory.is_complete());
+}
+
+/// Replaces the directory at a path, which may be a link, by an empty one.
+type Replace = fn(&Path);
+
+#[tokio::test]
+async fn a_directory_that_is_replaced_is_read_and_watched_anew() {
+    let moved: Replace = |path| {
+        fs::rename(path, path.with_extension("old")).unwrap();
+        fs::create_dir(path).unwrap();
+    };
+    // Its inode number may well be given to the new one.
+    let deleted: Replace = |path| {
+        fs::remove_dir_all(path).unwrap();
+        fs::create_dir(path).unwrap();
+    };
+    let swapped: Replace = |path| {
+        let (next, link) = (path.with_extension("next"), path.with_extension("link"));
+        fs::create_dir(&next).unwrap();
+        std::os::unix::fs::symlink(&next, &link).unwrap();
+        fs::rename(&link, path).unwrap();
+    };
+    for (replace, is_link) in [(moved, false), (deleted, false), (swapped, true)] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pods");
+        if is_link {
+            let first = dir.path().join("first");
+            fs::create_dir(&first).unwrap();
+            std::os::unix::fs::symlink(first, &path).unwrap();
+        } else {
+            fs::create_dir(&path).unwrap();
+        }
+        fs::write(path.join("web.yaml"), POD).unwrap();
+        let check = Duration::from_millis(10);
+        let (mut inventory, _reread) = watch(path.clone(), node(), check).await.unwrap();
+        assert_eq!(inventory.borrow().pods.len(), 1);
+        replace(&path);
+        until(&mut inventory, |inventory| inventory.pods.is_empty()).await;
+        for (count, name) in [(1, "a"), (2, "b")] {
+            let text = NAMESPACE.replace("shop", name);
+            fs::write(path.join(name).with_extension("yaml"), text).unwrap();
+            until(&mut inventory, |inventory| {
+                inventory.namespaces.len() == count
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn while_the_directory_is_missing_what_is_known_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, away] = ["pods", "away"].map(|name| dir.path().join(name));
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("web.yaml"), POD).unwrap();
+    let mut follower = Follower::start(path.clone(), node()).unwrap();
+    assert!(!follower.look_where_it_was_replaced());
+    fs::rename(&path, &away).unwrap();
+    assert!(!follower.look_where_it_was_replaced());
+    follower.read().await;
+    assert_eq!(follower.directory.inventory().pods.len(), 1);
+    assert!(follower.is_lost);
+    // The same one is back, with a change that nobody could read.
+    fs::remove_file(away.join("web.yaml")).unwrap();
+    fs::rename(&away, &path).unwrap();
+    assert!(follower.look_where_it_was_replaced());
+    follower.read().await;
+    assert!(follower.directory.inventory().pods.is_empty());
+    assert!(!follower.is_lost && !follower.look_where_it_was_replaced());
 }
 
 #[tokio::test]
 async fn a_directory_that_is_missing_is_named() {
-    let error = watch("/nonexistent/pods".into(), node()).await.unwrap_err();
+    let error = watch("/nonexistent/pods".into(), node(), CHECK)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("/nonexistent/pods"), "{error}");
 }
 
@@ -147,7 +281,7 @@ async fn of_two_manifests_of_one_pod_the_first_file_holds() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a.yaml"), POD).unwrap();
     fs::write(dir.path().join("b.yaml"), POD.replace("u1", "u2")).unwrap();
-    let (inventory, _reread) = watch(dir.path().to_owned(), node()).await.unwrap();
+    let (inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
     let inventory = inventory.borrow();
     assert_eq!(
         inventory

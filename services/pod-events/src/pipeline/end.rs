@@ -1,0 +1,116 @@
+//! The end of a sandbox, and its survival of a restarted netconfig.
+
+use workload::{Failure, Reason};
+
+use super::{Pipeline, believed, soon};
+use crate::{
+    checkpoint::{Intent, Record},
+    timeline::Timeline,
+};
+
+/// What runs in a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// Its netns is no more, or nothing leads to it.
+    Ended,
+    /// No process is in it.
+    Empty,
+    /// Only the sandbox's own process, which holds the netns for the containers.
+    Idle,
+    /// Containers run.
+    Inhabited,
+}
+
+impl Pipeline {
+    /// What runs in a sandbox. Looks through its claim, or without one at its path; claims nothing.
+    ///
+    /// # Errors
+    ///
+    /// When netconfig is not there, or cannot tell.
+    pub async fn life(&self, record: &Record) -> Result<Life, Failure> {
+        let seen = match self.agents.inspect(&record.sandbox, soon(2)).await {
+            Err(failure) if failure.reason == Reason::ClaimUnknown => {
+                self.agents.inspect_path(&believed(record), soon(2)).await
+            }
+            seen => seen,
+        };
+        let seen = match seen {
+            Err(failure) if is_gone(failure.reason) => return Ok(Life::Ended),
+            seen => seen?,
+        };
+        Ok(if !seen.path_intact {
+            Life::Ended
+        } else if seen.processes.is_empty() {
+            Life::Empty
+        } else if seen.processes.iter().all(|process| process.sandbox_own) {
+            Life::Idle
+        } else {
+            Life::Inhabited
+        })
+    }
+
+    /// Forgets a sandbox that has ended, everywhere. Its rules end with its netns.
+    ///
+    /// # Errors
+    ///
+    /// When one of the services could not be told.
+    pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
+        if record.intent.is_held() || record.netns_id.is_some() {
+            let workload = self.remove_workload(record, soon(2));
+            let claim = self.agents.release(&record.sandbox, soon(2));
+            let (workload, claim) = tokio::join!(workload, claim);
+            workload.and(claim)?;
+        }
+        Ok(self.checkpoint.remove(&record.sandbox)?)
+    }
+
+    /// Claims a sandbox's netns again for a restarted netconfig and mends its rules. Tells whether the sandbox is
+    /// still there.
+    ///
+    /// # Errors
+    ///
+    /// As netconfig says.
+    pub async fn reclaim(&self, record: &mut Record, log: &mut Timeline) -> Result<bool, Failure> {
+        match self
+            .agents
+            .claim(
+                &record.sandbox,
+                &believed(record),
+                &record.addresses,
+                soon(5),
+            )
+            .await
+        {
+            Err(failure) if is_gone(failure.reason) => return Ok(false),
+            claimed => record.netns_id = Some(claimed?.id),
+        }
+        if !matches!(
+            record.intent,
+            Intent::Enrolled { .. } | Intent::Leaving { .. }
+        ) {
+            return Ok(true);
+        }
+        let differences = self
+            .agents
+            .verify(&record.sandbox, soon(5))
+            .await?
+            .differences;
+        if !differences.is_empty() {
+            tracing::warn!(pod = %record.pod, ?differences, "Mending rules");
+            let fingerprint = self.agents.apply(&record.sandbox, soon(5)).await?;
+            log.note(format!(
+                "mended rules, now {fingerprint}: {}",
+                differences.join("; ")
+            ));
+        }
+        Ok(true)
+    }
+}
+
+/// Whether a netns is known to be no more.
+fn is_gone(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::NetnsMissing | Reason::NetnsMismatch | Reason::NetnsNotANetns
+    )
+}

@@ -1,0 +1,272 @@
+//! Into the mesh: claim, hand-over, rules; and the undoing where that fails.
+//!
+//! Listeners before rules: rules that point at a closed port reset connections.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::FutureExt as _;
+use inpod_proto::netconfig::v1::RemovePhase;
+use tokio::time::Instant;
+use workload::{Failure, Reason};
+
+use super::{Pipeline, believed, workload_of};
+use crate::{
+    checkpoint::{Intent, Record},
+    timeline::Timeline,
+};
+
+/// What undoing may take, kept back from the caller's time. The broker keeps as much back for its own.
+const UNDO: Duration = Duration::from_secs(3);
+
+/// Until when steps forward may be taken for a caller who waits until `deadline`.
+pub(crate) fn forward(deadline: Instant) -> Instant {
+    let left = deadline.saturating_duration_since(Instant::now());
+    deadline - UNDO.min(left / 3)
+}
+
+/// Why an enrolment is given up before its time is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Nobody waits for it any more.
+    CallerGone,
+    /// Something else happened to the pod that must not wait.
+    Interrupted,
+}
+
+impl From<Stop> for Failure {
+    fn from(stop: Stop) -> Self {
+        match stop {
+            Stop::CallerGone => Self::new(Reason::DeadlineExceeded, "the caller went away"),
+            Stop::Interrupted => {
+                Self::new(Reason::Starting, "something else of the pod comes first")
+            }
+        }
+    }
+}
+
+/// The time that an enrolment has, and what ends it earlier.
+pub struct Run<'a> {
+    /// When its caller stops waiting.
+    pub deadline: Instant,
+    /// Resolves when it is to be given up.
+    pub stop: Pin<&'a mut (dyn Future<Output = Stop> + Send)>,
+}
+
+impl std::fmt::Debug for Run<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Run")
+            .field("deadline", &self.deadline)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Run<'_> {
+    /// No step forward starts for a caller who is gone or out of time.
+    fn go_on(&mut self) -> Result<(), Failure> {
+        if let Some(stop) = self.stop.as_mut().now_or_never() {
+            return Err(stop.into());
+        }
+        if Instant::now() >= self.deadline {
+            return Err(Failure::new(
+                Reason::DeadlineExceeded,
+                "the caller's time is over",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Pipeline {
+    /// Writes down that steps follow. What is enrolled stays written down as enrolled: only its order changes.
+    ///
+    /// # Errors
+    ///
+    /// When a service is not ready, or nothing can be written; then the record is as it was.
+    pub fn begin(&self, record: &mut Record) -> Result<Arc<str>, Failure> {
+        let broker = self.broker()?;
+        let mut begun = record.clone();
+        begun.revision = self.revisions.next();
+        if !matches!(begun.intent, Intent::Enrolled { .. }) {
+            begun.intent = Intent::Enrolling;
+        }
+        self.checkpoint.write(&begun)?;
+        *record = begun;
+        Ok(broker)
+    }
+
+    /// Puts a sandbox into the mesh, whatever of it is there already. If that fails, what was not there before is taken
+    /// back; a pod that `stood` in the mesh, leaving it or not, keeps what it has.
+    ///
+    /// # Errors
+    ///
+    /// As the first step that failed says, with what could not be undone.
+    pub async fn enroll(
+        &self,
+        broker: &str,
+        stood: Option<Intent>,
+        record: &mut Record,
+        log: &mut Timeline,
+        run: Run<'_>,
+    ) -> Result<(), Failure> {
+        let Err(mut failure) = self.put_in_place(broker, record, log, run).await else {
+            return Ok(());
+        };
+        log.note(format!("failed: {failure}"));
+        match stood {
+            Some(before) => {
+                record.intent = before;
+                self.checkpoint.write(record)?;
+            }
+            None => failure.undo_failures = self.undo(record, log).await,
+        }
+        Err(failure)
+    }
+
+    async fn put_in_place(
+        &self,
+        broker: &str,
+        record: &mut Record,
+        log: &mut Timeline,
+        mut run: Run<'_>,
+    ) -> Result<(), Failure> {
+        let forward = forward(run.deadline);
+        run.go_on()?;
+        let began = Instant::now();
+        let claimed = self
+            .agents
+            .claim(
+                &record.sandbox,
+                &believed(record),
+                &record.addresses,
+                forward,
+            )
+            .await?;
+        log.note_since(format!("claimed {}", claimed.id), began);
+        record.netns_id = Some(claimed.id);
+        record.addresses = claimed.addresses;
+        self.checkpoint.write(record)?;
+        run.go_on()?;
+        let began = Instant::now();
+        let workload = workload_of(record);
+        // The broker keeps its own reserve of this deadline. A call that is dropped it undoes by itself.
+        tokio::select! {
+            added = self.agents.add_workload(broker, &workload, run.deadline) => added?,
+            stop = run.stop.as_mut() => return Err(stop.into()),
+        }
+        log.note_since("acknowledged by ztunnel", began);
+        if Instant::now() >= run.deadline {
+            return Err(Failure::new(
+                Reason::DeadlineExceeded,
+                "the caller's time is over",
+            ));
+        }
+        let began = Instant::now();
+        let fingerprint = self.agents.apply(&record.sandbox, forward).await?;
+        log.note_since(format!("applied rules {fingerprint}"), began);
+        record.intent = Intent::Enrolled { fingerprint };
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    /// Takes back whatever an enrolment left, in reverse. Tells what could not be taken back; while there is any, the
+    /// sandbox stays written down as one of which something may be in place.
+    pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
+        let deadline = Instant::now() + UNDO;
+        let mut failures = Vec::new();
+        if record.netns_id.is_some() {
+            let rules = self.remove_rules(record, deadline).await;
+            failures.extend(rules.err().map(|failure| format!("rules: {failure}")));
+            let workload = self.remove_workload(record, deadline).await;
+            failures.extend(workload.err().map(|failure| format!("workload: {failure}")));
+        }
+        let claim = self.agents.release(&record.sandbox, deadline).await;
+        failures.extend(claim.err().map(|failure| format!("claim: {failure}")));
+        if failures.is_empty() {
+            log.note("undone");
+            failures.extend(self.out(record).err().map(|failure| failure.to_string()));
+        } else {
+            log.note(format!("undone but for {failures:?}"));
+        }
+        failures
+    }
+
+    /// Removes all rules. A restarted netconfig holds no claim: then the netns is claimed once more for it.
+    pub(super) async fn remove_rules(
+        &self,
+        record: &Record,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let remove = || {
+            self.agents
+                .remove_rules(&record.sandbox, RemovePhase::Final, deadline)
+        };
+        match remove().await {
+            Err(failure) if failure.reason == Reason::ClaimUnknown => {
+                self.agents
+                    .claim(
+                        &record.sandbox,
+                        &believed(record),
+                        &record.addresses,
+                        deadline,
+                    )
+                    .await?;
+                remove().await.map(drop)
+            }
+            other => other.map(drop),
+        }
+    }
+
+    /// Writes down that nothing is in place.
+    pub(super) fn out(&self, record: &mut Record) -> Result<(), Failure> {
+        record.intent = Intent::Out;
+        record.netns_id = None;
+        Ok(self.checkpoint.write(record)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn forward_steps_leave_three_seconds_of_thirty_for_undoing() {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        assert_eq!(deadline - forward(deadline), UNDO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_deadline_is_shared_between_doing_and_undoing() {
+        let deadline = Instant::now() + Duration::from_secs(3);
+        assert_eq!(deadline - forward(deadline), Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn nothing_starts_for_a_caller_who_is_gone_or_late() {
+        let soon = Instant::now() + Duration::from_secs(30);
+        let mut gone = Box::pin(async { Stop::CallerGone });
+        let mut waits = Box::pin(std::future::pending::<Stop>());
+        assert!(
+            Run {
+                deadline: soon,
+                stop: gone.as_mut()
+            }
+            .go_on()
+            .is_err()
+        );
+        assert!(
+            Run {
+                deadline: Instant::now(),
+                stop: waits.as_mut()
+            }
+            .go_on()
+            .is_err()
+        );
+        assert!(
+            Run {
+                deadline: soon,
+                stop: waits.as_mut()
+            }
+            .go_on()
+            .is_ok()
+        );
+    }
+}

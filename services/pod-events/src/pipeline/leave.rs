@@ -1,0 +1,80 @@
+//! Out of the mesh while the pod runs: peers first, then new connections, then the rest.
+
+use inpod_proto::netconfig::v1::RemovePhase;
+use workload::Failure;
+
+use super::{Pipeline, soon};
+use crate::{
+    checkpoint::{Intent, Record},
+    moment::Moment,
+    timeline::Timeline,
+};
+
+impl Pipeline {
+    /// Writes down that peers are told that the pod leaves.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn start_leaving(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        log.note("leaving: peers are told");
+        record.intent = Intent::Leaving {
+            since: Moment::now(),
+        };
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    /// Lets new connections go direct.
+    ///
+    /// # Errors
+    ///
+    /// As netconfig says.
+    pub async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        let flows = self
+            .agents
+            .remove_rules(&record.sandbox, RemovePhase::Drain, soon(5))
+            .await?;
+        log.note(format!("draining {flows} captured connections"));
+        record.intent = Intent::Draining {
+            since: Moment::now(),
+        };
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    /// Takes the rest away once no captured connection is left, or at once. Tells whether it is done.
+    ///
+    /// # Errors
+    ///
+    /// As the services say.
+    pub async fn finish(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+        overdue: bool,
+    ) -> Result<bool, Failure> {
+        let flows = self
+            .agents
+            .inspect(&record.sandbox, soon(5))
+            .await?
+            .captured_flows;
+        if flows > 0 && !overdue {
+            return Ok(false);
+        }
+        self.take_out(record).await?;
+        log.note(format!("left the mesh, {flows} captured connections cut"));
+        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, cut = flows, "Withdrew");
+        Ok(true)
+    }
+
+    /// Takes workload, rules and claim of a sandbox away, which lives on.
+    ///
+    /// # Errors
+    ///
+    /// As the services say; what is left is tried again by calling again.
+    pub async fn take_out(&self, record: &mut Record) -> Result<(), Failure> {
+        self.remove_workload(record, soon(5)).await?;
+        self.remove_rules(record, soon(5)).await?;
+        self.agents.release(&record.sandbox, soon(5)).await?;
+        self.out(record)
+    }
+}

@@ -1,0 +1,152 @@
+//! The end of sandboxes, told by the runtime, by the source, or found; and a restarted netconfig, which has to be told.
+
+use std::time::Duration;
+
+use workload::{Failure, NetnsId, SandboxRef};
+
+use super::{POLL, Step, Task};
+use crate::{checkpoint::Intent, moment::Moment, pipeline::Life};
+
+/// How often a sandbox is looked at whose pod is gone and which is outside of the mesh.
+const LET_GO_POLL: Duration = Duration::from_secs(30);
+
+impl Task {
+    /// The runtime says that a sandbox ends. Tells whether that was written down for later.
+    pub(super) async fn delete(&mut self, sandbox: &SandboxRef) -> bool {
+        let Some(index) = self.index_of(sandbox) else {
+            return false;
+        };
+        let pipeline = &self.shared.pipeline;
+        if let Some(record) = self.records.get_mut(index) {
+            if !record.intent.is_held()
+                && record.netns_id.is_none()
+                && pipeline.forget(record).await.is_ok()
+            {
+                self.records.remove(index);
+                return false;
+            }
+            record.intent = Intent::Deleting {
+                since: Moment::now(),
+            };
+            if let Err(error) = pipeline.checkpoint.write(record) {
+                // A DEL never fails: what is remembered in memory alone is acted on all the same.
+                tracing::error!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    "Cannot write a deletion down"
+                );
+            }
+        }
+        self.timeline.note(format!("sandbox {sandbox} ends"));
+        self.look_now().await;
+        self.index_of(sandbox).is_some()
+    }
+
+    /// Forgets the current sandbox if it has ended. A runtime's word alone ends no sandbox that lives on and whose pod
+    /// the source still shows.
+    pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Rest);
+        };
+        let pipeline = &self.shared.pipeline;
+        if pipeline.life(record).await? == Life::Inhabited {
+            let shown = inventory
+                .pod(&self.key)
+                .is_some_and(|pod| pod.pod.uid == record.pod.uid && !pod.terminal);
+            if !overdue || shown {
+                return Ok(Step::Wait(POLL));
+            }
+            // It lives on without us: nothing may point at listeners that go.
+            pipeline.take_out(record).await?;
+        }
+        self.forget_current().await
+    }
+
+    /// The pod is gone from the source: what has ended is forgotten, what lives on leaves the mesh after the bound.
+    pub(super) async fn let_go(&mut self, overdue: bool) -> Result<Step, Failure> {
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Rest);
+        };
+        let pipeline = &self.shared.pipeline;
+        if matches!(pipeline.life(record).await?, Life::Ended | Life::Empty) {
+            return self.forget_current().await;
+        }
+        if !record.intent.is_held() {
+            return Ok(Step::Wait(LET_GO_POLL));
+        }
+        if overdue {
+            pipeline.take_out(record).await?;
+            tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Took a pod out of the mesh that is gone from the source");
+        }
+        Ok(Step::Wait(POLL))
+    }
+
+    async fn forget_current(&mut self) -> Result<Step, Failure> {
+        let Some(record) = self.records.last() else {
+            return Ok(Step::Rest);
+        };
+        self.shared.pipeline.forget(record).await?;
+        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Deleted");
+        self.records.pop();
+        self.failure = None;
+        Ok(Step::Again)
+    }
+
+    /// An earlier sandbox of the pod whose end was announced has nothing to wait for: its claim goes, and the broker
+    /// knows that the pod's UID belongs to a later one.
+    pub(super) async fn forget_superseded(&mut self) {
+        let current = self.records.pop();
+        let mut kept = Vec::new();
+        for record in std::mem::take(&mut self.records) {
+            if !matches!(record.intent, Intent::Deleting { .. }) {
+                kept.push(record);
+            } else if let Err(failure) = self.shared.pipeline.forget(&record).await {
+                tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");
+                self.wake_in(POLL);
+                kept.push(record);
+            }
+        }
+        self.records = kept;
+        self.records.extend(current);
+    }
+
+    /// Claims every netns again that something may be in place in. What cannot be claimed now is tried again.
+    pub(super) async fn reclaim(&mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        for record in &mut self.records {
+            if !record.intent.is_held() {
+                continue;
+            }
+            match self
+                .shared
+                .pipeline
+                .reclaim(record, &mut self.timeline)
+                .await
+            {
+                Ok(true) => {}
+                Ok(false) => {
+                    record.intent = Intent::Deleting {
+                        since: Moment::BOOT,
+                    }
+                }
+                Err(failure) => result = Err(failure),
+            }
+        }
+        self.unclaimed = result.is_err();
+        result
+    }
+
+    /// netconfig has let a netns go. It may have been asked to, by an undoing of before: only what cannot be claimed
+    /// again has ended.
+    pub(super) async fn released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
+        let is_meant = |index: &usize| {
+            self.records
+                .get(*index)
+                .is_some_and(|record| record.netns_id == Some(netns) && record.intent.is_held())
+        };
+        if self.index_of(sandbox).filter(is_meant).is_some() {
+            self.unclaimed = true;
+            self.look_now().await;
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! What must not wait behind a step that waits for a ztunnel.
+
+use tokio::sync::watch;
+
+use super::{Command, Stop};
+
+/// How many commands of a kind there have been. Those sent count up as they are sent, those seen as they are obeyed:
+/// where more were sent than seen, one waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interrupts {
+    looks: u64,
+    firm: u64,
+}
+
+impl Interrupts {
+    /// Counts a command.
+    pub fn count(&mut self, command: &Command) {
+        match command {
+            Command::Delete(..) | Command::Reclaim(_) => self.firm += 1,
+            Command::Look => self.looks += 1,
+            Command::Add(..) | Command::Released(..) => {}
+        }
+    }
+}
+
+/// Resolves when something waits that must not wait behind a runtime's ADD: the end of a sandbox, a restarted netconfig.
+pub(super) async fn firm(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> Stop {
+    // A sender that is gone is the end of the process.
+    drop(sent.wait_for(|sent| sent.firm > seen.firm).await);
+    Stop::Interrupted
+}
+
+/// Resolves when anything new waits.
+pub(super) async fn anything(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> Stop {
+    drop(
+        sent.wait_for(|sent| sent.firm > seen.firm || sent.looks > seen.looks)
+            .await,
+    );
+    Stop::Interrupted
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_look_interrupts_what_nobody_waits_for_and_no_add() {
+        let (sender, sent) = watch::channel(Interrupts::default());
+        let seen = Interrupts::default();
+        sender.send_modify(|sent| sent.count(&Command::Look));
+        assert_eq!(firm(sent.clone(), seen).now_or_never(), None);
+        assert_eq!(anything(sent, seen).now_or_never(), Some(Stop::Interrupted));
+    }
+
+    #[tokio::test]
+    async fn a_command_that_was_obeyed_interrupts_nothing() {
+        let (sender, sent) = watch::channel(Interrupts::default());
+        let command = Command::Reclaim(tokio::sync::oneshot::channel().0);
+        let mut seen = Interrupts::default();
+        sender.send_modify(|sent| sent.count(&command));
+        assert_eq!(
+            firm(sent.clone(), seen).now_or_never(),
+            Some(Stop::Interrupted)
+        );
+        seen.count(&command);
+        assert_eq!(firm(sent, seen).now_or_never(), None);
+    }
+}
