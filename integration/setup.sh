@@ -91,3 +91,11 @@ need_buf() {
   "$GO" install "github.com/bufbuild/buf/cmd/buf@v$BUF" || die "go could not build buf"
   mv "$tools/buf" "$tools/buf-$BUF"
 }
+
+# The plugin as it is shipped: static, since the host's libc is not known, and small. Prints where it is.
+build_plugin() {
+  local target=${CARGO_TARGET_DIR:-target} host
+  host=$(rustc -vV | sed -n 's/^host: //p')
+  RUSTFLAGS='-C target-feature=+crt-static' cargo build -q --profile plugin -p inpod-cni --target "$host" >&2 || return
+  printf '%s\n' "$target/$host/plugin/inpod-cni"
+}
