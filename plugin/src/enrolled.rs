@@ -1,8 +1,11 @@
-//! What the plugin knows when the agent is away: two files in its `stateDir`, written by others and only read here.
+//! What the plugin knows when the agent is away: two files in its `stateDir`, which it only reads. `pod-events` writes
+//! one of them, with what stands here beside its reader.
 
-use std::{fs, io, path::Path};
+use std::{collections::BTreeSet, fs, io, path::Path};
 
 use workload::NamespaceName;
+
+use crate::durable;
 
 /// The file's name in `stateDir`. `pod-events` alone writes it, by rename; it stays valid across reboots.
 pub const ENROLLED_FILE: &str = "enrolled-namespaces";
@@ -28,6 +31,31 @@ impl EnrolledNamespaces {
         }
     }
 
+    /// The list of these namespaces: sorted, a line each.
+    pub fn of(namespaces: &BTreeSet<NamespaceName>) -> Self {
+        let lines = namespaces.iter().map(|name| format!("{name}\n"));
+        Self(lines.collect())
+    }
+
+    /// Puts the list in place of an earlier one, whole or not at all, also after a power failure. Makes the directory
+    /// where it is missing. Only one process may write at a time.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written; then an earlier one is still there.
+    pub fn write(&self, state_dir: &Path) -> io::Result<()> {
+        durable::make_dir(state_dir)?;
+        // Left by a writer that died; if it stays, the next step says why.
+        let _ignored = fs::remove_file(state_dir.join(format!(".{ENROLLED_FILE}")));
+        durable::put(state_dir, ENROLLED_FILE, self.0.as_bytes())
+    }
+
+    /// The namespaces. Lines that name none are left out.
+    pub fn names(&self) -> BTreeSet<NamespaceName> {
+        let lines = self.0.lines().filter_map(|line| line.trim().parse().ok());
+        lines.collect()
+    }
+
     /// Whether pods of a namespace may be in the mesh.
     pub fn contains(&self, namespace: &NamespaceName) -> bool {
         self.0.lines().any(|line| line.trim() == namespace.as_str())
@@ -42,6 +70,8 @@ pub fn is_disabled(state_dir: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -62,6 +92,45 @@ mod tests {
                 "{namespace}"
             );
         }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_replaces_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("inpod/plugin");
+        for names in [&["shop", "bank"][..], &["bank"], &[]] {
+            let names: BTreeSet<_> = names.iter().map(|name| name.parse().unwrap()).collect();
+            let written = EnrolledNamespaces::of(&names);
+            written.write(&state_dir).unwrap();
+            let read = EnrolledNamespaces::read(&state_dir).unwrap().unwrap();
+            assert_eq!((&read, read.names()), (&written, names));
+        }
+        assert_eq!(fs::read_dir(&state_dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn the_list_is_sorted_one_name_per_line_and_its_owners_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let state_dir = dir.path().join("plugin");
+        let names = ["shop", "bank"].map(|name| name.parse().unwrap());
+        EnrolledNamespaces::of(&names.into())
+            .write(&state_dir)
+            .unwrap();
+        let text = fs::read_to_string(state_dir.join(ENROLLED_FILE)).unwrap();
+        assert_eq!(text, "bank\nshop\n");
+        let mode = fs::metadata(&state_dir).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
+    }
+
+    #[test]
+    fn a_writer_that_died_keeps_no_later_one_from_writing() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(format!(".{ENROLLED_FILE}")), "sho").unwrap();
+        let names = BTreeSet::from(["shop".parse().unwrap()]);
+        EnrolledNamespaces::of(&names).write(dir.path()).unwrap();
+        let read = EnrolledNamespaces::read(dir.path()).unwrap().unwrap();
+        assert_eq!(read.names(), names);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     #[test]

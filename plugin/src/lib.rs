@@ -7,6 +7,7 @@
 
 pub mod args;
 pub mod config;
+mod durable;
 pub mod enrolled;
 pub mod error;
 pub mod invocation;

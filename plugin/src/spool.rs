@@ -4,10 +4,8 @@
 //! time; a name that begins with a dot is still being written, or was left by a plugin that died meanwhile.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Write as _},
+    fs, io,
     net::IpAddr,
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     process,
     time::{SystemTime, UNIX_EPOCH},
@@ -16,7 +14,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use workload::{InvalidIdentifier, NetnsRef, SandboxRef};
 
-use crate::args::NamedPod;
+use crate::{args::NamedPod, durable};
 
 /// The directory's name in `stateDir`.
 pub const SPOOL_DIR: &str = "spool";
@@ -114,13 +112,12 @@ pub struct Netns {
 impl Entry {
     /// An event of now and of this boot, of which only the sandbox is known.
     pub fn new(verb: SpooledVerb, cause: Cause, sandbox: &SandboxRef) -> Self {
-        let boot_id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self {
             schema: SCHEMA,
             verb,
             cause,
             time_unix_ms: now_unix_ms(),
-            boot_id: boot_id.trim().to_owned(),
+            boot_id: boot_id(),
             sandbox: sandbox.into(),
             pod: None,
             netns: None,
@@ -139,26 +136,12 @@ impl Entry {
             path: dir.clone(),
             source,
         };
-        prepare(&dir).map_err(at)?;
+        durable::make_dir(&dir).map_err(at)?;
         if fs::read_dir(&dir).map_err(at)?.count() >= MAX_ENTRIES {
             return Err(SpoolError::Full(dir));
         }
-        self.write_into(&dir).map_err(at)
-    }
-
-    fn write_into(&self, dir: &Path) -> io::Result<()> {
-        let name = self.file_name();
-        let temporary = dir.join(format!(".{name}"));
-        let content = serde_json::to_vec(self)?;
-        let renamed = write_synced(&temporary, &content)
-            .and_then(|()| fs::rename(&temporary, dir.join(name)));
-        if renamed.is_err() {
-            // What is left of it would only be skipped and cleaned up later; the first error is the one to tell.
-            let _ignored = fs::remove_file(&temporary);
-        }
-        renamed?;
-        // The rename itself is on disk only when its directory is.
-        File::open(dir)?.sync_all()
+        let content = serde_json::to_vec(self).map_err(|error| at(error.into()))?;
+        durable::put(&dir, &self.file_name(), &content).map_err(at)
     }
 
     /// Time first, for the order of reading; the process id tells apart what comes in the same millisecond.
@@ -193,19 +176,10 @@ pub fn now_unix_ms() -> u64 {
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(0))
 }
 
-fn prepare(dir: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)
-}
-
-fn write_synced(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    let mut file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(content)?;
-    file.sync_all()
+/// The boot that is running; empty where the kernel does not say.
+pub fn boot_id() -> String {
+    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    id.trim().to_owned()
 }
 
 impl From<&SandboxRef> for Sandbox {
@@ -236,6 +210,16 @@ impl From<&NamedPod> for Pod {
             namespace: pod.namespace.to_string(),
             name: pod.name.to_string(),
             uid: pod.uid.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+impl From<&Netns> for NetnsRef {
+    fn from(netns: &Netns) -> Self {
+        Self {
+            device: netns.device,
+            inode: netns.inode,
+            ..Self::at(&netns.path)
         }
     }
 }

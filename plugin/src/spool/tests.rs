@@ -1,4 +1,4 @@
-use std::os::unix::fs::PermissionsExt as _;
+use std::{fs::File, os::unix::fs::PermissionsExt as _};
 
 use super::*;
 
