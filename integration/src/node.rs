@@ -112,6 +112,11 @@ impl Node {
         self.dir.join("inpod")
     }
 
+    /// The plugin's `stateDir`.
+    pub fn state_dir(&self) -> PathBuf {
+        self.dir.join("plugin")
+    }
+
     /// The directory of manifests.
     pub fn manifests(&self) -> PathBuf {
         self.dir.join("pods")

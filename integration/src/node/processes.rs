@@ -49,6 +49,7 @@ impl Node {
             "pod-events" => {
                 let from = format!("dir:{}", self.manifests().display());
                 command.args(["--node-name", self.name(), "--pods-from", &from]);
+                command.arg("--plugin-state-dir").arg(self.state_dir());
                 command.args([
                     "--propagation-wait-seconds",
                     "0",

@@ -95,7 +95,7 @@ impl Node {
         verb(
             pod,
             &daemon::socket(&self.run_dir(), "pod-events"),
-            &self.dir.join("plugin"),
+            &self.state_dir(),
         )
     }
 

@@ -26,7 +26,7 @@ impl Node {
                     .filter(|condition| !condition.ok)
                     .collect();
                 ensure!(
-                    status.ready && bad.is_empty() && status.conditions.len() == 3,
+                    status.ready && bad.is_empty() && status.conditions.len() == 4,
                     "{bad:?}"
                 );
                 anyhow::Ok(())

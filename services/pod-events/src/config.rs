@@ -33,6 +33,11 @@ pub const KEYS: &[Key] = &[
         default: Some("60"),
         help: "How long captured connections of a pod that leaves the mesh may go on",
     },
+    Key {
+        name: "plugin_state_dir",
+        default: Some("/var/lib/inpod/plugin"),
+        help: "The plugin's stateDir: what it writes down while pod-events is away, and what it reads then",
+    },
 ];
 
 /// What the settings say.
@@ -49,6 +54,8 @@ pub struct Config {
     pub exclude_namespaces: Vec<NamespaceName>,
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
+    /// The plugin's `stateDir`.
+    pub plugin_state_dir: PathBuf,
 }
 
 impl Config {

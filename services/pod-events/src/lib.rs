@@ -5,6 +5,7 @@
 //! the kernel. Start reading at [`plan`] for what is done when, at [`pipeline`] for how, and at [`task`] for the order.
 
 pub mod agents;
+mod away;
 pub mod checkpoint;
 pub mod config;
 pub mod decide;
@@ -31,6 +32,7 @@ use tokio::sync::watch;
 
 use crate::{
     agents::Agents,
+    away::Away,
     checkpoint::Checkpoint,
     config::Config,
     pipeline::{Pipeline, Revisions, Synced},
@@ -79,6 +81,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     });
     let registry = Registry::new(Arc::clone(&shared), records);
     let conditions = Conditions::default();
+    Away::start(Arc::clone(&shared), registry.clone(), conditions.clone()).await;
     Sync::start(agents, registry.clone(), conditions.clone(), synced_sender);
     tokio::spawn(follow_source(source.changes(), registry.clone()));
     let server = Server {

@@ -1,5 +1,7 @@
 //! All tasks of the node, and which sandbox belongs to which.
 
+mod spooled;
+
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -194,7 +196,7 @@ impl Registry {
     }
 
     /// The pod of a sandbox.
-    fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
+    pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {
             handle

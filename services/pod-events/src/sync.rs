@@ -49,7 +49,8 @@ pub struct Condition {
 }
 
 impl Conditions {
-    fn set(&self, name: &'static str, result: Result<(), String>) {
+    /// Says how something stands.
+    pub(crate) fn set(&self, name: &'static str, result: Result<(), String>) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (ok, message) =
             result.map_or_else(|message| (false, message), |()| (true, String::new()));

@@ -7,6 +7,7 @@
 mod call;
 mod ending;
 mod interrupt;
+mod spooled;
 
 use std::{
     pin::pin,
@@ -34,6 +35,7 @@ use crate::{
 
 pub use call::AddCall;
 pub use interrupt::Interrupts;
+pub use spooled::{Admitted, Settled};
 
 /// What a task is asked.
 #[derive(Debug)]
@@ -48,6 +50,10 @@ pub enum Command {
     Reclaim(oneshot::Sender<()>),
     /// netconfig has let a netns go.
     Released(SandboxRef, NetnsId),
+    /// A sandbox ended while nobody listened. Only written down; a look follows.
+    Ended(SandboxRef, oneshot::Sender<Settled>),
+    /// A pod was let through while nobody listened. Only written down; a look follows.
+    Admitted(Admitted, oneshot::Sender<Settled>),
 }
 
 /// The answer to `Add`.
@@ -227,6 +233,12 @@ impl Task {
                 reply.send(()).unwrap_or_default();
             }
             Command::Released(sandbox, netns) => self.released(&sandbox, netns).await,
+            Command::Ended(sandbox, reply) => {
+                reply.send(self.ended(&sandbox)).unwrap_or_default();
+            }
+            Command::Admitted(admitted, reply) => {
+                reply.send(self.admitted(&admitted)).unwrap_or_default();
+            }
         }
     }
 

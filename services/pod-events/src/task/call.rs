@@ -115,7 +115,7 @@ impl Task {
     }
 
     /// A second network of a container changes nothing: capture is of the netns, not of an interface.
-    fn is_further_interface(&self, sandbox: &SandboxRef) -> bool {
+    pub(super) fn is_further_interface(&self, sandbox: &SandboxRef) -> bool {
         let same = |record: &Record| {
             record.sandbox.container_id == sandbox.container_id && record.sandbox != *sandbox
         };
@@ -152,7 +152,7 @@ impl Task {
         Ok(())
     }
 
-    fn fresh(&self, call: &AddCall, pod: &Pod) -> Record {
+    pub(super) fn fresh(&self, call: &AddCall, pod: &Pod) -> Record {
         Record {
             sandbox: call.sandbox.clone(),
             pod: pod.pod.clone(),

@@ -16,8 +16,8 @@ impl Interrupts {
     /// Counts a command.
     pub fn count(&mut self, command: &Command) {
         match command {
-            Command::Delete(..) | Command::Reclaim(_) => self.firm += 1,
-            Command::Look => self.looks += 1,
+            Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
+            Command::Look | Command::Admitted(..) => self.looks += 1,
             Command::Add(..) | Command::Released(..) => {}
         }
     }

@@ -1,0 +1,155 @@
+//! What the plugin and pod-events tell each other through the plugin's `stateDir` while one of them is away: the plugin
+//! writes down what it could not tell, and reads which namespaces have pods in the mesh.
+
+mod enrolled;
+mod spool;
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use inpod_cni::{
+    enrolled::is_disabled,
+    spool::{SPOOL_DIR, boot_id},
+};
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval},
+};
+
+use crate::{
+    registry::Registry,
+    source::{Inventory, PodKey},
+    sync::Conditions,
+    task::{Settled, Shared},
+};
+use spool::{Effects, Event};
+
+/// How often the directory is looked through: a plugin whose call failed half-way writes while we run.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// The condition that tells whether the directory can be read and written.
+const CONDITION: &str = "plugin-state";
+
+/// Both sides of the directory, for ever.
+#[derive(Debug)]
+pub(crate) struct Away {
+    state_dir: PathBuf,
+    boot_id: String,
+    shared: Arc<Shared>,
+    registry: Registry,
+    conditions: Conditions,
+    /// What was wrong the last time, which has been logged then.
+    problem: Option<String>,
+}
+
+impl Away {
+    /// Reads what was written down while pod-events was away, and goes on reading. To be awaited before a verb is
+    /// served, so that none overtakes an earlier one; waits for no other service.
+    pub(crate) async fn start(shared: Arc<Shared>, registry: Registry, conditions: Conditions) {
+        let mut changes = shared.source.changes();
+        changes.mark_unchanged();
+        let mut away = Self {
+            state_dir: shared.config.plugin_state_dir.clone(),
+            boot_id: boot_id(),
+            shared,
+            registry,
+            conditions,
+            problem: None,
+        };
+        away.look().await;
+        tokio::spawn(away.follow(changes));
+    }
+
+    async fn follow(mut self, mut changes: watch::Receiver<Arc<Inventory>>) {
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                Ok(()) = changes.changed() => {}
+            }
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        let read = self.read_spool().await;
+        let written = self.write_enrolled().await;
+        self.report(read.and(written));
+    }
+
+    async fn read_spool(&self) -> Result<(), String> {
+        let mut late = Late {
+            registry: &self.registry,
+            state_dir: &self.state_dir,
+            touched: BTreeSet::new(),
+        };
+        let directory = self.state_dir.join(SPOOL_DIR);
+        let result = spool::settle(&directory, &self.boot_id, &mut late).await;
+        let touched = late.touched;
+        self.registry.look(|key| touched.contains(key));
+        result
+    }
+
+    async fn write_enrolled(&self) -> Result<(), String> {
+        let inventory = self.shared.source.inventory();
+        let excluded = &self.shared.config.exclude_namespaces;
+        let wanted = enrolled::wanted(&inventory, excluded, &self.registry.records());
+        let (state_dir, complete) = (self.state_dir.clone(), inventory.is_complete());
+        // It waits for the disk.
+        let update = move || enrolled::update(&state_dir, wanted, complete);
+        let updated = tokio::task::spawn_blocking(update).await;
+        let failed = |error: &dyn std::fmt::Display| {
+            let directory = self.state_dir.display();
+            format!("cannot keep the enrolled namespaces in {directory}: {error}")
+        };
+        match updated {
+            Ok(result) => result.map_err(|error| failed(&error)),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    fn report(&mut self, result: Result<(), String>) {
+        let problem = result.as_ref().err().cloned();
+        if problem != self.problem
+            && let Some(problem) = &problem
+        {
+            tracing::error!(problem, "The plugin's state directory is not usable");
+        }
+        self.problem = problem;
+        self.conditions.set(CONDITION, result);
+    }
+}
+
+/// What happened is told to the tasks.
+struct Late<'a> {
+    registry: &'a Registry,
+    state_dir: &'a Path,
+    touched: BTreeSet<PodKey>,
+}
+
+impl Effects for Late<'_> {
+    async fn settle(&mut self, event: Event) -> Settled {
+        match event {
+            Event::Ended(sandbox) => {
+                let owner = self.registry.owner(&sandbox);
+                let settled = self.registry.ended(&sandbox).await;
+                self.touched.extend(owner);
+                settled
+            }
+            // What the kill switch let through stays outside as long as it is set.
+            Event::Admitted(..) if is_disabled(self.state_dir) => {
+                Settled::Later("inpod is disabled on this node".to_owned())
+            }
+            Event::Admitted(key, admitted) => {
+                let settled = self.registry.admitted(&key, admitted).await;
+                self.touched.insert(key);
+                settled
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+use inpod_cni::spool::{Cause, Netns, Pod, SPOOL_DIR};
+
+use super::*;
+use crate::testing::sandbox;
+
+const BOOT: &str = "this-boot";
+
+/// Remembers what it was told, and answers by the container's id.
+#[derive(Default)]
+struct Told {
+    directory: PathBuf,
+    events: Vec<String>,
+    /// How many files there were at each event.
+    left: Vec<usize>,
+}
+
+impl Effects for Told {
+    async fn settle(&mut self, event: Event) -> Settled {
+        let id = event.sandbox().container_id.to_string();
+        self.events.push(format!("{id} {}", event.name()));
+        self.left.push(names(&self.directory).len());
+        match id.as_str() {
+            "late" => Settled::Later("not yet".to_owned()),
+            "odd" => Settled::Dropped("no such pod".to_owned()),
+            _ => Settled::Done,
+        }
+    }
+}
+
+fn entry(verb: SpooledVerb, container_id: &str, time_unix_ms: u64) -> Entry {
+    Entry {
+        time_unix_ms,
+        boot_id: BOOT.to_owned(),
+        pod: Some(Pod {
+            namespace: "shop".to_owned(),
+            name: "web".to_owned(),
+            uid: Some("1111".to_owned()),
+        }),
+        netns: Some(Netns {
+            path: "/run/netns/a".into(),
+            device: Some(4),
+            inode: Some(7),
+        }),
+        ..Entry::new(verb, Cause::AgentAway, &sandbox(container_id))
+    }
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(directory)
+        .unwrap()
+        .map(|file| file.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+struct Scene {
+    state_dir: tempfile::TempDir,
+    told: Told,
+}
+
+impl Scene {
+    fn new(entries: &[Entry]) -> Self {
+        let state_dir = tempfile::tempdir().unwrap();
+        let directory = state_dir.path().join(SPOOL_DIR);
+        fs::create_dir(&directory).unwrap();
+        for entry in entries {
+            entry.write(state_dir.path()).unwrap();
+        }
+        let told = Told {
+            directory,
+            ..Told::default()
+        };
+        Self { state_dir, told }
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.state_dir.path().join(SPOOL_DIR)
+    }
+
+    async fn settle(&mut self) -> Result<(), String> {
+        settle(&self.directory(), BOOT, &mut self.told).await
+    }
+}
+
+#[tokio::test]
+async fn events_are_told_in_the_order_of_their_writing() {
+    let mut scene = Scene::new(&[
+        entry(SpooledVerb::Del, "a", 900),
+        entry(SpooledVerb::Add, "b", 10_000),
+        entry(SpooledVerb::Add, "a", 50),
+    ]);
+    scene.settle().await.unwrap();
+    assert_eq!(scene.told.events, ["a admitted", "a ended", "b admitted"]);
+}
+
+#[tokio::test]
+async fn a_file_goes_after_its_effect_and_before_the_next_one() {
+    let mut scene = Scene::new(&[
+        entry(SpooledVerb::Del, "a", 1),
+        entry(SpooledVerb::Del, "odd", 2),
+        entry(SpooledVerb::Del, "b", 3),
+    ]);
+    scene.settle().await.unwrap();
+    assert_eq!(scene.told.left, [3, 2, 1]);
+    assert!(names(&scene.directory()).is_empty());
+}
+
+#[tokio::test]
+async fn what_must_wait_stays_and_holds_up_its_own_sandbox_alone() {
+    let mut scene = Scene::new(&[
+        entry(SpooledVerb::Add, "late", 1),
+        entry(SpooledVerb::Del, "late", 2),
+        entry(SpooledVerb::Del, "a", 3),
+    ]);
+    scene.settle().await.unwrap();
+    assert_eq!(scene.told.events, ["late admitted", "a ended"]);
+    assert_eq!(names(&scene.directory()).len(), 2);
+}
+
+#[tokio::test]
+async fn what_is_of_another_boot_is_dropped_untold() {
+    let stranger = Entry {
+        boot_id: "an-earlier-boot".to_owned(),
+        ..entry(SpooledVerb::Add, "a", 1)
+    };
+    let mut scene = Scene::new(&[stranger]);
+    scene.settle().await.unwrap();
+    assert!(scene.told.events.is_empty() && names(&scene.directory()).is_empty());
+}
+
+#[tokio::test]
+async fn what_cannot_be_understood_is_set_aside_once_and_blocks_nothing() {
+    let mut scene = Scene::new(&[entry(SpooledVerb::Del, "a", 5)]);
+    let later = serde_json::to_string(&Entry {
+        schema: SCHEMA + 1,
+        ..entry(SpooledVerb::Del, "b", 2)
+    });
+    let nameless = serde_json::to_string(&Entry {
+        pod: None,
+        ..entry(SpooledVerb::Add, "c", 2)
+    });
+    let garbage = [
+        ("0-json", "{"),
+        ("1-schema", &later.unwrap()),
+        ("2-nameless", &nameless.unwrap()),
+    ];
+    for (name, text) in garbage {
+        fs::write(scene.directory().join(name), text).unwrap();
+    }
+    fs::create_dir(scene.directory().join("3-directory")).unwrap();
+    for _ in 0..2 {
+        scene.settle().await.unwrap();
+        assert_eq!(scene.told.events, ["a ended"]);
+        let aside = ["0-json", "1-schema", "2-nameless", "3-directory"];
+        let aside = aside.map(|name| format!("{name}{ASIDE}"));
+        assert_eq!(names(&scene.directory()), aside);
+    }
+}
+
+#[tokio::test]
+async fn what_is_still_being_written_is_left_to_its_writer_for_a_while() {
+    let mut scene = Scene::new(&[]);
+    let [fresh, old] = [".fresh", ".old"].map(|name| scene.directory().join(name));
+    for path in [&fresh, &old] {
+        fs::write(path, "{").unwrap();
+    }
+    let file = fs::File::options().write(true).open(&old).unwrap();
+    file.set_modified(SystemTime::now() - 2 * ABANDONED)
+        .unwrap();
+    scene.settle().await.unwrap();
+    assert!(fresh.exists() && !old.exists());
+}
+
+#[tokio::test]
+async fn a_spool_that_was_never_written_to_is_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut told = Told::default();
+    settle(&dir.path().join(SPOOL_DIR), BOOT, &mut told)
+        .await
+        .unwrap();
+    assert!(told.events.is_empty());
+}
+
+#[test]
+fn an_admission_carries_what_an_add_would_have() {
+    let written = Entry {
+        addresses: vec!["10.0.0.2".parse().unwrap()],
+        ..entry(SpooledVerb::Add, "a", now_unix_ms())
+    };
+    let bytes = serde_json::to_vec(&written).unwrap();
+    let Event::Admitted(key, Admitted { call, at }) = parse(&bytes, BOOT).unwrap() else {
+        panic!("no admission");
+    };
+    assert_eq!(key, ("shop".parse().unwrap(), "web".parse().unwrap()));
+    assert_eq!(call.sandbox, sandbox("a"));
+    assert_eq!(call.uid, Some("1111".parse().unwrap()));
+    assert_eq!((call.netns.device, call.netns.inode), (Some(4), Some(7)));
+    assert_eq!(call.addresses, written.addresses);
+    assert!(Moment::now().since(at) < Duration::from_secs(60));
+}

@@ -1,0 +1,173 @@
+use std::{fs, path::PathBuf, sync::Arc};
+
+use tokio::{sync::watch, time::Instant};
+use workload::{NetnsId, NetnsRef};
+
+use super::*;
+use crate::{
+    agents::Agents,
+    checkpoint::{Checkpoint, Intent, Record},
+    config::PodsFrom,
+    moment::Moment,
+    pipeline::{Pipeline, Revisions, Synced},
+    source::Source,
+    task::{AddCall, Shared},
+    testing::{record, sandbox},
+};
+
+const WEB: &str = "kind: Pod\nmetadata: {namespace: shop, name: web, uid: uid-of-web}\nspec: {nodeName: node-1, containers: []}\n";
+
+/// A registry on a node without any other service.
+struct Scene {
+    _dir: tempfile::TempDir,
+    registry: Registry,
+    shared: Arc<Shared>,
+}
+
+impl Scene {
+    async fn new(records: &[Record]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("web.yaml"), WEB).unwrap();
+        let checkpoint = Checkpoint::open(&dir.path().join("checkpoint")).unwrap();
+        for record in records {
+            checkpoint.write(record).unwrap();
+        }
+        let nobody = || daemon::channel(&dir.path().join("nobody.sock"));
+        let known = checkpoint.load().unwrap();
+        let shared = Arc::new(Shared {
+            source: source(dir.path().to_owned()).await,
+            config: config(),
+            pipeline: Pipeline {
+                agents: Agents::new(nobody(), nobody()),
+                checkpoint,
+                synced: watch::channel(Synced::default()).1,
+                revisions: Revisions::default(),
+            },
+        });
+        Self {
+            registry: Registry::new(Arc::clone(&shared), known),
+            shared,
+            _dir: dir,
+        }
+    }
+
+    /// What is checkpointed, in the order of the containers' ids.
+    fn written(&self) -> Vec<(String, Intent)> {
+        let records = self.shared.pipeline.checkpoint.records().unwrap();
+        let mut written: Vec<_> = records
+            .into_iter()
+            .map(|record| (record.sandbox.container_id.to_string(), record.intent))
+            .collect();
+        written.sort_by(|a, b| a.0.cmp(&b.0));
+        written
+    }
+
+    async fn admitted(&self, pod: &str, admitted: Admitted) -> Settled {
+        let key = ("shop".parse().unwrap(), pod.parse().unwrap());
+        self.registry.admitted(&key, admitted).await
+    }
+}
+
+async fn source(directory: PathBuf) -> Source {
+    let from = PodsFrom::Directory(directory);
+    Source::open(&from, &"node-1".parse().unwrap())
+        .await
+        .unwrap()
+}
+
+fn config() -> crate::config::Config {
+    serde_json::from_value(serde_json::json!({
+        "node_name": "node-1", "pods_from": "dir:/nowhere", "exclude_namespaces": "",
+        "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "plugin_state_dir": "/nowhere",
+    }))
+    .unwrap()
+}
+
+fn admission(container_id: &str, at: Moment) -> Admitted {
+    let call = AddCall {
+        sandbox: sandbox(container_id),
+        uid: Some("uid-of-web".parse().unwrap()),
+        netns: NetnsRef::at("/run/netns/web"),
+        addresses: Vec::new(),
+        deadline: Instant::now(),
+    };
+    Admitted { call, at }
+}
+
+fn held(container_id: &str) -> Record {
+    Record {
+        netns_id: Some(NetnsId {
+            device: 4,
+            inode: 7,
+            cookie: 9,
+        }),
+        intent: Intent::Enrolled {
+            fingerprint: "f".to_owned(),
+        },
+        ..record(container_id)
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_sandbox_that_nothing_was_done_to_forgets_it_at_once() {
+    let scene = Scene::new(&[record("c1")]).await;
+    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
+    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
+    assert_eq!(scene.written(), []);
+}
+
+#[tokio::test]
+async fn the_end_of_an_enrolled_sandbox_is_written_down_without_any_other_service() {
+    let scene = Scene::new(&[held("c1")]).await;
+    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
+    let [(_, intent)] = scene.written().try_into().unwrap();
+    assert!(matches!(intent, Intent::Deleting { .. }), "{intent:?}");
+}
+
+#[tokio::test]
+async fn a_pod_that_was_let_through_is_written_down_once_and_its_end_finds_it() {
+    let scene = Scene::new(&[]).await;
+    for _ in 0..2 {
+        let settled = scene.admitted("web", admission("c1", Moment::now())).await;
+        assert_eq!(settled, Settled::Done);
+        assert_eq!(scene.written(), [("c1".to_owned(), Intent::Out)]);
+    }
+    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
+    assert_eq!(scene.written(), []);
+}
+
+#[tokio::test]
+async fn a_pod_that_the_source_does_not_show_is_waited_for_and_then_dropped() {
+    let scene = Scene::new(&[]).await;
+    let of_another = |at| {
+        let mut admitted = admission("c1", at);
+        admitted.call.uid = Some("another".parse().unwrap());
+        admitted
+    };
+    for pod in ["web", "db"] {
+        let settled = scene.admitted(pod, of_another(Moment::now())).await;
+        assert!(matches!(settled, Settled::Later(_)), "{settled:?}");
+        let settled = scene.admitted(pod, of_another(Moment::BOOT)).await;
+        assert!(matches!(settled, Settled::Dropped(_)), "{settled:?}");
+    }
+    assert_eq!(scene.written(), []);
+}
+
+#[tokio::test]
+async fn an_admission_does_not_displace_a_later_sandbox_of_its_pod() {
+    let scene = Scene::new(&[]).await;
+    let now = Moment::now();
+    let first = scene.admitted("web", admission("c2", now)).await;
+    assert_eq!(first, Settled::Done);
+    let settled = scene.admitted("web", admission("c1", Moment::BOOT)).await;
+    assert!(matches!(settled, Settled::Dropped(_)), "{settled:?}");
+    assert_eq!(scene.written(), [("c2".to_owned(), Intent::Out)]);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_still_to_be_forgotten_is_not_recorded_anew() {
+    let scene = Scene::new(&[held("c1")]).await;
+    scene.registry.ended(&sandbox("c1")).await;
+    let settled = scene.admitted("web", admission("c1", Moment::now())).await;
+    assert!(matches!(settled, Settled::Later(_)), "{settled:?}");
+}

@@ -1,0 +1,149 @@
+//! What happened while nobody listened, told later. It is only written down here: the look that follows acts on it, so
+//! that whoever tells it never waits for another service.
+
+use std::time::Duration;
+
+use super::{AddCall, Task};
+use crate::{
+    checkpoint::{CheckpointError, Intent, Record},
+    moment::Moment,
+    pod::Pod,
+    source::Inventory,
+};
+
+/// How long a pod may take to show in the source after it was let through.
+const SHOW: Duration = Duration::from_secs(30);
+
+/// A pod that was let through without a question.
+#[derive(Clone, Debug)]
+pub struct Admitted {
+    /// What would have been asked. Nobody waits: the deadline means nothing.
+    pub call: AddCall,
+    /// When it was let through.
+    pub at: Moment,
+}
+
+/// What became of an event that was told late.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// Its effect is checkpointed, or there is none left to have.
+    Done,
+    /// It means nothing any more, because of this.
+    Dropped(String),
+    /// It is to be told again, because of this.
+    Later(String),
+}
+
+impl From<CheckpointError> for Settled {
+    fn from(error: CheckpointError) -> Self {
+        Self::Later(format!("{:#}", anyhow::Error::from(error)))
+    }
+}
+
+impl Task {
+    /// A sandbox ended.
+    pub(super) fn ended(&mut self, sandbox: &workload::SandboxRef) -> Settled {
+        let Some(index) = self.index_of(sandbox) else {
+            return Settled::Done;
+        };
+        let Some(record) = self.records.get_mut(index) else {
+            return Settled::Done;
+        };
+        let checkpoint = &self.shared.pipeline.checkpoint;
+        let written = if is_bare(record) {
+            checkpoint.remove(sandbox)
+        } else {
+            // Known before, it goes on waiting from then.
+            if !matches!(record.intent, Intent::Deleting { .. }) {
+                let since = Moment::now();
+                record.intent = Intent::Deleting { since };
+            }
+            checkpoint.write(record)
+        };
+        if let Err(error) = written {
+            return error.into();
+        }
+        if is_bare(record) {
+            self.records.remove(index);
+        }
+        self.timeline
+            .note(format!("sandbox {sandbox} had ended, told late"));
+        self.show();
+        Settled::Done
+    }
+
+    /// A pod was let through: its sandbox becomes the current one, outside the mesh until somebody looks.
+    pub(super) fn admitted(&mut self, admitted: &Admitted) -> Settled {
+        let call = &admitted.call;
+        let inventory = self.shared.source.inventory();
+        let fits = |pod: &&Pod| call.uid.as_ref().is_none_or(|uid| pod.pod.uid == *uid);
+        let Some(pod) = inventory.pod(&self.key).filter(fits) else {
+            return missing(&inventory, admitted.at);
+        };
+        if let Some(settled) = self.settled_already(admitted, pod) {
+            return settled;
+        }
+        let record = self.fresh(call, pod);
+        if let Err(error) = self.shared.pipeline.checkpoint.write(&record) {
+            return error.into();
+        }
+        self.records.retain(|known| known.sandbox != record.sandbox);
+        self.records.push(record);
+        self.timeline.note(format!(
+            "sandbox {} had been let through, told late",
+            call.sandbox
+        ));
+        self.show();
+        Settled::Done
+    }
+
+    /// What stands in the way of recording a sandbox, if anything does.
+    fn settled_already(&self, admitted: &Admitted, pod: &Pod) -> Option<Settled> {
+        let call = &admitted.call;
+        if self.is_further_interface(&call.sandbox) {
+            let why = "its container is recorded with another interface";
+            return Some(Settled::Dropped(why.to_owned()));
+        }
+        if self
+            .records
+            .iter()
+            .any(|known| known.sandbox != call.sandbox && is_successor(known, pod, admitted.at))
+        {
+            let why = "the pod has a later sandbox";
+            return Some(Settled::Dropped(why.to_owned()));
+        }
+        let known = self.records.get(self.index_of(&call.sandbox)?)?;
+        let lives = known.netns == call.netns && !is_ending(known);
+        match (lives, is_bare(known)) {
+            (true, _) => Some(Settled::Done),
+            (false, true) => None,
+            (false, false) => Some(Settled::Later(
+                "an earlier sandbox of its name has not ended yet".to_owned(),
+            )),
+        }
+    }
+}
+
+/// A pod that the source does not show. It may still come to show it.
+fn missing(inventory: &Inventory, at: Moment) -> Settled {
+    if inventory.is_complete() && Moment::now().since(at) >= SHOW {
+        Settled::Dropped("the source does not show the pod".to_owned())
+    } else {
+        Settled::Later("the source does not show the pod yet".to_owned())
+    }
+}
+
+/// Whether nothing is in place of a sandbox, nor claimed.
+fn is_bare(record: &Record) -> bool {
+    !record.intent.is_held() && record.netns_id.is_none()
+}
+
+fn is_ending(record: &Record) -> bool {
+    matches!(record.intent, Intent::Deleting { .. })
+}
+
+/// Whether a sandbox of the same pod was recorded after a moment. Revisions count from the boot, as moments do.
+fn is_successor(record: &Record, pod: &Pod, at: Moment) -> bool {
+    let later = u128::from(record.revision.0) > at.since_boot().as_nanos();
+    record.pod.uid == pod.pod.uid && !is_ending(record) && later
+}
