@@ -63,7 +63,7 @@ need_go() {
 need_grpcurl() {
   [ -x "$tools/grpcurl-$GRPCURL" ] && return
   need_go
-  say "Building grpcurl $GRPCURL (about three minutes on two cores, once)"
+  say "Building grpcurl $GRPCURL (about two minutes on two cores, once)"
   mkdir -p "$tools"
   "$GO" install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$GRPCURL" || die "go could not build grpcurl"
   mv "$tools/grpcurl" "$tools/grpcurl-$GRPCURL"
@@ -87,7 +87,7 @@ need_buf() {
     rm -f "$tools/buf-$BUF"
   fi
   need_go
-  say "Building buf $BUF (about five minutes on two cores, once)"
+  say "Building buf $BUF (some minutes, once)"
   "$GO" install "github.com/bufbuild/buf/cmd/buf@v$BUF" || die "go could not build buf"
   mv "$tools/buf" "$tools/buf-$BUF"
 }
