@@ -211,6 +211,7 @@ impl Task {
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
     }
 
+    /// Whoever gets an answer may look at once: what is seen is brought up to date before it.
     async fn obey(&mut self, command: Command) {
         self.seen.count(&command);
         match command {
@@ -219,25 +220,32 @@ impl Task {
                     let gone = pin!(reply.closed());
                     self.add(call, gone).await
                 };
+                self.show();
                 // A caller who is gone has its answer in the undoing.
                 reply.send(result).unwrap_or_default();
             }
             Command::Delete(sandbox, reply) => {
                 let deferred = self.delete(&sandbox).await;
+                self.show();
                 reply.send(deferred).unwrap_or_default();
             }
             Command::Look => self.look_now().await,
             Command::Reclaim(reply) => {
                 self.unclaimed = true;
                 self.look_now().await;
+                self.show();
                 reply.send(()).unwrap_or_default();
             }
             Command::Released(sandbox, netns) => self.released(&sandbox, netns).await,
             Command::Ended(sandbox, reply) => {
-                reply.send(self.ended(&sandbox)).unwrap_or_default();
+                let settled = self.ended(&sandbox);
+                self.show();
+                reply.send(settled).unwrap_or_default();
             }
             Command::Admitted(admitted, reply) => {
-                reply.send(self.admitted(&admitted)).unwrap_or_default();
+                let settled = self.admitted(&admitted);
+                self.show();
+                reply.send(settled).unwrap_or_default();
             }
         }
     }
