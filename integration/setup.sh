@@ -92,10 +92,11 @@ need_buf() {
   mv "$tools/buf" "$tools/buf-$BUF"
 }
 
-# The plugin as it is shipped: static, since the host's libc is not known, and small. Prints where it is.
-build_plugin() {
+# The plugin as it is shipped: static, since the host's libc is not known, and small; or an example of its crate, built
+# alike. Prints where it is.
+build_plugin() { # [--example NAME]
   local target=${CARGO_TARGET_DIR:-target} host
   host=$(rustc -vV | sed -n 's/^host: //p')
-  RUSTFLAGS='-C target-feature=+crt-static' cargo build -q --profile plugin -p inpod-cni --target "$host" >&2 || return
-  printf '%s\n' "$target/$host/plugin/inpod-cni"
+  RUSTFLAGS='-C target-feature=+crt-static' cargo build -q --profile plugin -p inpod-cni --target "$host" "$@" >&2 || return
+  if [ $# -gt 0 ]; then printf '%s\n' "$target/$host/plugin/examples/$2"; else printf '%s\n' "$target/$host/plugin/inpod-cni"; fi
 }
