@@ -29,17 +29,26 @@ pub struct NamedPod {
 impl NamedPod {
     /// Reads the text of `CNI_ARGS`. `None`: the call is not for a pod of Kubernetes, for it names no namespace or no pod.
     ///
+    /// podman names its containers as pods, and no namespace. Such a container is a pod of the namespace `default` where
+    /// there is one, if its name may be a pod's.
+    ///
     /// # Errors
     ///
     /// Code 4, naming the pair, when one has no `=`, appears twice, or holds an illegal name; and when one is unknown,
     /// unless `IgnoreUnknown` is true.
-    pub fn from_args(text: &str) -> Result<Option<Self>, CniError> {
+    pub fn from_args(
+        text: &str,
+        default: Option<&NamespaceName>,
+    ) -> Result<Option<Self>, CniError> {
         let pairs = pairs(text)?;
         refuse_unknown(&pairs)?;
-        let namespace = value(&pairs, NAMESPACE)?;
-        let name = value(&pairs, NAME)?;
+        let name = match value(&pairs, NAMESPACE)? {
+            Some(namespace) => value(&pairs, NAME)?.map(|name| (namespace, name)),
+            // "festive_hopper" is a good name for a container, and no pod's.
+            None => default.cloned().zip(value(&pairs, NAME).ok().flatten()),
+        };
         let uid = value(&pairs, UID)?;
-        Ok(namespace.zip(name).map(|(namespace, name)| Self {
+        Ok(name.map(|(namespace, name)| Self {
             namespace,
             name,
             uid,
@@ -106,7 +115,7 @@ mod tests {
     use crate::error::ErrorCode;
 
     fn pod(text: &str) -> NamedPod {
-        NamedPod::from_args(text).unwrap().unwrap()
+        NamedPod::from_args(text, None).unwrap().unwrap()
     }
 
     #[test]
@@ -131,11 +140,31 @@ mod tests {
         for text in [
             "",
             "IgnoreUnknown=1;K8S_POD_NAME=c1",
+            "IgnoreUnknown=1;K8S_POD_NAME=festive_hopper",
             "K8S_POD_NAMESPACE=shop",
             "K8S_POD_NAMESPACE=;K8S_POD_NAME=web-0",
         ] {
-            assert_eq!(NamedPod::from_args(text), Ok(None), "{text}");
+            assert_eq!(NamedPod::from_args(text, None), Ok(None), "{text}");
         }
+    }
+
+    #[test]
+    fn a_call_without_namespace_is_for_a_pod_of_the_default_namespace_where_there_is_one() {
+        let default = "edge".parse().unwrap();
+        let named = |text| {
+            let pod = NamedPod::from_args(text, Some(&default)).unwrap();
+            pod.map(|pod| pod.to_string())
+        };
+        assert_eq!(
+            named("IgnoreUnknown=1;K8S_POD_NAME=c1").as_deref(),
+            Some("edge/c1")
+        );
+        assert_eq!(
+            named("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=c1").as_deref(),
+            Some("shop/c1")
+        );
+        assert_eq!(named("IgnoreUnknown=1;K8S_POD_NAME=festive_hopper"), None);
+        assert_eq!(named(""), None);
     }
 
     #[test]
@@ -150,14 +179,14 @@ mod tests {
     fn unknown_keys_pass_only_where_they_are_to_be_ignored() {
         for value in ["1", "true", "TRUE"] {
             let text = format!("IgnoreUnknown={value};MAC=0a:00");
-            assert_eq!(NamedPod::from_args(&text), Ok(None));
+            assert_eq!(NamedPod::from_args(&text, None), Ok(None));
         }
         for text in [
             "MAC=0a:00",
             "IgnoreUnknown=0;MAC=0a:00",
             "IgnoreUnknown=false;MAC=x",
         ] {
-            let error = NamedPod::from_args(text).unwrap_err();
+            let error = NamedPod::from_args(text, None).unwrap_err();
             assert!(error.msg.contains("MAC"), "{error}");
         }
     }
@@ -177,7 +206,7 @@ mod tests {
             ("K8S_POD_NAMESPACE=a;K8S_POD_NAME=A_B", "K8S_POD_NAME"),
             ("K8S_POD_UID=a b", "K8S_POD_UID"),
         ] {
-            let error = NamedPod::from_args(text).unwrap_err();
+            let error = NamedPod::from_args(text, None).unwrap_err();
             assert_eq!(error.code, ErrorCode::InvalidEnvironment, "{text}");
             assert!(error.msg.starts_with("CNI_ARGS: "), "{error}");
             assert!(error.msg.contains(named), "{error}");

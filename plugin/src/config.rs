@@ -46,6 +46,9 @@ pub struct Settings {
     pub timeout: Duration,
     /// `excludeNamespaces`: pods of these pass at once.
     pub exclude_namespaces: Vec<NamespaceName>,
+    /// `defaultNamespace`: where pods are that a runtime names without a namespace, as podman does. Without it they are
+    /// no pods.
+    pub default_namespace: Option<NamespaceName>,
     /// `agentUnavailable`.
     pub agent_unavailable: AgentUnavailable,
     /// `logLevel`: the least grave lines that are written to stderr.
@@ -110,6 +113,8 @@ struct Document<'a> {
     timeout_seconds: Option<&'a RawValue>,
     #[serde(borrow, rename = "excludeNamespaces")]
     exclude_namespaces: Option<&'a RawValue>,
+    #[serde(borrow, rename = "defaultNamespace")]
+    default_namespace: Option<&'a RawValue>,
     #[serde(borrow, rename = "agentUnavailable")]
     agent_unavailable: Option<&'a RawValue>,
     #[serde(borrow, rename = "logLevel")]
@@ -203,6 +208,7 @@ impl<'a> Document<'a> {
             state_dir: path("stateDir", self.state_dir, "/var/lib/inpod/plugin")?,
             timeout: self.timeout()?,
             exclude_namespaces: self.exclude_namespaces()?,
+            default_namespace: self.default_namespace()?,
             agent_unavailable: key("agentUnavailable", self.agent_unavailable)?.unwrap_or_default(),
             log_level: key("logLevel", self.log_level)?.unwrap_or_default(),
         })
@@ -232,6 +238,12 @@ impl<'a> Document<'a> {
         const KEY: &str = "excludeNamespaces";
         let names: Vec<String> = key(KEY, self.exclude_namespaces)?.unwrap_or_default();
         names.iter().map(|name| parsed(KEY, name)).collect()
+    }
+
+    fn default_namespace(&self) -> Result<Option<NamespaceName>, CniError> {
+        const KEY: &str = "defaultNamespace";
+        let name: Option<String> = key(KEY, self.default_namespace)?;
+        name.map(|name| parsed(KEY, &name)).transpose()
     }
 }
 

@@ -128,7 +128,7 @@ impl Attachment {
         Ok(Self {
             sandbox: variables.sandbox(&config)?,
             netns: variables.netns()?,
-            pod: variables.pod()?,
+            pod: variables.pod(&config)?,
             config,
         })
     }
@@ -140,7 +140,7 @@ impl Detachment {
         Ok(Self {
             sandbox: variables.sandbox(&config)?,
             netns: variables.netns.as_ref().map(PathBuf::from),
-            pod: variables.pod(),
+            pod: variables.pod(&config),
             config,
         })
     }

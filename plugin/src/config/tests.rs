@@ -22,6 +22,7 @@ fn the_defaults_are_those_of_a_stock_node() {
     assert_eq!(settings.state_dir.to_str(), Some("/var/lib/inpod/plugin"));
     assert_eq!(settings.timeout, Duration::from_secs(30));
     assert!(settings.exclude_namespaces.is_empty());
+    assert_eq!(settings.default_namespace, None);
     assert_eq!(settings.agent_unavailable, AgentUnavailable::Fail);
     assert_eq!(settings.log_level, Level::Info);
 }
@@ -29,7 +30,7 @@ fn the_defaults_are_those_of_a_stock_node() {
 #[test]
 fn every_key_of_ours_is_read() {
     let settings = with(
-        r#""agentSocket":"/s","stateDir":"/d","timeoutSeconds":7,"excludeNamespaces":["kube-system"],
+        r#""agentSocket":"/s","stateDir":"/d","timeoutSeconds":7,"excludeNamespaces":["kube-system"],"defaultNamespace":"edge",
            "agentUnavailable":"allow","logLevel":"debug""#,
     )
     .unwrap()
@@ -39,6 +40,7 @@ fn every_key_of_ours_is_read() {
     assert_eq!(settings.timeout, Duration::from_secs(7));
     assert!(settings.excludes(&"kube-system".parse().unwrap()));
     assert!(!settings.excludes(&"shop".parse().unwrap()));
+    assert_eq!(settings.default_namespace, Some("edge".parse().unwrap()));
     assert_eq!(settings.agent_unavailable, AgentUnavailable::Allow);
     assert_eq!(settings.log_level, Level::Debug);
 }
@@ -70,6 +72,8 @@ fn a_key_of_the_wrong_type_or_value_is_error_7_and_named() {
         ("timeoutSeconds", "601"),
         ("excludeNamespaces", r#""kube-system""#),
         ("excludeNamespaces", r#"["Kube_System"]"#),
+        ("defaultNamespace", r#""Edge""#),
+        ("defaultNamespace", r#"["edge"]"#),
         ("excludeNamespaces", "[7]"),
         ("agentUnavailable", r#""open""#),
         ("logLevel", r#""loud""#),

@@ -89,8 +89,9 @@ impl Variables {
         Ok(path.into())
     }
 
-    pub(super) fn pod(&self) -> Result<Option<NamedPod>, CniError> {
-        NamedPod::from_args(self.args.as_deref().unwrap_or_default())
+    pub(super) fn pod(&self, config: &NetworkConfig) -> Result<Option<NamedPod>, CniError> {
+        let default = config.settings.default_namespace.as_ref();
+        NamedPod::from_args(self.args.as_deref().unwrap_or_default(), default)
     }
 }
 
