@@ -5,18 +5,19 @@
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 die() { printf '%s\n' "$*" >&2; exit 1; }
 
-# Each word: a command and, after a colon, the Debian package that has it.
+# Each word: a command or the path of one and, after a colon, the Debian package that has it.
 need_commands() {
   local missing=() word
   for word in "$@"; do
-    PATH=$PATH:/usr/sbin:/sbin command -v "${word%%:*}" >/dev/null || missing+=("${word#*:}")
+    # Not "command -v": a tier of ./test may bear a command's name.
+    PATH=$PATH:/usr/sbin:/sbin type -P "${word%%:*}" >/dev/null || missing+=("${word#*:}")
   done
   [ ${#missing[@]} -eq 0 ] && return
   if [ "$(id -u)" != 0 ]; then
     die "missing packages; install them with:  sudo apt-get install -y ${missing[*]}"
   fi
   say "Installing ${missing[*]}"
-  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${missing[@]}" >/dev/null ||
+  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq ${apt_options:-} "${missing[@]}" >/dev/null ||
     die "apt-get could not install: ${missing[*]}"
 }
 
@@ -31,6 +32,8 @@ need_rust() {
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/inpod
 tools=$cache/tools
 
+# libcni 1.3: the first whose GC and STATUS cnitool can call.
+CNITOOL=v1.3.0
 # 1.9.2 and 1.9.3 cannot dial a Unix socket by -unix.
 GRPCURL=v1.9.4
 BUF=1.75.0
@@ -67,6 +70,34 @@ need_grpcurl() {
   mkdir -p "$tools"
   "$GO" install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$GRPCURL" || die "go could not build grpcurl"
   mv "$tools/grpcurl" "$tools/grpcurl-$GRPCURL"
+}
+
+# Container runtimes and the usual plugins before ours in the chain.
+need_runtimes() {
+  # podman recommends a second copy of almost everything.
+  local apt_options=--no-install-recommends
+  need_commands containerd ctr:containerd runc podman /usr/lib/cni/bridge:containernetworking-plugins \
+    /usr/bin/busybox:busybox-static
+  # A layer of its own, without a libc.
+  [[ $(ldd /usr/bin/busybox 2>&1) =~ 'not a dynamic'|'statically linked' ]] ||
+    die "/usr/bin/busybox is not static: install busybox-static"
+}
+
+# Its CNI backend went with podman 5.
+podman_has_cni() {
+  local version
+  version=$(podman --version | grep -oE '[0-9]+' | head -n 1)
+  [ "${version:-5}" -lt 5 ]
+}
+
+# cnitool, libcni as its authors drive it.
+need_cnitool() {
+  [ -x "$tools/cnitool-$CNITOOL" ] && return
+  need_go
+  say "Building cnitool $CNITOOL (some seconds, once)"
+  mkdir -p "$tools"
+  "$GO" install "github.com/containernetworking/cni/cnitool@$CNITOOL" || die "go could not build cnitool"
+  mv "$tools/cnitool" "$tools/cnitool-$CNITOOL"
 }
 
 # buf, which lints the contracts: its npm package carries the binary; else it is built.

@@ -1,0 +1,154 @@
+//! A node's CNI chain: the plugins, the list that names them, and what host-local has given out.
+
+use std::{
+    fs, io,
+    net::IpAddr,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use integration::{Node, bin, run};
+use serde_json::{Value, json};
+
+/// The network's name in the list.
+pub(crate) const NETWORK: &str = "podnet";
+
+/// Where Debian's package containernetworking-plugins puts them.
+const PLUGINS: &str = "/usr/lib/cni";
+
+/// Directories of plugins, lists and addresses on one node.
+#[derive(Debug)]
+pub(crate) struct Chain {
+    dir: PathBuf,
+    ours: Value,
+}
+
+impl Chain {
+    /// Installs bridge, host-local, portmap and ours, and the list that chains them.
+    pub(crate) fn install(node: &Node, dir: &Path) -> anyhow::Result<Self> {
+        let ours = json!({
+            "type": "inpod-cni",
+            "agentSocket": daemon::socket(&node.run_dir(), "pod-events"),
+            "stateDir": node.state_dir(),
+        });
+        let chain = Self {
+            dir: dir.to_owned(),
+            ours,
+        };
+        fs::create_dir_all(chain.plugins())?;
+        fs::create_dir_all(chain.lists())?;
+        for plugin in ["bridge", "host-local", "portmap", "loopback"] {
+            symlink(
+                Path::new(PLUGINS).join(plugin),
+                chain.plugins().join(plugin),
+            )?;
+        }
+        chain.install_ours()?;
+        chain.configure(&[])?;
+        Ok(chain)
+    }
+
+    /// `CNI_PATH`.
+    pub(crate) fn plugins(&self) -> PathBuf {
+        self.dir.join("bin")
+    }
+
+    /// The directory of lists.
+    pub(crate) fn lists(&self) -> PathBuf {
+        self.dir.join("net.d")
+    }
+
+    pub(crate) fn install_ours(&self) -> anyhow::Result<()> {
+        Ok(symlink(
+            bin("inpod-cni")?,
+            self.plugins().join("inpod-cni"),
+        )?)
+    }
+
+    pub(crate) fn remove_ours(&self) -> anyhow::Result<()> {
+        Ok(fs::remove_file(self.plugins().join("inpod-cni"))?)
+    }
+
+    /// Our entry of the list, with more keys.
+    fn entry(&self, keys: &[(&str, Value)]) -> Value {
+        let mut entry = self.ours.clone();
+        if let Some(entry) = entry.as_object_mut() {
+            entry.extend(
+                keys.iter()
+                    .map(|(key, value)| ((*key).to_owned(), value.clone())),
+            );
+        }
+        entry
+    }
+
+    /// Writes the list, with more keys in our entry. Its addresses are none that the harness gives to its own pods.
+    pub(crate) fn configure(&self, keys: &[(&str, Value)]) -> anyhow::Result<()> {
+        let list = json!({
+            "cniVersion": "1.0.0", "name": NETWORK,
+            "plugins": [
+                {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": {
+                    "type": "host-local", "dataDir": self.dir.join("ipam"),
+                    "ranges": [[{"subnet": "10.77.0.0/16", "rangeStart": "10.77.200.1"}],
+                               [{"subnet": "fd77::/64", "rangeStart": "fd77::c801"}]],
+                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+                }},
+                {"type": "portmap", "capabilities": {"portMappings": true}},
+                self.entry(keys),
+            ],
+        });
+        self.write("10-podnet.conflist", &list)
+    }
+
+    /// One more list, of our plugin alone, for a network of its own.
+    pub(crate) fn configure_alone(
+        &self,
+        network: &str,
+        keys: &[(&str, Value)],
+    ) -> anyhow::Result<()> {
+        let entry = self.entry(keys);
+        let list = json!({"cniVersion": "1.1.0", "name": network, "plugins": [entry]});
+        self.write("20-alone.conflist", &list)
+    }
+
+    /// Renamed into place: runtimes watch the directory.
+    fn write(&self, name: &str, list: &Value) -> anyhow::Result<()> {
+        let (path, aside) = (self.lists().join(name), self.dir.join(name));
+        fs::write(&aside, list.to_string())?;
+        Ok(fs::rename(aside, path)?)
+    }
+
+    /// The addresses that host-local has given out: a file bears the name of each.
+    pub(crate) fn addresses(&self) -> anyhow::Result<Vec<IpAddr>> {
+        let files = match fs::read_dir(self.dir.join("ipam").join(NETWORK)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            files => files.context("host-local's directory")?,
+        };
+        let names = files.map(|file| anyhow::Ok(file?.file_name()));
+        let names: Vec<_> = names.collect::<Result<_, _>>()?;
+        let parsed = names.iter().filter_map(|name| name.to_str()?.parse().ok());
+        Ok(parsed.collect())
+    }
+}
+
+/// Runs a command in a netns.
+pub(crate) fn within(netns: &Path, command: &[&str]) -> anyhow::Result<String> {
+    let net = format!("--net={}", netns.display());
+    run("nsenter", &[&[net.as_str()], command].concat())
+}
+
+/// How much the plugin has written down for the agent.
+pub(crate) fn spooled(node: &Node) -> usize {
+    fs::read_dir(node.state_dir().join("spool")).map_or(0, Iterator::count)
+}
+
+/// The host sides of the pairs that the bridge plugin made on a node.
+pub(crate) fn veths(node: &Node) -> anyhow::Result<Vec<String>> {
+    let links = within(
+        node.netns().path(),
+        &["ip", "-j", "link", "show", "master", "cni0"],
+    )?;
+    let links: Vec<Value> = serde_json::from_str(&links)?;
+    let names = links.iter().filter_map(|link| link.get("ifname")?.as_str());
+    Ok(names.map(str::to_owned).collect())
+}

@@ -1,0 +1,21 @@
+//! Real callers drive the plugin: containerd with runc through its CRI, cnitool, and podman's CNI backend, each with
+//! bridge, host-local and portmap before ours in the chain. Needs root and the packages of `integration/setup.sh`; the
+//! feature `containerd` keeps it out of tiers that have neither.
+#![cfg(feature = "containerd")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that fails panics"
+)]
+
+mod chain;
+mod cnitool;
+mod cri;
+mod failures;
+mod image;
+mod podman;
+mod runtime;
+mod sandboxes;
+
+/// Where applications listen.
+const PORT: u16 = 8080;

@@ -1,0 +1,319 @@
+//! A real containerd with runc on a node, and what a kubelet does with it.
+
+use std::{
+    fs,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{Node, PATIENCE, Pod, Spec, eventually, run};
+use netns::Netns;
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        socket::{getsockopt, sockopt::PeerCredentials},
+    },
+    unistd::Pid,
+};
+use serde_json::Value;
+use tonic::Status;
+
+use crate::{
+    chain::{Chain, veths},
+    cri::{Cri, Linux, Metadata, NamespaceOption, PodSandboxConfig, PortMapping, SecurityContext},
+    image,
+};
+
+/// What runs as the first process of containerd's own pid namespace. libcni caches below `/var/lib` whatever it is told.
+/// Whatever ends containerd, it is started again, as an init system would.
+const INIT: &str = r#"mount -t tmpfs tmpfs /var/lib
+while :; do containerd --config "$0"; sleep 0.1; done"#;
+
+const SOCKET: &str = "grpc.sock";
+
+/// A node on which everything of inpod runs, with a containerd.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    process: Child,
+    dir: PathBuf,
+    pub(crate) cri: Cri,
+    pub(crate) chain: Chain,
+    pub(crate) node: Node,
+}
+
+impl Runtime {
+    /// Everything up, the chain in place, the image imported.
+    pub(crate) fn running() -> anyhow::Result<Self> {
+        Self::with(&[])
+    }
+
+    /// The same, with more keys in our entry of the chain.
+    pub(crate) fn with(keys: &[(&str, Value)]) -> anyhow::Result<Self> {
+        let node = Node::running()?;
+        let dir = node.manifests().with_file_name("containerd");
+        fs::create_dir(&dir)?;
+        let chain = Chain::install(&node, &dir)?;
+        chain.configure(keys)?;
+        let archive = image::write(&dir)?;
+        fs::write(dir.join("config.toml"), config(&dir, &chain))?;
+        let runtime = Self {
+            process: start(&node, &dir)?,
+            cri: Cri::new(&dir.join(SOCKET))?,
+            dir,
+            chain,
+            node,
+        };
+        runtime.until_ready()?;
+        runtime.import(&archive)?;
+        Ok(runtime)
+    }
+
+    /// Waits until containerd and its network are ready.
+    pub(crate) fn until_ready(&self) -> anyhow::Result<()> {
+        eventually("containerd is ready", PATIENCE, || {
+            for condition in ["RuntimeReady", "NetworkReady"] {
+                ensure!(self.cri.condition(condition)?, "not {condition}");
+            }
+            anyhow::Ok(())
+        })
+    }
+
+    fn import(&self, archive: &Path) -> anyhow::Result<()> {
+        let (socket, archive) = (self.dir.join(SOCKET), archive.display().to_string());
+        let socket = socket.display().to_string();
+        let client = ["-a", &socket, "-n", "k8s.io", "images", "import"];
+        run(
+            "ctr",
+            &[&client[..], &["--snapshotter", "native", &archive]].concat(),
+        )?;
+        eventually("the image is known to the CRI", PATIENCE, || {
+            ensure!(self.cri.has_image(image::NAME)?, "it is not");
+            anyhow::Ok(())
+        })
+    }
+
+    /// What a kubelet asks for, for a pod.
+    pub(crate) fn config(&self, spec: &Spec) -> PodSandboxConfig {
+        PodSandboxConfig {
+            metadata: Some(Metadata {
+                name: spec.name.clone(),
+                uid: spec.uid.clone(),
+                namespace: spec.namespace.clone(),
+                attempt: 0,
+            }),
+            log_directory: self.dir.join("log").display().to_string(),
+            port_mappings: Vec::new(),
+            linux: Some(Linux {
+                cgroup_parent: format!("/{}", self.node.name()),
+                security_context: None,
+            }),
+        }
+    }
+
+    /// A pod of which a manifest is written, as its sandbox stands right after RunPodSandbox.
+    pub(crate) fn pod(&self, spec: Spec) -> anyhow::Result<Pod> {
+        self.node.write_manifest(&spec)?;
+        let id = self.cri.run(self.config(&spec))?;
+        self.sandbox(spec, &id)
+    }
+
+    /// The same, with a port of the node.
+    pub(crate) fn pod_at_port(&self, spec: Spec, host: i32, container: i32) -> anyhow::Result<Pod> {
+        self.node.write_manifest(&spec)?;
+        let port_mappings = vec![PortMapping {
+            container_port: container,
+            host_port: host,
+        }];
+        let config = self.config(&spec);
+        let id = self.cri.run(PodSandboxConfig {
+            port_mappings,
+            ..config
+        })?;
+        self.sandbox(spec, &id)
+    }
+
+    /// The id of a sandbox in the node's network.
+    pub(crate) fn host_network(&self, spec: &Spec) -> anyhow::Result<String> {
+        let mut config = self.config(spec);
+        if let Some(linux) = &mut config.linux {
+            let namespaces = Some(NamespaceOption { network: 2 });
+            linux.security_context = Some(SecurityContext { namespaces });
+        }
+        Ok(self.cri.run(config)?)
+    }
+
+    /// What is known of a sandbox, out of containerd's own mouth.
+    pub(crate) fn sandbox(&self, spec: Spec, id: &str) -> anyhow::Result<Pod> {
+        let status = self.cri.status(id)?;
+        ensure!(
+            status
+                .status
+                .as_ref()
+                .is_some_and(|sandbox| sandbox.state == 0),
+            "the sandbox is not ready: {status:?}"
+        );
+        let info: Value = serde_json::from_str(status.info.get("info").context("no info")?)?;
+        let at = |pointer: &str| info.pointer(pointer).context(pointer.to_owned());
+        let text = |pointer: &str| anyhow::Ok(at(pointer)?.as_str().context("no text")?.to_owned());
+        let interfaces = at("/cniResult/Interfaces")?
+            .as_object()
+            .context("no object")?;
+        let veth = interfaces.keys().find(|name| name.starts_with("veth"));
+        let netns = text("/cniResult/Interfaces/eth0/Sandbox")?;
+        Ok(Pod {
+            spec,
+            container_id: id.to_owned(),
+            netns: Netns::open(Path::new(&netns), &["/var/run/netns".into()])?,
+            veth: veth.context("no veth")?.clone(),
+            v4: text("/cniResult/Interfaces/eth0/IPConfigs/0/IP")?.parse()?,
+            v6: text("/cniResult/Interfaces/eth0/IPConfigs/1/IP")?.parse()?,
+        })
+    }
+
+    /// StopPodSandbox and RemovePodSandbox.
+    pub(crate) fn end(&self, id: &str) -> Result<(), Status> {
+        self.cri.stop(id)?;
+        self.cri.remove(id)
+    }
+
+    /// Kills containerd, waits until it is back, and lets the sandboxes live.
+    pub(crate) fn restart_containerd(&self) -> anyhow::Result<()> {
+        self.kill_containerd()?;
+        self.until_ready()
+    }
+
+    /// Kills containerd alone; its init starts it again.
+    pub(crate) fn kill_containerd(&self) -> anyhow::Result<()> {
+        let before = self.containerd()?;
+        kill(before, Signal::SIGKILL)?;
+        eventually("another containerd listens", PATIENCE, || {
+            let now = self.containerd()?;
+            ensure!(now != before, "{now} is the old one");
+            anyhow::Ok(())
+        })
+    }
+
+    /// One more client, for another thread.
+    pub(crate) fn client(&self) -> anyhow::Result<Cri> {
+        Cri::new(&self.dir.join(SOCKET))
+    }
+
+    /// Whoever listens on containerd's socket.
+    fn containerd(&self) -> anyhow::Result<Pid> {
+        let stream = UnixStream::connect(self.dir.join(SOCKET))?;
+        Ok(Pid::from_raw(getsockopt(&stream, PeerCredentials)?.pid()))
+    }
+
+    /// What containerd has logged.
+    pub(crate) fn log(&self) -> anyhow::Result<String> {
+        Ok(fs::read_to_string(self.dir.join("containerd.log"))?)
+    }
+
+    /// Waits until nothing is left on the node of any sandbox: no claim, no workload, no pair, no address, no sandbox.
+    pub(crate) fn until_empty(&self) -> anyhow::Result<()> {
+        eventually("nothing is left on the node", PATIENCE, || {
+            let api = self.node.api();
+            let (claims, workloads) = (api.claims()?, api.workloads()?.workloads);
+            ensure!(
+                (&claims, &workloads) == (&vec![], &vec![]),
+                "{claims:?} {workloads:?}"
+            );
+            let (pairs, addresses) = (veths(&self.node)?, self.chain.addresses()?);
+            ensure!(
+                pairs.is_empty() && addresses.is_empty(),
+                "{pairs:?} {addresses:?}"
+            );
+            let sandboxes = self.cri.sandboxes()?;
+            ensure!(sandboxes.is_empty(), "{sandboxes:?}");
+            anyhow::Ok(())
+        })
+    }
+}
+
+impl Drop for Runtime {
+    #[expect(
+        clippy::print_stderr,
+        reason = "what a failed test leaves behind for its reader"
+    )]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log().unwrap_or_default();
+            let lines: Vec<_> = log.lines().collect();
+            let tail = lines
+                .get(lines.len().saturating_sub(60)..)
+                .unwrap_or_default();
+            eprintln!("--- containerd and the plugins\n{}", tail.join("\n"));
+        }
+        end(&mut self.process);
+        remove_cgroups(self.node.name());
+    }
+}
+
+/// Ends a process in whose pid namespace others live, with all of them.
+pub(crate) fn end(process: &mut Child) {
+    process.kill().unwrap_or_default();
+    process.wait().map(drop).unwrap_or_default();
+}
+
+/// Removes the cgroups below a name of ours, in every hierarchy, as soon as nobody is in them any more.
+pub(crate) fn remove_cgroups(name: &str) {
+    let script = format!(
+        "for _ in $(seq 100); do
+           found=$(find /sys/fs/cgroup -maxdepth 3 -depth -type d \\( -name '{name}' -o -path '*/{name}/*' \\))
+           [ -z \"$found\" ] && exit; rmdir $found 2>/dev/null; sleep 0.05
+         done"
+    );
+    run("sh", &["-c", &script]).map(drop).unwrap_or_default();
+}
+
+fn start(node: &Node, dir: &Path) -> anyhow::Result<Child> {
+    let log = fs::File::create(dir.join("containerd.log"))?;
+    let mut command = isolated(node);
+    command
+        .args(["sh", "-c", INIT])
+        .arg(dir.join("config.toml"));
+    command.stdout(log.try_clone()?).stderr(log);
+    command.spawn().context("cannot start containerd")
+}
+
+/// A command on the node's network with a pid namespace of its own, which ends with it, and mounts that nobody else sees,
+/// but for those of network namespaces.
+pub(crate) fn isolated(node: &Node) -> Command {
+    let mut command = Command::new("nsenter");
+    command.arg(format!("--net={}", node.netns().path().display()));
+    command.args(["unshare", "--mount", "--propagation", "unchanged"]);
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Form 2 is read by containerd 1.6 to 2.x.
+fn config(dir: &Path, chain: &Chain) -> String {
+    let (plugins, lists) = (chain.plugins(), chain.lists());
+    let (dir, plugins, lists) = (dir.display(), plugins.display(), lists.display());
+    let image = image::NAME;
+    format!(
+        r#"version = 2
+root = "{dir}/root"
+state = "{dir}/state"
+[grpc]
+address = "{dir}/grpc.sock"
+[plugins."io.containerd.internal.v1.opt"]
+path = "{dir}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{image}"
+disable_apparmor = true
+restrict_oom_score_adj = true
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "native"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "{plugins}"
+conf_dir = "{lists}"
+"#
+    )
+}
