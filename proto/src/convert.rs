@@ -142,11 +142,12 @@ impl TryFrom<v1::NetnsId> for NetnsId {
     type Error = Invalid;
 
     fn try_from(id: v1::NetnsId) -> Result<Self, Invalid> {
-        if id.inode == 0 || id.cookie == 0 {
-            return Err(Invalid::new(
-                "inode",
-                "device, inode and cookie are required",
-            ));
+        // A device's number may be 0.
+        for (field, value) in [("inode", id.inode), ("cookie", id.cookie)] {
+            if value == 0 {
+                let message = "device, inode and cookie are required";
+                return Err(Invalid::new(field, message));
+            }
         }
         Ok(Self {
             device: id.device,

@@ -10,7 +10,9 @@ use inpod_proto::{
 };
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use workload::{Enrollment, Failure, InvalidIdentifier, NetworkName, PodUid, Reason, SandboxRef};
+use workload::{
+    Enrollment, Failure, InvalidIdentifier, NamespaceName, NetworkName, PodUid, Reason, SandboxRef,
+};
 
 use crate::{
     agents::Agents,
@@ -284,11 +286,14 @@ impl PodEventsService for Server {
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsResponse>, Status> {
         let namespace = request.into_inner().namespace;
+        let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
+        let namespace = namespace.map(|name| text::<NamespaceName>("namespace", &name));
+        let namespace = namespace.transpose().map_err(failed)?;
         let mut keys: BTreeSet<PodKey> = self.source().inventory().pods.keys().cloned().collect();
         keys.extend(self.registry.views().into_keys());
         let wanted = keys
             .iter()
-            .filter(|key| namespace.is_empty() || key.0.as_str() == namespace);
+            .filter(|key| namespace.as_ref().is_none_or(|wanted| key.0 == *wanted));
         let pods = wanted.filter_map(|key| explain::of(&self.shared, &self.registry, key));
         Ok(Response::new(wire::ListPodsResponse {
             pods: pods.map(explain::summary).collect(),

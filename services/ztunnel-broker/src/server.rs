@@ -58,6 +58,7 @@ impl Handler {
 
     fn set(&self, request: SetWorkloadsRequest) -> Result<(), SetError> {
         self.check_instance(&request.instance_id)?;
+        must_be_given(request.revision)?;
         let all: Result<Vec<_>, Invalid> = (0..).zip(request.workloads).map(parse).collect();
         let all = all?;
         tracing::info!(
@@ -84,11 +85,16 @@ impl Handler {
     fn remove(&self, request: RemoveWorkloadRequest) -> Result<(), RemoveError> {
         self.check_instance(&request.instance_id)?;
         let sandbox = required("sandbox", request.sandbox)?;
-        if request.revision == 0 {
-            return Err(Invalid::new("revision", "revision is required, from 1").into());
-        }
+        must_be_given(request.revision)?;
         Ok(self.hub.remove(&sandbox, Revision(request.revision))?)
     }
+}
+
+fn must_be_given(revision: u64) -> Result<(), Invalid> {
+    if revision == 0 {
+        return Err(Invalid::new("revision", "revision is required, from 1"));
+    }
+    Ok(())
 }
 
 fn parse((index, workload): (u32, broker::Workload)) -> Result<Workload, Invalid> {

@@ -85,7 +85,7 @@ mod tests {
     async fn set(client: &mut Client, instance_id: &str) {
         let request = SetWorkloadsRequest {
             instance_id: instance_id.to_owned(),
-            revision: 0,
+            revision: 1,
             workloads: vec![],
         };
         client.set_workloads(request).await.unwrap();

@@ -38,7 +38,11 @@ impl Task {
         }
         self.timeline.note(format!("sandbox {sandbox} ends"));
         self.look_now().await;
-        self.index_of(sandbox).is_some()
+        let deferred = self.index_of(sandbox).is_some();
+        if deferred {
+            tracing::warn!(%sandbox, "Wrote a deletion down: the sandbox lives on, or a service is away");
+        }
+        deferred
     }
 
     /// Forgets the current sandbox if it has ended. A runtime's word alone ends no sandbox that lives on and whose pod
