@@ -8,19 +8,25 @@
 mod api;
 mod evidence;
 mod guard;
+mod inhabitant;
 mod node;
 mod plugin;
 mod pod;
 mod process;
+mod proxy;
+mod state;
 mod traffic;
 
 pub use api::Api;
 pub use evidence::{Access, counters};
 pub use guard::guard;
+pub use inhabitant::Inhabitant;
 pub use node::{Node, SERVICES};
-pub use plugin::{Call, Outcome};
+pub use plugin::{Call, Outcome, Running};
 pub use pod::{Pod, Spec, fresh_netns};
 pub use process::{bin, run};
+pub use proxy::{Held, Moment, Proxy, Step};
+pub use state::State;
 pub use traffic::{App, ask, connect, connect_marked, exchange, source_seen};
 
 use std::{

@@ -1,7 +1,8 @@
 use std::{
-    io::Write as _,
+    ffi::OsStr,
+    io::{self, Write as _},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -22,7 +23,7 @@ pub struct Call {
 /// What the plugin answered.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its exit code.
+    /// Its exit code; -1 when a signal ended it.
     pub code: i32,
     /// Its standard output.
     pub stdout: String,
@@ -50,12 +51,37 @@ impl Call {
 
     /// The same call with another time limit.
     #[must_use]
-    pub fn timeout_seconds(mut self, seconds: u64) -> Self {
+    pub fn timeout_seconds(self, seconds: u64) -> Self {
+        self.with_key("timeoutSeconds", seconds)
+    }
+
+    /// The same call with another value of a key on standard input.
+    #[must_use]
+    pub fn with_key(mut self, key: &str, value: impl Into<Value>) -> Self {
         let mut stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
         if let Some(stdin) = stdin.as_object_mut() {
-            stdin.insert("timeoutSeconds".to_owned(), seconds.into());
+            stdin.insert(key.to_owned(), value.into());
         }
         self.stdin = stdin.to_string();
+        self
+    }
+
+    /// The same call without a key on standard input.
+    #[must_use]
+    pub fn without_key(mut self, key: &str) -> Self {
+        let mut stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
+        if let Some(stdin) = stdin.as_object_mut() {
+            stdin.remove(key);
+        }
+        self.stdin = stdin.to_string();
+        self
+    }
+
+    /// The same call with another value of a variable.
+    #[must_use]
+    pub fn with_var(mut self, name: &str, value: &str) -> Self {
+        self.environment.retain(|(known, _)| known != name);
+        self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -107,28 +133,86 @@ impl Call {
     ///
     /// When it cannot be executed.
     pub fn run(&self) -> anyhow::Result<Outcome> {
+        self.start()?.wait()
+    }
+
+    /// Executes the plugin and does not wait for it.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be executed.
+    pub fn start(&self) -> anyhow::Result<Running> {
+        let environment = self.environment.iter().map(|(name, value)| (name, value));
+        Running::start(environment, self.stdin.as_bytes(), &[])
+    }
+}
+
+/// A plugin that runs.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    started: Instant,
+}
+
+impl Running {
+    /// Executes the plugin with exactly these variables, this standard input and these arguments.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be executed, or its standard input fails otherwise than by not being read to the end.
+    pub fn start<N: AsRef<OsStr>, V: AsRef<OsStr>>(
+        environment: impl IntoIterator<Item = (N, V)>,
+        stdin: &[u8],
+        arguments: &[&OsStr],
+    ) -> anyhow::Result<Self> {
         let started = Instant::now();
         let mut child = Command::new(bin("inpod-cni")?)
             .env_clear()
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .envs(environment)
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .context("cannot execute the plugin")?;
-        let stdin = child
-            .stdin
-            .take()
-            .context("the plugin has a standard input")?;
-        { stdin }
-            .write_all(self.stdin.as_bytes())
-            .context("the plugin does not read")?;
-        let output = child.wait_with_output().context("the plugin is lost")?;
+        let pipe = child.stdin.take();
+        let written = pipe
+            .context("the plugin has a standard input")?
+            .write_all(stdin);
+        match written {
+            // It need not read what it refuses.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                Err(error).context("the plugin does not read")
+            }
+            Ok(()) | Err(_) => Ok(Self { child, started }),
+        }
+    }
+
+    /// Ends it as a runtime does whose patience is over.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be killed.
+    pub fn kill(mut self) -> anyhow::Result<Outcome> {
+        self.child.kill().context("cannot kill the plugin")?;
+        self.wait()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    ///
+    /// When it is lost.
+    pub fn wait(self) -> anyhow::Result<Outcome> {
+        let output = self
+            .child
+            .wait_with_output()
+            .context("the plugin is lost")?;
         Ok(Outcome {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-            took: started.elapsed(),
+            took: self.started.elapsed(),
         })
     }
 }
@@ -162,5 +246,19 @@ impl Outcome {
             .with_context(|| format!("no JSON: {:?}", self.stdout))?;
         anyhow::ensure!(error.get("code").is_some(), "no error object: {error}");
         Ok(error)
+    }
+
+    /// The error's code and its words, `msg; details`, as a runtime shows them.
+    ///
+    /// # Errors
+    ///
+    /// When the call did not fail with exit code 1 and an error object.
+    pub fn refusal(&self) -> anyhow::Result<(u64, String)> {
+        anyhow::ensure!(self.code == 1, "exit code {}: {self:?}", self.code);
+        let error = self.error()?;
+        let text = |key| error.get(key).and_then(Value::as_str).unwrap_or_default();
+        let code = error.get("code").and_then(Value::as_u64);
+        let words = format!("{}; {}", text("msg"), text("details"));
+        Ok((code.context("the code is a number")?, words))
     }
 }

@@ -7,7 +7,6 @@ mod common;
 use std::{
     fs,
     net::SocketAddr,
-    process::{Child, Command},
     thread,
     time::{Duration, Instant},
 };
@@ -16,7 +15,8 @@ use anyhow::{Context as _, ensure};
 use common::{Mesh, PORT};
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
 use integration::{
-    App, Call, Node, PATIENCE, Pod, SERVICES, Spec, ask, connect, eventually, exchange, source_seen,
+    App, Call, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, ask, connect, eventually, exchange,
+    source_seen,
 };
 use nix::sys::signal::Signal;
 
@@ -36,37 +36,6 @@ fn without_ztunnel() -> Node {
     })
     .unwrap();
     node
-}
-
-/// A process in a pod, as a container has one. Ends with the value.
-struct Inhabitant(Child);
-
-impl Inhabitant {
-    fn of(pod: &Pod) -> Self {
-        let net = format!("--net={}", pod.path().display());
-        let child = Command::new("nsenter")
-            .arg(net)
-            .args(["sleep", "600"])
-            .spawn()
-            .unwrap();
-        // Until it has entered it is not in the pod.
-        let path = format!("/proc/{}/ns/net", child.id());
-        let own = pod.netns.id().inode;
-        eventually("it has entered", PATIENCE, || {
-            use std::os::unix::fs::MetadataExt as _;
-            ensure!(fs::metadata(&path)?.ino() == own, "not yet");
-            anyhow::Ok(())
-        })
-        .unwrap();
-        Self(child)
-    }
-}
-
-impl Drop for Inhabitant {
-    fn drop(&mut self) {
-        self.0.kill().unwrap_or_default();
-        self.0.wait().map(drop).unwrap_or_default();
-    }
 }
 
 fn restart(node: &Node, service: &str) {
@@ -195,7 +164,7 @@ fn an_enrolment_that_a_crash_cut_short_is_taken_back_when_it_is_no_longer_wanted
 fn what_cannot_be_taken_back_while_netconfig_is_away_is_taken_back_when_it_is_there() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
-    let _app = Inhabitant::of(&mesh.b);
+    let _app = Inhabitant::of(&mesh.b).unwrap();
     node.stop("pod-events", Signal::SIGKILL).unwrap();
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     // As if it had been killed between the rules and the last write.
@@ -289,7 +258,7 @@ fn gone(node: &Node, pod: &Pod) {
 fn a_claim_that_fails_once_after_a_restart_is_made_later_and_the_rules_are_mended() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
-    let _app = Inhabitant::of(&mesh.b);
+    let _app = Inhabitant::of(&mesh.b).unwrap();
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     mesh.b.exec(&["nft", "flush", "ruleset"]).unwrap();
     mesh.b
@@ -355,7 +324,10 @@ fn a_del_while_the_runtimes_add_waits_for_a_ztunnel_ends_the_add() {
 fn a_netconfig_that_does_not_see_the_netns_directory_ends_no_pod() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
-    let _apps = [Inhabitant::of(&mesh.a), Inhabitant::of(&mesh.b)];
+    let _apps = [
+        Inhabitant::of(&mesh.a).unwrap(),
+        Inhabitant::of(&mesh.b).unwrap(),
+    ];
     node.stop("netconfig", Signal::SIGKILL).unwrap();
     node.start_netconfig_blind().unwrap();
     eventually("it is told apart from the end of the pod", PATIENCE, || {
@@ -426,7 +398,7 @@ fn a_manifest_that_is_cut_to_nothing_keeps_what_it_said() {
 fn an_add_of_a_living_sandbox_with_another_netns_is_refused_and_changes_nothing() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
-    let _app = Inhabitant::of(&mesh.b);
+    let _app = Inhabitant::of(&mesh.b).unwrap();
     let mut wrong = node.sandbox(mesh.b.spec.clone()).unwrap();
     wrong.container_id = mesh.b.container_id.clone();
     let error = node.call(Call::add, &wrong).run().unwrap().error().unwrap();
@@ -499,7 +471,7 @@ fn after_restarts_no_netns_of_a_pod_outside_the_mesh_is_held() {
 fn a_pod_that_ends_slowly_is_served_beside_its_successor_of_the_same_name() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
-    let _app = Inhabitant::of(&mesh.b);
+    let _app = Inhabitant::of(&mesh.b).unwrap();
     let successor = Spec {
         uid: "b2-0000-1111-2222-333333333333".into(),
         ..mesh.b.spec.clone()

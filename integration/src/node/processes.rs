@@ -35,8 +35,17 @@ impl Node {
     ///
     /// When it cannot be started.
     pub fn start_for(&self, peer: &str, service: &str) -> anyhow::Result<()> {
+        self.start_at(&self.run_dir(), peer, service)
+    }
+
+    /// Starts a service of inpod with its sockets below another directory.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_at(&self, run_dir: &Path, peer: &str, service: &str) -> anyhow::Result<()> {
         let mut command = self.command(&bin(service)?);
-        command.arg("--run-dir").arg(self.run_dir());
+        command.arg("--run-dir").arg(run_dir);
         command.args([
             "--peer",
             peer,
@@ -201,17 +210,24 @@ impl Node {
         self.spawn("netconfig", command)
     }
 
+    /// The pid of a process.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run.
+    pub fn pid(&self, name: &str) -> anyhow::Result<u32> {
+        let processes = self.processes.borrow();
+        let child = processes.get(name);
+        Ok(child.with_context(|| format!("{name} does not run"))?.id())
+    }
+
     /// The resident memory of a process in KiB.
     ///
     /// # Errors
     ///
     /// When it does not run.
     pub fn resident(&self, name: &str) -> anyhow::Result<u64> {
-        let processes = self.processes.borrow();
-        let pid = processes
-            .get(name)
-            .with_context(|| format!("{name} does not run"))?
-            .id();
+        let pid = self.pid(name)?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status
             .lines()

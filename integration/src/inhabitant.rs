@@ -1,0 +1,45 @@
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    process::{Child, Command},
+};
+
+use anyhow::{Context as _, ensure};
+
+use crate::{PATIENCE, Pod, eventually};
+
+/// A process in a pod, as a container has one. Ends with the value.
+#[derive(Debug)]
+pub struct Inhabitant(Child);
+
+impl Inhabitant {
+    /// Starts one, and waits until it is in the pod.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started, or does not enter.
+    pub fn of(pod: &Pod) -> anyhow::Result<Self> {
+        let net = format!("--net={}", pod.path().display());
+        let child = Command::new("nsenter")
+            .arg(net)
+            .args(["sleep", "600"])
+            .spawn()
+            .context("cannot start a process in the pod")?;
+        let path = format!("/proc/{}/ns/net", child.id());
+        let own = pod.netns.id().inode;
+        let inhabitant = Self(child);
+        eventually("it has entered", PATIENCE, || {
+            ensure!(fs::metadata(&path)?.ino() == own, "not yet");
+            anyhow::Ok(())
+        })?;
+        Ok(inhabitant)
+    }
+}
+
+impl Drop for Inhabitant {
+    fn drop(&mut self) {
+        // Ended already, or ends now.
+        self.0.kill().unwrap_or_default();
+        self.0.wait().map(drop).unwrap_or_default();
+    }
+}

@@ -1,0 +1,206 @@
+//! A stop on the way of a call: between two processes stands one that passes every call on to the real service, and
+//! holds the one that a test asks for, before or after it was made.
+
+use std::{
+    convert::Infallible,
+    fs,
+    marker::PhantomData,
+    path::Path,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
+    task::{Context, Poll},
+};
+
+use anyhow::Context as _;
+use inpod_proto::{
+    netconfig::v1::netconfig_service_server::NetconfigServiceServer,
+    podevents::v1::pod_events_service_server::PodEventsServiceServer,
+    ztunnelbroker::v1::ztunnel_broker_service_server::ZtunnelBrokerServiceServer,
+};
+use tokio::{net::UnixListener, runtime::Runtime, sync::oneshot};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::{Status, body::Body, server::NamedService, service::Routes, transport::Channel};
+use tower::{Service, ServiceExt as _};
+
+use crate::PATIENCE;
+
+/// On which side of a call it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The service has not heard of it.
+    Before,
+    /// The service has answered, and the caller has not heard that.
+    After,
+}
+
+/// A point in the life of an ADD or a DEL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The method, as `ClaimNetns`.
+    pub method: &'static str,
+    /// On which side of it.
+    pub moment: Moment,
+}
+
+/// Processes that pass calls on. Ends with the value.
+#[derive(Debug)]
+pub struct Proxy {
+    hook: Hook,
+    _runtime: Runtime,
+}
+
+/// A call that is to be held, or is.
+#[derive(Debug)]
+pub struct Held {
+    reached: Receiver<()>,
+    go: oneshot::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Armed {
+    step: Step,
+    reached: Sender<()>,
+    go: oneshot::Receiver<()>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Hook(Arc<Mutex<Option<Armed>>>);
+
+impl Proxy {
+    /// Stands between pod-events, whose sockets are in `front`, and the other services, whose sockets are in `behind`;
+    /// and between a plugin that asks in `behind` and pod-events.
+    ///
+    /// # Errors
+    ///
+    /// When a socket cannot be had.
+    pub fn start(front: &Path, behind: &Path) -> anyhow::Result<Self> {
+        let runtime = Runtime::new().context("no runtime")?;
+        let hook = Hook::default();
+        {
+            let _context = runtime.enter();
+            forward::<NetconfigServiceServer<()>>(&hook, front, behind, "netconfig")?;
+            forward::<ZtunnelBrokerServiceServer<()>>(&hook, front, behind, "ztunnel-broker")?;
+            forward::<PodEventsServiceServer<()>>(&hook, behind, front, "pod-events")?;
+        }
+        Ok(Self {
+            hook,
+            _runtime: runtime,
+        })
+    }
+
+    /// Holds the next call that comes to a step.
+    pub fn hold(&self, step: Step) -> Held {
+        let (reached, seen) = channel();
+        let (go, gone) = oneshot::channel();
+        *self.hook.lock() = Some(Armed {
+            step,
+            reached,
+            go: gone,
+        });
+        Held { reached: seen, go }
+    }
+}
+
+impl Held {
+    /// Waits until the call is there.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come.
+    pub fn reached(&self) -> anyhow::Result<()> {
+        self.reached
+            .recv_timeout(PATIENCE)
+            .context("the call did not come to the step")
+    }
+
+    /// Lets it go on, if its caller still waits.
+    pub fn release(self) {
+        // An error says that the caller is gone.
+        self.go.send(()).unwrap_or_default();
+    }
+}
+
+impl Hook {
+    fn lock(&self) -> MutexGuard<'_, Option<Armed>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn pass(&self, method: &str, moment: Moment) {
+        let armed = self
+            .lock()
+            .take_if(|armed| armed.step.method == method && armed.step.moment == moment);
+        if let Some(armed) = armed {
+            armed.reached.send(()).unwrap_or_default();
+            // A test that has ended lets everything go, too.
+            armed.go.await.unwrap_or_default();
+        }
+    }
+}
+
+/// Serves a component's socket below one directory by the one below another.
+fn forward<S: NamedService + 'static>(
+    hook: &Hook,
+    from: &Path,
+    to: &Path,
+    component: &str,
+) -> anyhow::Result<()> {
+    let socket = daemon::socket(from, component);
+    fs::create_dir_all(socket.parent().context("a socket is in a directory")?)?;
+    let listener = UnixListener::bind(&socket)?;
+    let service = Forward::<S> {
+        hook: hook.clone(),
+        channel: daemon::channel(&daemon::socket(to, component)),
+        stands_for: PhantomData,
+    };
+    let serving = tonic::transport::Server::builder()
+        .add_routes(Routes::default().add_service(service))
+        .serve_with_incoming(UnixListenerStream::new(listener));
+    tokio::spawn(serving);
+    Ok(())
+}
+
+/// Every call of one service, passed on as it is.
+struct Forward<S> {
+    hook: Hook,
+    channel: Channel,
+    stands_for: PhantomData<fn() -> S>,
+}
+
+impl<S> Clone for Forward<S> {
+    fn clone(&self) -> Self {
+        Self {
+            hook: self.hook.clone(),
+            channel: self.channel.clone(),
+            stands_for: PhantomData,
+        }
+    }
+}
+
+impl<S: NamedService> NamedService for Forward<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Forward<S> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let (hook, channel) = (self.hook.clone(), self.channel.clone());
+        let path = request.uri().path().to_owned();
+        let method = path.rsplit('/').next().unwrap_or_default().to_owned();
+        Box::pin(async move {
+            hook.pass(&method, Moment::Before).await;
+            let answer = channel.oneshot(request).await;
+            hook.pass(&method, Moment::After).await;
+            Ok(answer.unwrap_or_else(|error| Status::unavailable(error.to_string()).into_http()))
+        })
+    }
+}

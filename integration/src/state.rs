@@ -1,0 +1,139 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+
+use crate::{Node, Pod, SERVICES, eventually, pod::exec_in};
+
+/// How long what a call has opened may take to be closed: a connection's end is told, not waited for.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// All that a call could change or leave behind on a node, a line each: rules, routes and ip rules of the node and of
+/// pods, claims, workloads, checkpoint and spool, the namespaces that each service holds and in which its threads are,
+/// and how many descriptors it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State(BTreeSet<String>);
+
+impl State {
+    /// What is there now.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be looked at.
+    pub fn of(node: &Node, pods: &[&Pod]) -> anyhow::Result<Self> {
+        let mut lines = BTreeSet::new();
+        let netns = pods.iter().map(|pod| (pod.spec.name.as_str(), pod.path()));
+        for (name, path) in netns.chain([("the node", node.netns().path())]) {
+            lines.extend(network(path)?.map(|line| format!("{name}: {line}")));
+        }
+        lines.extend(claims(node)?);
+        lines.extend(files(
+            "checkpoint",
+            &node.run_dir().join("pod-events/pods"),
+        )?);
+        lines.extend(files("spool", &node.state_dir().join("spool"))?);
+        for service in SERVICES {
+            lines.extend(process(service, node.pid(service)?)?);
+        }
+        Ok(Self(lines))
+    }
+
+    /// Waits until everything is as it was.
+    ///
+    /// # Errors
+    ///
+    /// When it does not become so, naming what differs.
+    pub fn unchanged(&self, node: &Node, pods: &[&Pod]) -> anyhow::Result<()> {
+        eventually("everything is as it was", SETTLE, || {
+            let now = Self::of(node, pods)?;
+            let new: Vec<_> = now.0.difference(&self.0).collect();
+            let gone: Vec<_> = self.0.difference(&now.0).collect();
+            ensure!(
+                new.is_empty() && gone.is_empty(),
+                "new: {new:#?}, gone: {gone:#?}"
+            );
+            anyhow::Ok(())
+        })
+    }
+}
+
+/// Everything that rules and routing say in a netns. Stateless: counters count, whoever looks.
+fn network(path: &Path) -> anyhow::Result<impl Iterator<Item = String>> {
+    let commands: [&[&str]; 5] = [
+        &["nft", "-s", "list", "ruleset"],
+        &["ip", "rule"],
+        &["ip", "-6", "rule"],
+        &["ip", "route", "show", "table", "all"],
+        &["ip", "-6", "route", "show", "table", "all"],
+    ];
+    let mut text = String::new();
+    for command in commands {
+        text += &exec_in(path, command)?;
+    }
+    // The kernel's own routes come a while after an interface is up.
+    let ours = |line: &&str| !line.contains("proto kernel");
+    let lines: Vec<_> = text.lines().filter(ours).map(str::to_owned).collect();
+    Ok(lines.into_iter())
+}
+
+fn claims(node: &Node) -> anyhow::Result<Vec<String>> {
+    let claims = node.api().claims()?;
+    let workloads = node.api().workloads()?.workloads;
+    let claims = claims.iter().map(|claim| format!("claim {claim:?}"));
+    let workloads = workloads
+        .iter()
+        .map(|status| format!("workload {:?}", status.workload));
+    Ok(claims.chain(workloads).collect())
+}
+
+fn files(what: &str, directory: &Path) -> anyhow::Result<Vec<String>> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Ok(Vec::new());
+    };
+    let mut lines = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        // One that goes while it is looked at is found gone by the next look.
+        let content = String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
+        lines.push(format!("{what} {}: {content}", path.display()));
+    }
+    Ok(lines)
+}
+
+/// What a process holds open, and where its threads are.
+fn process(name: &str, pid: u32) -> anyhow::Result<Vec<String>> {
+    let own = fs::metadata(format!("/proc/{pid}/ns/net"))
+        .with_context(|| format!("{name} has ended"))?
+        .ino();
+    let mut kinds = BTreeMap::<String, u32>::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let link = fs::read_link(entry?.path()).unwrap_or_default();
+        let link = link.display().to_string();
+        // A pool of connections and of a runtime's own has no fixed number of these.
+        let kind = link.split_once(':').map_or("file", |(kind, _)| kind);
+        let key = if link.starts_with("/run/netns") || kind == "net" {
+            link
+        } else {
+            kind.to_owned()
+        };
+        *kinds.entry(key).or_default() += 1;
+    }
+    let mut lines: Vec<_> = kinds
+        .into_iter()
+        .map(|(kind, count)| format!("{name} holds {count} of {kind}"))
+        .collect();
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let path = entry?.path();
+        match fs::metadata(path.join("ns/net")) {
+            Ok(found) if found.ino() != own => lines.push(format!("{name} has a thread abroad")),
+            // The thread has ended.
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(lines)
+}

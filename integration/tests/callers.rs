@@ -1,0 +1,321 @@
+//! Callers who may not, and callers who say what is not so: refused or put off, written down, and nothing is changed.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{
+    fs,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context as _;
+use integration::{Call, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, State, eventually, run};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+const UID: &str = "11111111-2222-3333-4444-555555555555";
+
+/// A cgroup with the name of a pod's, in the hierarchy of version 2. Goes with the value.
+struct PodCgroup {
+    root: PathBuf,
+    above: PathBuf,
+    own: PathBuf,
+}
+
+impl PodCgroup {
+    fn new(node: &Node) -> anyhow::Result<Self> {
+        let root = node.run_dir().with_file_name("cgroup");
+        fs::create_dir(&root)?;
+        let none = None::<&str>;
+        mount(none, &root, Some("cgroup2"), MsFlags::empty(), none)
+            .context("cannot mount cgroup2")?;
+        let above = root.join(format!("kubepods-{}", node.name()));
+        let own = above.join(format!("pod{UID}"));
+        fs::create_dir_all(&own).context("cannot make a cgroup")?;
+        Ok(Self { root, above, own })
+    }
+}
+
+impl Drop for PodCgroup {
+    fn drop(&mut self) {
+        // A process that has just ended may still be counted.
+        eventually("the cgroup goes", PATIENCE, || fs::remove_dir(&self.own)).unwrap_or_default();
+        fs::remove_dir(&self.above).unwrap_or_default();
+        umount2(&self.root, MntFlags::MNT_DETACH).unwrap_or_default();
+    }
+}
+
+/// Whether this is a user namespace with a single user, as an isolation without root has it.
+fn is_alone() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
+    map.split_whitespace().last() == Some("1")
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "integration/test tells where grpcurl is"
+)]
+fn grpcurl() -> String {
+    std::env::var("GRPCURL").unwrap()
+}
+
+/// Every call of every service, as a path after the socket.
+fn calls() -> Vec<(&'static str, String)> {
+    let methods = [
+        (
+            "pod-events",
+            "podevents.v1.PodEventsService",
+            &[
+                "AddPod",
+                "CheckPod",
+                "DeletePod",
+                "CollectGarbage",
+                "GetStatus",
+                "ExplainPod",
+                "ListPods",
+            ][..],
+        ),
+        (
+            "netconfig",
+            "netconfig.v1.NetconfigService",
+            &[
+                "ClaimNetns",
+                "ReleaseNetns",
+                "ListClaims",
+                "ApplyRules",
+                "RemoveRules",
+                "VerifyRules",
+                "InspectNetns",
+                "WatchDrift",
+            ],
+        ),
+        (
+            "ztunnel-broker",
+            "ztunnelbroker.v1.ZtunnelBrokerService",
+            &[
+                "SetWorkloads",
+                "AddWorkload",
+                "RemoveWorkload",
+                "ListWorkloads",
+                "WatchSessions",
+            ],
+        ),
+    ];
+    let all = methods
+        .into_iter()
+        .flat_map(|(component, service, methods)| {
+            methods
+                .iter()
+                .map(move |method| (component, format!("inpod.{service}/{method}")))
+        });
+    all.collect()
+}
+
+/// A command that runs as a root process of a pod: in its cgroup, and in mount, pid and network namespaces of its own.
+fn in_pod(cgroup: &Path, pod: &Pod, command: &str) -> anyhow::Result<String> {
+    let script = format!(
+        "echo $$ > {}/cgroup.procs && exec unshare --mount --pid --fork --mount-proc nsenter --net={} sh -c '{command}'",
+        cgroup.display(),
+        pod.path().display()
+    );
+    run("sh", &["-c", &script])
+}
+
+#[test]
+fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is_written_down() {
+    let node = Node::running().unwrap();
+    let cgroup = match PodCgroup::new(&node) {
+        Ok(cgroup) => cgroup,
+        // Without a cgroup of its own no process looks like a pod's; how a path is read is shown by unit tests.
+        Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
+    };
+    // By the name of a pod in its path a process is no host process; to be a service it would have to be elsewhere.
+    let strict = Node::new().unwrap();
+    for service in SERVICES {
+        strict
+            .start_for("cgroup:/a/place/where/nobody/is", service)
+            .unwrap();
+    }
+    let victim = node.pod(Spec::new("victim").ambient()).unwrap();
+    let before = State::of(&node, &[&victim]).unwrap();
+    eventually("they serve", PATIENCE, || strict.api().status()).unwrap();
+    // It knows the calls by heart: reflection it would be refused, too.
+    let protoset = strict.run_dir().with_file_name("protoset");
+    fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
+    // pod-events of that node is no service to the others either, and says so again and again.
+    let own = format!("process {} of", strict.pid("pod-events").unwrap());
+    for (component, call) in calls() {
+        let socket = daemon::socket(&strict.run_dir(), component);
+        let command = format!(
+            "{} -max-time 5 -plaintext -unix -authority localhost -protoset {} -d {{}} {} {call}",
+            grpcurl(),
+            protoset.display(),
+            socket.display()
+        );
+        let error = in_pod(&cgroup.own, &victim, &command)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("PermissionDenied") && error.contains("CALLER_REFUSED"),
+            "{call}: {error}"
+        );
+        let log = strict.tail(component, 1000);
+        let audited = |line: &&str| {
+            line.contains("WARN")
+                && line.contains(&format!("method=\"/{call}\""))
+                && line.contains("Refused a caller")
+                && line.contains("of uid 0")
+                && !line.contains(&own)
+        };
+        assert_eq!(log.lines().filter(audited).count(), 1, "{call}: {log}");
+    }
+    before.unchanged(&node, &[&victim]).unwrap();
+}
+
+#[test]
+fn a_caller_whose_process_cannot_be_seen_is_refused() {
+    let node = Node::new().unwrap();
+    // A service that was not given the node's pids sees nobody.
+    let program = integration::bin("netconfig").unwrap();
+    let run_dir = node.run_dir();
+    let log = run_dir.with_file_name("unseeing.log");
+    let mut service = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child", "--mount-proc"])
+        .arg(program)
+        .args(["--peer", "cgroup:/", "--log-format", "text", "--run-dir"])
+        .arg(&run_dir)
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .stderr(fs::File::create(&log).unwrap())
+        .spawn()
+        .unwrap();
+    let socket = daemon::socket(&run_dir, "netconfig");
+    eventually("it listens", PATIENCE, || {
+        UnixStream::connect(&socket).map(drop)
+    })
+    .unwrap();
+    let asked = node.api().claims();
+    service.kill().unwrap();
+    service.wait().unwrap();
+    asked.unwrap_err();
+    let log = fs::read_to_string(log).unwrap();
+    assert!(
+        log.contains("WARN") && log.contains("process is not visible from here"),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_caller_that_is_not_root_reaches_no_socket() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    let before = State::of(&node, &[&pod]).unwrap();
+    let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let possible = run("setpriv", &[&nobody[..], &["true"]].concat());
+    if let Err(error) = possible {
+        return assert!(is_alone(), "there are other users: {error:#}");
+    }
+    for service in SERVICES {
+        let error = asked_by(&nobody, &node, service);
+        assert!(error.contains("Permission denied"), "{service}: {error}");
+        // Were the directories open by mistake, its user would still be told from ours.
+        open(&node, service);
+        let error = asked_by(&nobody, &node, service);
+        assert!(
+            !error.contains("Permission denied"),
+            "{service} was not reached: {error}"
+        );
+        let log = node.tail(service, 20);
+        assert!(log.contains("the peer has uid 65534"), "{service}: {log}");
+    }
+    before.unchanged(&node, &[&pod]).unwrap();
+}
+
+/// What another user is told who asks a service how it is.
+fn asked_by(user: &[&str], node: &Node, service: &str) -> String {
+    let program = integration::bin(service).unwrap().display().to_string();
+    let run_dir = node.run_dir().display().to_string();
+    let mut arguments = [
+        user,
+        &[&program, "--check", "--peer", "uid", "--run-dir", &run_dir],
+    ]
+    .concat();
+    if service == "pod-events" {
+        arguments.extend(["--node-name", "n", "--pods-from", "dir:/"]);
+    }
+    run("setpriv", &arguments).unwrap_err().to_string()
+}
+
+/// Lets everybody at a service's socket.
+fn open(node: &Node, service: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let socket = daemon::socket(&node.run_dir(), service);
+    let mode = |mode| fs::Permissions::from_mode(mode);
+    for directory in [&node.run_dir(), socket.parent().unwrap()] {
+        fs::set_permissions(directory, mode(0o755)).unwrap();
+    }
+    fs::set_permissions(socket, mode(0o666)).unwrap();
+}
+
+/// Rules, claim and workload of a pod, and that ztunnel serves it.
+fn in_place(node: &Node, pod: &Pod) -> anyhow::Result<(Vec<String>, usize, usize, bool)> {
+    let served = node.ztunnel_state()?.to_string().contains(&pod.spec.uid);
+    Ok((
+        pod.traces()?,
+        node.api().claims()?.len(),
+        node.api().workloads()?.workloads.len(),
+        served,
+    ))
+}
+
+#[test]
+fn a_deletion_of_what_is_alive_removes_nothing_and_is_written_down() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    let _app = Inhabitant::of(&pod).unwrap();
+    let before = in_place(&node, &pod).unwrap();
+    assert!(before.3);
+    let outcome = node.call(Call::del, &pod).run().unwrap();
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (0, ""));
+    assert_eq!(in_place(&node, &pod).unwrap(), before);
+    let ends = format!("sandbox podnet/{}/eth0 ends", pod.container_id);
+    let known = node.explain(&pod.spec).unwrap();
+    assert!(
+        known.timeline.iter().any(|entry| entry.event == ends),
+        "{:?}",
+        known.timeline
+    );
+    assert!(
+        node.tail("pod-events", 20)
+            .contains("Wrote a deletion down"),
+        "{}",
+        node.tail("pod-events", 20)
+    );
+    // A runtime that did not mean it adds the sandbox again.
+    node.add(&pod).unwrap();
+    node.until_whole(&pod.spec).unwrap();
+}
+
+#[test]
+fn a_list_that_leaves_out_what_is_alive_removes_nothing_and_is_written_down() {
+    let node = Node::running().unwrap();
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    let _app = Inhabitant::of(&pod).unwrap();
+    let before = in_place(&node, &pod).unwrap();
+    assert_eq!(
+        node.api().collect("podnet", &[]).unwrap(),
+        std::slice::from_ref(&pod.container_id)
+    );
+    assert_eq!(in_place(&node, &pod).unwrap(), before);
+    assert!(
+        node.tail("pod-events", 20)
+            .contains("Wrote a deletion down")
+    );
+    // Of another network, it drops nothing at all.
+    node.add(&pod).unwrap();
+    let whole = node.until_whole(&pod.spec).unwrap();
+    assert!(node.api().collect("othernet", &[]).unwrap().is_empty());
+    assert_eq!(
+        node.until_whole(&pod.spec).unwrap().timeline,
+        whole.timeline
+    );
+}

@@ -1,0 +1,344 @@
+//! The client dies, its deadline expires, or a service is killed, at each step of ADD and DEL: afterwards the pod is
+//! wholly in or wholly out, and the same call again succeeds.
+//!
+//! Calls between the processes pass a proxy (`integration::Proxy`) that holds them at the step.
+
+use std::{
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use inpod_proto::podevents::v1::PodState;
+use integration::{
+    Call, Held, Moment, Node, Outcome, PATIENCE, Pod, Proxy, Running, SERVICES, Spec, Step,
+    eventually,
+};
+use nix::sys::signal::Signal;
+
+/// The calls of an ADD, in order.
+const ADD: [&str; 4] = ["AddPod", "ClaimNetns", "AddWorkload", "ApplyRules"];
+
+/// The calls of a DEL. The last two are made at once.
+const DEL: [&str; 3] = ["DeletePod", "RemoveWorkload", "ReleaseNetns"];
+
+/// How long a plugin has whose deadline is to pass, in seconds.
+const SHORT: u64 = 2;
+
+/// What happens while a call is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    PluginKilled,
+    DeadlinePassed,
+    Killed(&'static str),
+}
+
+/// Where a pod stands in everybody's eyes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whole {
+    /// Captured, served, and written down as such.
+    In,
+    /// Nothing of it is anywhere.
+    Out,
+    /// Its sandbox has ended: nobody holds anything of it, and its rules end with its netns.
+    Ended,
+}
+
+/// A node whose processes talk through the proxy.
+struct Bench {
+    proxy: Proxy,
+    behind: PathBuf,
+    node: Node,
+}
+
+impl Bench {
+    fn new() -> anyhow::Result<Self> {
+        let node = Node::new()?;
+        let behind = node.run_dir().with_file_name("behind");
+        let bench = Self {
+            proxy: Proxy::start(&node.run_dir(), &behind)?,
+            behind,
+            node,
+        };
+        SERVICES
+            .iter()
+            .try_for_each(|service| bench.start(service))?;
+        bench.start("ztunnel")?;
+        bench.node.ready()?;
+        Ok(bench)
+    }
+
+    fn start(&self, process: &str) -> anyhow::Result<()> {
+        match process {
+            "ztunnel" => self.node.start_ztunnel(&[]),
+            "pod-events" => self.node.start(process),
+            _ => self.node.start_at(&self.behind, "uid", process),
+        }
+    }
+
+    /// A plugin that asks through the proxy.
+    fn call(&self, verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call, pod: &Pod) -> Call {
+        let socket = daemon::socket(&self.behind, "pod-events");
+        verb(pod, &socket, &self.node.state_dir())
+    }
+
+    /// Lets a call come to a step, does something to it there, and gives what became of it.
+    fn interrupt(&self, call: &Call, step: Step, event: Event) -> anyhow::Result<Outcome> {
+        let held = self.proxy.hold(step);
+        let running = call.start()?;
+        held.reached()?;
+        match event {
+            Event::PluginKilled => {
+                let outcome = running.kill();
+                held.release();
+                outcome
+            }
+            Event::DeadlinePassed => late(running, held),
+            Event::Killed(process) => {
+                self.node.stop(process, Signal::SIGKILL)?;
+                held.release();
+                self.start(process)?;
+                running.wait()
+            }
+        }
+    }
+
+    /// Waits until everybody agrees, and goes on to agree, on where a pod stands.
+    fn whole(&self, pod: &Pod, states: &[Whole]) -> anyhow::Result<Whole> {
+        let mut since: Option<(Whole, Instant)> = None;
+        let firm = Duration::from_millis(200);
+        eventually("the pod is wholly in or wholly out", 2 * PATIENCE, || {
+            let found = self.look(pod).inspect_err(|_| since = None)?;
+            if !states.contains(&found) {
+                since = None;
+                bail!("it is {found:?}");
+            }
+            let (known, when) = *since.get_or_insert_with(|| (found, Instant::now()));
+            if known != found {
+                since = None;
+            }
+            ensure!(known == found && when.elapsed() > firm, "not for long yet");
+            anyhow::Ok(found)
+        })
+    }
+
+    fn look(&self, pod: &Pod) -> anyhow::Result<Whole> {
+        let known = self.node.explain(&pod.spec)?;
+        let claimed = self
+            .node
+            .api()
+            .claims()?
+            .iter()
+            .any(|claim| claim.path == pod.path().display().to_string());
+        let served = self.node.api().workloads()?.workloads.iter().any(|status| {
+            let workload = status.workload.as_ref();
+            workload.is_some_and(|workload| workload.uid == pod.spec.uid)
+        });
+        let listed = self
+            .node
+            .ztunnel_state()?
+            .to_string()
+            .contains(&pod.spec.uid);
+        let recorded = known.sandbox.is_some() || !self.checkpoint()?.is_empty();
+        let traces = pod.traces()?;
+        let rules = known.rules.clone().unwrap_or_default();
+        let redirected = known.rules.is_some() && rules.differences.is_empty();
+        let listens = [15001, 15006, 15008]
+            .iter()
+            .all(|port| rules.listening_ports.contains(port));
+        let acknowledged = known.ztunnels.iter().any(|report| report.state == "added");
+        let inside = [
+            known.state() == PodState::Enrolled,
+            claimed,
+            served,
+            listed,
+            recorded,
+            !traces.is_empty(),
+            redirected,
+            listens,
+            acknowledged,
+        ];
+        let outside = [
+            known.state() == PodState::Out,
+            !claimed,
+            !served,
+            !listed,
+            !recorded,
+        ]
+        .iter()
+        .all(|holds| *holds);
+        match (inside.iter().all(|holds| *holds), outside) {
+            (true, false) => Ok(Whole::In),
+            (false, true) if traces.is_empty() => Ok(Whole::Out),
+            (false, true) => Ok(Whole::Ended),
+            _ => bail!("neither: {inside:?}, {traces:?}, {known:?}"),
+        }
+    }
+
+    fn checkpoint(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let files = fs::read_dir(self.node.run_dir().join("pod-events/pods"))?;
+        files.map(|file| Ok(file?.path())).collect()
+    }
+
+    /// The same call again, as a runtime makes it that was told to try later.
+    fn again(&self, call: &Call) -> anyhow::Result<()> {
+        self.node.ready()?;
+        let outcome = call.run()?;
+        ensure!(outcome.code == 0, "the same call again: {outcome:?}");
+        Ok(())
+    }
+
+    fn ends(&self, pod: &Pod, call: &Call) -> anyhow::Result<()> {
+        self.again(call)?;
+        self.whole(pod, &[Whole::Out, Whole::Ended])?;
+        pod.unmount()
+    }
+
+    /// An ADD that something happens to.
+    fn add(&self, step: Step, event: Event) -> anyhow::Result<()> {
+        let pod = self.node.sandbox(Spec::new("a").ambient())?;
+        let call = self.call(Call::add, &pod);
+        let outcome = self.interrupt(&limited(&call, event), step, event)?;
+        let whole = self.whole(&pod, &[Whole::In, Whole::Out])?;
+        expected(&outcome, event)?;
+        ensure!(
+            outcome.code != 0 || whole == Whole::In,
+            "the runtime was told that the pod is in"
+        );
+        self.again(&call)?;
+        self.whole(&pod, &[Whole::In])?;
+        self.ends(&pod, &self.call(Call::del, &pod))
+    }
+
+    /// A DEL that something happens to.
+    fn del(&self, step: Step, event: Event) -> anyhow::Result<()> {
+        let pod = self.node.sandbox(Spec::new("a").ambient())?;
+        let added = self.call(Call::add, &pod).run()?;
+        ensure!(added.code == 0, "{added:?}");
+        let call = self.call(Call::del, &pod);
+        let outcome = self.interrupt(&limited(&call, event), step, event)?;
+        if event == Event::PluginKilled {
+            self.whole(&pod, &[Whole::In, Whole::Ended])?;
+        } else {
+            ensure!(
+                outcome.code == 0 && outcome.stdout.is_empty(),
+                "a DEL failed: {outcome:?}"
+            );
+            // What the agent was not told it reads later.
+            self.whole(&pod, &[Whole::Ended])?;
+        }
+        self.ends(&pod, &call)
+    }
+
+    /// Something happens at each step, before it and after it, of an ADD and of a DEL.
+    fn at_each_step(&self, event: Event) -> anyhow::Result<()> {
+        let both = |method| [Moment::Before, Moment::After].map(|moment| Step { method, moment });
+        for step in ADD.into_iter().flat_map(both) {
+            let done = self.add(step, event);
+            done.with_context(|| format!("ADD, {event:?} at {step:?}"))?;
+        }
+        for step in DEL.into_iter().flat_map(both) {
+            let done = self.del(step, event);
+            done.with_context(|| format!("DEL, {event:?} at {step:?}"))?;
+        }
+        // What was written down meanwhile is read in the end.
+        let spool = self.node.state_dir().join("spool");
+        eventually("the spool is read", PATIENCE, || {
+            let left = fs::read_dir(&spool).map_or(0, Iterator::count);
+            ensure!(left == 0, "{left} entries are left");
+            anyhow::Ok(())
+        })
+    }
+}
+
+fn limited(call: &Call, event: Event) -> Call {
+    match event {
+        Event::DeadlinePassed => call.clone().timeout_seconds(SHORT),
+        Event::PluginKilled | Event::Killed(_) => call.clone().timeout_seconds(15),
+    }
+}
+
+/// The plugin gives up at its deadline although the call is still held.
+fn late(running: Running, held: Held) -> anyhow::Result<Outcome> {
+    let outcome = running.wait()?;
+    ensure!(
+        outcome.took < Duration::from_secs(SHORT + 1),
+        "late: {outcome:?}"
+    );
+    held.release();
+    Ok(outcome)
+}
+
+/// An ADD ends as it can end: well, or with the advice to try again.
+fn expected(outcome: &Outcome, event: Event) -> anyhow::Result<()> {
+    match (event, outcome.code) {
+        (Event::PluginKilled, code) => ensure!(code == -1, "not killed: {outcome:?}"),
+        (Event::DeadlinePassed, 0) => bail!("in time: {outcome:?}"),
+        (_, 0) => {}
+        _ => {
+            let (code, words) = outcome.refusal()?;
+            ensure!(code == 11, "{code}: {words}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn whenever_the_plugin_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
+    let bench = Bench::new().unwrap();
+    bench.at_each_step(Event::PluginKilled).unwrap();
+}
+
+#[test]
+fn whenever_the_deadline_passes_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
+    let bench = Bench::new().unwrap();
+    bench.at_each_step(Event::DeadlinePassed).unwrap();
+}
+
+#[test]
+fn whenever_pod_events_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
+    let bench = Bench::new().unwrap();
+    bench.at_each_step(Event::Killed("pod-events")).unwrap();
+}
+
+#[test]
+fn whenever_netconfig_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
+    let bench = Bench::new().unwrap();
+    bench.at_each_step(Event::Killed("netconfig")).unwrap();
+}
+
+#[test]
+fn whenever_the_broker_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
+    let bench = Bench::new().unwrap();
+    bench.at_each_step(Event::Killed("ztunnel-broker")).unwrap();
+}
+
+#[test]
+fn whenever_ztunnel_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
+    let bench = Bench::new().unwrap();
+    bench.at_each_step(Event::Killed("ztunnel")).unwrap();
+}
+
+/// Holding a call must not itself be an interruption: otherwise the tests above would show something else.
+#[test]
+fn a_call_that_is_only_held_for_a_moment_succeeds() {
+    let bench = Bench::new().unwrap();
+    let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
+    let held = bench.proxy.hold(Step {
+        method: "ApplyRules",
+        moment: Moment::After,
+    });
+    let call = bench.call(Call::add, &pod);
+    let adding = thread::spawn(move || call.run());
+    held.reached().unwrap();
+    assert_eq!(
+        bench.node.explain(&pod.spec).unwrap().state(),
+        PodState::Enrolling
+    );
+    held.release();
+    let outcome = adding.join().unwrap().unwrap();
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    bench.whole(&pod, &[Whole::In]).unwrap();
+}
