@@ -74,7 +74,9 @@ impl Bench {
         match process {
             "ztunnel" => self.node.start_ztunnel(&[]),
             "pod-events" => self.node.start(process),
-            _ => self.node.start_at(&self.behind, "uid", process),
+            _ => self
+                .node
+                .start_at(&self.behind, process, &["--peer", "uid"]),
         }
     }
 

@@ -17,9 +17,10 @@ pub fn class_of(path: &str) -> Option<Class> {
         "inpod.podevents.v1.PodEventsService" => pod_events(method),
         "inpod.netconfig.v1.NetconfigService" => netconfig(method),
         "inpod.ztunnelbroker.v1.ZtunnelBrokerService" => ztunnel_broker(method),
-        "grpc.health.v1.Health"
-        | "grpc.reflection.v1.ServerReflection"
-        | "grpc.reflection.v1alpha.ServerReflection" => Some(Class::Read),
+        "grpc.health.v1.Health" => matches!(method, "Check" | "Watch").then_some(Class::Read),
+        "grpc.reflection.v1.ServerReflection" | "grpc.reflection.v1alpha.ServerReflection" => {
+            (method == "ServerReflectionInfo").then_some(Class::Read)
+        }
         _ => None,
     }
 }

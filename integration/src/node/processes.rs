@@ -35,25 +35,28 @@ impl Node {
     ///
     /// When it cannot be started.
     pub fn start_for(&self, peer: &str, service: &str) -> anyhow::Result<()> {
-        self.start_at(&self.run_dir(), peer, service)
+        self.start_with(service, &["--peer", peer])
     }
 
-    /// Starts a service of inpod with its sockets below another directory.
+    /// Starts a service of inpod with settings of its own, the policy for its peers among them.
     ///
     /// # Errors
     ///
     /// When it cannot be started.
-    pub fn start_at(&self, run_dir: &Path, peer: &str, service: &str) -> anyhow::Result<()> {
+    pub fn start_with(&self, service: &str, settings: &[&str]) -> anyhow::Result<()> {
+        self.start_at(&self.run_dir(), service, settings)
+    }
+
+    /// The same, with its sockets below another directory.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_at(&self, run_dir: &Path, service: &str, settings: &[&str]) -> anyhow::Result<()> {
         let mut command = self.command(&bin(service)?);
         command.arg("--run-dir").arg(run_dir);
-        command.args([
-            "--peer",
-            peer,
-            "--log-format",
-            "text",
-            "--log-level",
-            "debug",
-        ]);
+        command.args(settings);
+        command.args(["--log-format", "text", "--log-level", "debug"]);
         match service {
             "pod-events" => {
                 let from = format!("dir:{}", self.manifests().display());

@@ -141,6 +141,11 @@ impl Claims {
         self.lock().values().map(Arc::clone).collect()
     }
 
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.lock().len()
+    }
+
     /// Whether a claim has not ended.
     pub(crate) fn is_current(&self, claim: &Claim) -> bool {
         let found = self.find(&claim.sandbox);

@@ -11,6 +11,7 @@ pub mod error;
 pub mod inspect;
 mod link;
 mod marks;
+mod metrics;
 mod netlink;
 mod netns_sock;
 mod nftables;

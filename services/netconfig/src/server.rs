@@ -4,7 +4,7 @@
 mod wire;
 mod work;
 
-use std::{net::IpAddr, path::PathBuf, pin::Pin, sync::Arc};
+use std::{net::IpAddr, path::PathBuf, pin::Pin, sync::Arc, time::Instant};
 
 use daemon::{Daemon, Shutdown, peer};
 use futures_util::Stream;
@@ -27,7 +27,9 @@ use crate::{
     apply::{self, Applied},
     claims::{Claim, Claims, proof},
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
-    inspect, watch,
+    inspect,
+    metrics::Metrics,
+    watch,
 };
 use wire::{describe, describe_process, invalid, missing, phase_of, redirection_of, refusal};
 use work::{blocking, detached};
@@ -39,23 +41,29 @@ pub(crate) struct Handler {
     roots: Arc<[PathBuf]>,
     instance_id: String,
     shutdown: Shutdown,
+    metrics: Metrics,
 }
 
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Handler {
     pub(crate) fn new(claims: Arc<Claims>, roots: Vec<PathBuf>, daemon: &Daemon) -> Self {
+        let metrics = daemon
+            .metrics()
+            .register(|registry| Metrics::register(registry, &claims));
         Self {
             claims,
             roots: roots.into(),
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
+            metrics,
         }
     }
 
     /// Does something in a claimed netns when it is its turn, and tells watchers where it changed anything.
     async fn in_turn<T, E>(
         &self,
+        operation: &'static str,
         claim: Arc<Claim>,
         changed: impl Fn(&T) -> bool + Send + 'static,
         work: impl FnOnce(&Claim) -> Result<T, E> + Send + 'static,
@@ -64,17 +72,19 @@ impl Handler {
         T: Send + 'static,
         E: IntoFailure + Send + 'static,
     {
-        let claims = Arc::clone(&self.claims);
+        let (claims, metrics) = (Arc::clone(&self.claims), self.metrics.clone());
         detached(async move {
             let _turn = claim.turn.lock().await;
             if !claims.is_current(&claim) {
                 return Err(refusal(ClaimError::Unknown(claim.sandbox.clone())));
             }
+            let began = Instant::now();
             let result = blocking({
                 let claim = Arc::clone(&claim);
                 move || work(&claim)
             });
             let result = result.await;
+            metrics.done(operation, &result, began.elapsed());
             if result.as_ref().map_or(true, changed) {
                 claims.touched(&claim);
             }
@@ -140,7 +150,7 @@ impl NetconfigService for Handler {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection)?;
         let claim = self.claim_of(request.sandbox)?;
-        let applied = self.in_turn(claim, |applied: &Applied| applied.changed, move |claim| {
+        let applied = self.in_turn("apply", claim, |applied: &Applied| applied.changed, move |claim| {
             let applied = apply::apply(&claim.netns, redirection, &claim.sandbox)?;
             let fingerprint = applied.fingerprint;
             tracing::info!(sandbox = %claim.sandbox, %fingerprint, changed = applied.changed, "Applied rules");
@@ -161,7 +171,12 @@ impl NetconfigService for Handler {
         let request = request.into_inner();
         let phase = phase_of(request.phase())?;
         let claim = self.claim_of(request.sandbox)?;
+        let operation = match phase {
+            apply::Phase::Drain => "drain",
+            apply::Phase::Final => "remove",
+        };
         let removed = self.in_turn(
+            operation,
             claim,
             |_| true,
             move |claim| {
@@ -185,11 +200,15 @@ impl NetconfigService for Handler {
         let claim = self.claim_of(request.sandbox)?;
         // In turn, or an apply under way would look like drift.
         let verified = self.in_turn(
+            "verify",
             claim,
             |_| false,
             move |claim| apply::verify(&claim.netns, redirection),
         );
         let verified = verified.await?;
+        if !verified.differences.is_empty() {
+            self.metrics.differs();
+        }
         Ok(Response::new(VerifyRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: verified.fingerprint.to_string(),

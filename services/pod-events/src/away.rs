@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use daemon::Readiness;
 use inpod_cni::{
     enrolled::is_disabled,
     spool::{SPOOL_DIR, boot_id},
@@ -21,9 +22,9 @@ use tokio::{
 };
 
 use crate::{
+    metrics::Metrics,
     registry::Registry,
     source::{Inventory, PodKey},
-    sync::Conditions,
     task::{Settled, Shared},
 };
 use spool::{Effects, Event};
@@ -41,7 +42,8 @@ pub(crate) struct Away {
     boot_id: String,
     shared: Arc<Shared>,
     registry: Registry,
-    conditions: Conditions,
+    conditions: Readiness,
+    metrics: Metrics,
     /// What was wrong the last time, which has been logged then.
     problem: Option<String>,
 }
@@ -49,7 +51,12 @@ pub(crate) struct Away {
 impl Away {
     /// Reads what was written down while pod-events was away, and goes on reading. To be awaited before a verb is
     /// served, so that none overtakes an earlier one; waits for no other service.
-    pub(crate) async fn start(shared: Arc<Shared>, registry: Registry, conditions: Conditions) {
+    pub(crate) async fn start(
+        shared: Arc<Shared>,
+        registry: Registry,
+        conditions: Readiness,
+        metrics: Metrics,
+    ) {
         let mut changes = shared.source.changes();
         changes.mark_unchanged();
         let mut away = Self {
@@ -58,6 +65,7 @@ impl Away {
             shared,
             registry,
             conditions,
+            metrics,
             problem: None,
         };
         away.look().await;
@@ -86,6 +94,7 @@ impl Away {
         let mut late = Late {
             registry: &self.registry,
             state_dir: &self.state_dir,
+            metrics: &self.metrics,
             touched: BTreeSet::new(),
         };
         let directory = self.state_dir.join(SPOOL_DIR);
@@ -129,12 +138,14 @@ impl Away {
 struct Late<'a> {
     registry: &'a Registry,
     state_dir: &'a Path,
+    metrics: &'a Metrics,
     touched: BTreeSet<PodKey>,
 }
 
 impl Effects for Late<'_> {
     async fn settle(&mut self, event: Event) -> Settled {
-        match event {
+        let name = event.name();
+        let settled = match event {
             Event::Ended(sandbox) => {
                 let owner = self.registry.owner(&sandbox);
                 let settled = self.registry.ended(&sandbox).await;
@@ -150,6 +161,8 @@ impl Effects for Late<'_> {
                 self.touched.insert(key);
                 settled
             }
-        }
+        };
+        self.metrics.spooled(name, &settled);
+        settled
     }
 }

@@ -1,6 +1,6 @@
 //! The settings of pod-events.
 
-use std::{path::PathBuf, str::FromStr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use daemon::Key;
 use serde::Deserialize;
@@ -38,6 +38,11 @@ pub const KEYS: &[Key] = &[
         default: Some("/var/lib/inpod/plugin"),
         help: "The plugin's stateDir: what it writes down while pod-events is away, and what it reads then",
     },
+    Key {
+        name: "metrics_address",
+        default: Some("127.0.0.1:15014"),
+        help: "Where GET /metrics answers with the metrics of all services of the node; empty for nowhere",
+    },
 ];
 
 /// What the settings say.
@@ -55,7 +60,29 @@ pub struct Config {
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
     /// The plugin's `stateDir`.
+    #[serde(deserialize_with = "daemon::config::absolute")]
     pub plugin_state_dir: PathBuf,
+    /// Where metrics are read.
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    pub metrics_address: MetricsAddress,
+}
+
+/// An address and port, or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetricsAddress(pub Option<SocketAddr>);
+
+impl FromStr for MetricsAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Ok(Self(None));
+        }
+        let parsed = text.parse().map(|address| Self(Some(address)));
+        parsed.map_err(|_| {
+            format!("setting metrics_address: \"{text}\" is not ADDRESS:PORT, like 127.0.0.1:15014, or empty")
+        })
+    }
 }
 
 impl Config {

@@ -1,5 +1,6 @@
 //! What is known of a pod, put into words for people.
 
+use daemon::Readiness;
 use inpod_proto::{
     addresses_to,
     netconfig::v1::{InspectNetnsResponse, VerifyRulesResponse},
@@ -14,7 +15,6 @@ use crate::{
     decide::Decision,
     registry::Registry,
     source::PodKey,
-    sync::Conditions,
     task::{Shared, View},
     timeline::Entry,
 };
@@ -78,7 +78,8 @@ fn answer(pod: &PodRef, decision: Decision, view: &View) -> wire::ExplainPodResp
     }
 }
 
-fn state(current: Option<&Record>) -> wire::PodState {
+/// Where a pod stands, by its current sandbox.
+pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
     match current.map(|record| &record.intent) {
         None | Some(Intent::Out) => wire::PodState::Out,
         Some(Intent::Enrolling) => wire::PodState::Enrolling,
@@ -154,7 +155,7 @@ pub(crate) fn summary(answer: wire::ExplainPodResponse) -> wire::PodSummary {
 }
 
 /// What is depended on.
-pub(crate) fn conditions(conditions: &Conditions) -> Vec<wire::Condition> {
+pub(crate) fn conditions(conditions: &Readiness) -> Vec<wire::Condition> {
     let all = conditions.all().into_iter();
     all.map(|(name, condition)| wire::Condition {
         name: name.to_owned(),

@@ -10,6 +10,8 @@ pub mod checkpoint;
 pub mod config;
 pub mod decide;
 mod explain;
+mod joined;
+pub mod metrics;
 pub mod moment;
 pub mod pipeline;
 pub mod plan;
@@ -35,11 +37,13 @@ use crate::{
     away::Away,
     checkpoint::Checkpoint,
     config::Config,
+    joined::Joined,
+    metrics::Metrics,
     pipeline::{Pipeline, Revisions, Synced},
     registry::Registry,
     server::Server,
     source::{Inventory, Source},
-    sync::{Conditions, Sync},
+    sync::Sync,
     task::Shared,
 };
 
@@ -80,14 +84,28 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         config,
     });
     let registry = Registry::new(Arc::clone(&shared), records);
-    let conditions = Conditions::default();
-    Away::start(Arc::clone(&shared), registry.clone(), conditions.clone()).await;
+    let conditions = daemon.readiness().clone();
+    let metrics = daemon
+        .metrics()
+        .register(|metrics| Metrics::register(metrics, &registry));
+    Away::start(
+        Arc::clone(&shared),
+        registry.clone(),
+        conditions.clone(),
+        metrics.clone(),
+    )
+    .await;
     Sync::start(agents, registry.clone(), conditions.clone(), synced_sender);
     tokio::spawn(follow_source(source.changes(), registry.clone()));
+    if let Some(address) = shared.config.metrics_address.0 {
+        let (joined, conditions) = (Joined::new(&daemon), conditions.clone());
+        tokio::spawn(daemon::metrics::serve(address, conditions, joined));
+    }
     let server = Server {
         registry,
         shared,
         conditions,
+        metrics,
         version: SERVICE.version,
     };
     daemon

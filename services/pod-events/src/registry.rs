@@ -244,6 +244,16 @@ impl Registry {
             .collect()
     }
 
+    /// How many pods with a task there are of each kind.
+    pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
+        let mut counts = BTreeMap::new();
+        for handle in self.tasks().running.values() {
+            let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
+            *counts.entry(kind(&view)).or_default() += 1;
+        }
+        counts
+    }
+
     /// A pod, as people see it, also for a while after it has failed for good.
     pub fn view(&self, key: &PodKey) -> Option<View> {
         let tasks = self.tasks();

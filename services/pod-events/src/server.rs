@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, str::FromStr, time::Duration};
 
+use daemon::Readiness;
 use inpod_proto::{
     Invalid, addresses_from, into_status,
     podevents::v1::{self as wire, pod_events_service_server::PodEventsService},
@@ -18,9 +19,9 @@ use crate::{
     agents::Agents,
     checkpoint::{Intent, Record},
     explain,
+    metrics::Metrics,
     registry::Registry,
     source::{PodKey, Source},
-    sync::Conditions,
     task::{AddCall, Shared},
 };
 
@@ -32,7 +33,9 @@ pub struct Server {
     /// What tasks have in common.
     pub shared: std::sync::Arc<Shared>,
     /// What is depended on.
-    pub conditions: Conditions,
+    pub conditions: Readiness,
+    /// What is counted.
+    pub metrics: Metrics,
     /// The version to tell.
     pub version: &'static str,
 }
@@ -212,7 +215,10 @@ impl PodEventsService for Server {
         request: Request<wire::AddPodRequest>,
     ) -> Result<Response<wire::AddPodResponse>, Status> {
         let (key, call) = add_call(request).map_err(failed)?;
-        let added = self.registry.add(&key, call).await.map_err(failed)?;
+        let timer = self.metrics.add();
+        let added = self.registry.add(&key, call).await;
+        timer.answered(&added);
+        let added = added.map_err(failed)?;
         Ok(Response::new(wire::AddPodResponse {
             enrollment: types::Enrollment::from(added.enrollment).into(),
             reason: added.reason.number(),

@@ -3,12 +3,9 @@
 //! A service that was restarted shows another instance_id on its stream. A restarted netconfig holds no claim: every
 //! task claims again, and the broker is given the set once more when all are back. A restarted broker is given the set.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use daemon::Readiness;
 use inpod_proto::{
     netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as Drift},
     required,
@@ -33,52 +30,15 @@ const TELL: Duration = Duration::from_secs(10);
 /// The run of a service that is there; `None` while it is away.
 type Run = Option<Arc<str>>;
 
-/// What pod-events depends on, by name.
-#[derive(Clone, Debug, Default)]
-pub struct Conditions(Arc<Mutex<BTreeMap<&'static str, Condition>>>);
-
-/// Whether something holds, and since when.
-#[derive(Clone, Debug)]
-pub struct Condition {
-    /// Whether it holds.
-    pub ok: bool,
-    /// Since when it has been so.
-    pub since: SystemTime,
-    /// Why it does not hold.
-    pub message: String,
-}
-
-impl Conditions {
-    /// Says how something stands.
-    pub(crate) fn set(&self, name: &'static str, result: Result<(), String>) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (ok, message) =
-            result.map_or_else(|message| (false, message), |()| (true, String::new()));
-        let since = match all.get(name) {
-            Some(known) if known.ok == ok => known.since,
-            Some(_) | None => {
-                tracing::info!(condition = name, ok, message, "Condition changed");
-                SystemTime::now()
-            }
-        };
-        all.insert(name, Condition { ok, since, message });
-    }
-
-    /// All of them.
-    pub fn all(&self) -> BTreeMap<&'static str, Condition> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-}
+/// The condition that holds readiness up: whether an ADD of an enrolled pod could be served.
+const IN_STEP: &str = "in-step";
 
 /// Follows both services for ever.
 #[derive(Debug)]
 pub(crate) struct Sync {
     agents: Agents,
     registry: Registry,
-    conditions: Conditions,
+    conditions: Readiness,
     synced: watch::Sender<Synced>,
     netconfig: watch::Receiver<Run>,
     broker: watch::Receiver<Run>,
@@ -89,9 +49,10 @@ impl Sync {
     pub(crate) fn start(
         agents: Agents,
         registry: Registry,
-        conditions: Conditions,
+        conditions: Readiness,
         synced: watch::Sender<Synced>,
     ) {
+        conditions.require(IN_STEP, "neither netconfig nor ztunnel-broker was seen yet");
         let (netconfig_run, netconfig) = watch::channel(None);
         let (broker_run, broker) = watch::channel(None);
         tokio::spawn(follow_netconfig(
@@ -143,7 +104,7 @@ impl Sync {
         let mut known = self.synced.borrow().clone();
         if known.netconfig != netconfig {
             known = Synced::default();
-            self.synced.send_replace(known.clone());
+            self.show(known.clone());
             if netconfig.is_none() {
                 return Ok(());
             }
@@ -152,16 +113,30 @@ impl Sync {
             known.netconfig = netconfig;
         }
         if known.netconfig.is_some() && known.broker != broker {
-            self.synced.send_replace(Synced {
+            self.show(Synced {
                 broker: None,
                 ..known.clone()
             });
             self.seed(broker.as_deref()).await?;
             known.broker = broker;
         }
-        self.synced.send_replace(known);
+        self.show(known);
         self.registry.look(|_| true);
         Ok(())
+    }
+
+    /// Who is told everything is what ADDs wait for, and what readiness is.
+    fn show(&self, known: Synced) {
+        let lacks = |what: &str| Err(what.to_owned());
+        let in_step = match (&known.netconfig, &known.broker) {
+            (None, _) => lacks("netconfig is away, or does not hold every claim again yet"),
+            (Some(_), None) => {
+                lacks("ztunnel-broker is away, or was not given the desired set yet")
+            }
+            (Some(_), Some(_)) => Ok(()),
+        };
+        self.conditions.set(IN_STEP, in_step);
+        self.synced.send_replace(known);
     }
 
     /// Claims that no checkpoint knows are of sandboxes that ended while their DEL could not be told.
@@ -204,7 +179,7 @@ impl Sync {
 async fn follow_netconfig(
     agents: Agents,
     registry: Registry,
-    conditions: Conditions,
+    conditions: Readiness,
     run: watch::Sender<Run>,
 ) {
     loop {
@@ -218,7 +193,7 @@ async fn follow_netconfig(
 async fn watch_netconfig(
     agents: &Agents,
     registry: &Registry,
-    conditions: &Conditions,
+    conditions: &Readiness,
     run: &watch::Sender<Run>,
 ) -> Failure {
     let mut stream = match agents.watch_drift().await {
@@ -239,7 +214,7 @@ async fn watch_netconfig(
     }
 }
 
-fn on_drift(event: Drift, registry: &Registry, conditions: &Conditions, run: &watch::Sender<Run>) {
+fn on_drift(event: Drift, registry: &Registry, conditions: &Readiness, run: &watch::Sender<Run>) {
     match event {
         Drift::InstanceId(instance) => {
             conditions.set("netconfig", Ok(()));
@@ -258,7 +233,7 @@ fn on_drift(event: Drift, registry: &Registry, conditions: &Conditions, run: &wa
     }
 }
 
-async fn follow_broker(agents: Agents, conditions: Conditions, run: watch::Sender<Run>) {
+async fn follow_broker(agents: Agents, conditions: Readiness, run: watch::Sender<Run>) {
     loop {
         let ended = watch_broker(&agents, &conditions, &run).await;
         conditions.set("ztunnel-broker", Err(ended.to_string()));
@@ -270,7 +245,7 @@ async fn follow_broker(agents: Agents, conditions: Conditions, run: watch::Sende
 
 async fn watch_broker(
     agents: &Agents,
-    conditions: &Conditions,
+    conditions: &Readiness,
     run: &watch::Sender<Run>,
 ) -> Failure {
     let mut stream = match agents.watch_sessions().await {
@@ -304,7 +279,7 @@ async fn watch_broker(
 fn on_session(
     event: Session,
     live: &mut BTreeSet<u64>,
-    conditions: &Conditions,
+    conditions: &Readiness,
     run: &watch::Sender<Run>,
 ) {
     match event {

@@ -28,6 +28,7 @@ pub const KEYS: &[Key] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// The socket on which ztunnels connect.
+    #[serde(deserialize_with = "daemon::config::absolute")]
     pub zds_socket: PathBuf,
     /// A session's own clock. With 0 no session would last.
     ack_timeout_seconds: NonZeroU64,

@@ -23,6 +23,7 @@ use crate::{
     error::{AddError, chain},
     ledger::Ledger,
     message::Message,
+    metrics::Metrics,
     nack::Nack,
     pending::Ticket,
     session::{Answered, SessionEnd},
@@ -45,7 +46,9 @@ pub struct Hub {
     changed: watch::Sender<()>,
     /// Descriptors may be missing: after a new set, and where an undo put something back.
     missing: Notify,
-    events: broadcast::Sender<Event>,
+    /// Shared, as the backlog is laid out in full at the start: a place of it is to be small.
+    events: broadcast::Sender<Arc<Event>>,
+    metrics: Metrics,
 }
 
 impl Hub {
@@ -57,7 +60,13 @@ impl Hub {
             changed: watch::Sender::new(()),
             missing: Notify::new(),
             events: broadcast::Sender::new(BACKLOG),
+            metrics: Metrics::default(),
         })
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Replaces the desired set; returns when it is stored.
@@ -225,7 +234,7 @@ impl Hub {
         let result = act(&mut ledger, Instant::now().into_std());
         for event in ledger.take_events() {
             // Nobody watching is no error.
-            self.events.send(event).unwrap_or_default();
+            self.events.send(Arc::new(event)).unwrap_or_default();
         }
         result
     }

@@ -12,6 +12,7 @@ pub mod error;
 pub mod hub;
 pub mod ledger;
 pub mod message;
+pub mod metrics;
 pub mod nack;
 pub mod pace;
 pub mod peer;
@@ -53,6 +54,9 @@ pub const SERVICE: daemon::Service = daemon::Service {
 pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
     let descriptors = Descriptors::new(daemon.directory("netns").join("netns.sock"));
     let hub = Hub::new(descriptors, config.ack_timeout());
+    daemon
+        .metrics()
+        .register(|registry| metrics::register(registry, &hub));
     let listener = Listener::bind(&config.zds_socket).context("cannot serve ZDS")?;
     let handler = Handler::new(
         Arc::clone(&hub),

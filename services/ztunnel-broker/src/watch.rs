@@ -1,6 +1,9 @@
 //! The sessions and workloads as the contract shows them, and the stream of their changes.
 
-use std::time::{Instant, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use inpod_proto::ztunnelbroker::v1::{
@@ -25,7 +28,7 @@ pub fn sessions(
     let (status, changes) = hub.watch();
     let first = state(status, instance_id).into_iter().map(Ok);
     let changes = BroadcastStream::new(changes).scan(false, |cut, change| {
-        let next = (!*cut).then(|| change.map(payload).map_err(behind));
+        let next = (!*cut).then(|| change.map(shared).map_err(behind));
         *cut = matches!(next, Some(Err(_)));
         std::future::ready(next)
     });
@@ -45,6 +48,10 @@ fn state(status: hub::Status, instance_id: &str) -> Vec<Payload> {
     state.extend(sessions.chain(workloads).map(payload));
     state.push(Payload::StateComplete(complete));
     state
+}
+
+fn shared(event: Arc<Event>) -> Payload {
+    payload(Arc::unwrap_or_clone(event))
 }
 
 fn payload(event: Event) -> Payload {

@@ -95,12 +95,13 @@ impl Listener {
     ///
     /// See [`ListenError`].
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
-        uds::prepare(path, SockType::SeqPacket)?;
+        let way = uds::prepare(path, SockType::SeqPacket)?;
         let listen = |source| ListenError::Listen {
             path: path.to_owned(),
             source,
         };
         let listener = UnixSeqpacketListener::bind(path).map_err(listen)?;
+        drop(way);
         uds::restrict(path)?;
         Ok(Self {
             listener,
@@ -169,8 +170,10 @@ async fn converse(
     let mut changes = hub.changes();
     let mut buffer = vec![0; LONGEST_PACKET];
     let mut greeted = false;
+    let mut asked = None;
     loop {
         if let Some(message) = hub.next(id) {
+            asked = Some((Instant::now(), message.verb()));
             send(socket, &message).await?;
             record(id, pid, &message);
         }
@@ -181,6 +184,9 @@ async fn converse(
                 if greeted {
                     let answer = parse_answer(packet)?;
                     let nack = answer.clone().err();
+                    if let Some((at, verb)) = asked.take() {
+                        hub.metrics().answered(verb, nack.is_none(), at.elapsed());
+                    }
                     let answered = hub.ack(id, answer)?;
                     record_refusal(id, &answered, nack.as_ref());
                 } else {

@@ -1,5 +1,7 @@
 //! What a process's cgroup says of where it runs.
 
+use std::fmt;
+
 /// The lines of `/proc/<pid>/cgroup`, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cgroup(Vec<String>);
@@ -36,6 +38,13 @@ impl Cgroup {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
         self.0.iter().any(below)
+    }
+}
+
+impl fmt::Display for Cgroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = |path: &String| if path.is_empty() { "/" } else { path }.to_owned();
+        f.write_str(&self.0.iter().map(path).collect::<Vec<_>>().join(" "))
     }
 }
 
@@ -143,6 +152,12 @@ mod tests {
         assert_eq!(own.pod(), None);
         assert_eq!(sibling.pod().as_deref(), Some("/.."));
         assert_ne!(other.pod(), sibling.pod());
+    }
+
+    #[test]
+    fn the_root_is_shown_as_a_slash_and_each_place_once() {
+        let cgroup = Cgroup::parse("9:name=systemd:/\n8:cpu:/\n0::/system.slice/a.service\n");
+        assert_eq!(cgroup.to_string(), "/ /system.slice/a.service");
     }
 
     #[test]

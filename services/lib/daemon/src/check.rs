@@ -5,14 +5,30 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::{Service, config::Common};
+use crate::{Service, config::Common, grpc::LIVE};
 
-/// Asks the running service's own socket whether it is healthy: what an exec probe runs.
-pub(crate) async fn check(service: &Service, common: &Common) -> anyhow::Result<()> {
+/// What an exec probe wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// Is it ready? For readiness probes, and for people.
+    Ready,
+    /// Does it answer at all? For liveness probes.
+    Live,
+}
+
+/// Asks the running service's own socket how it is.
+pub(crate) async fn check(
+    service: &Service,
+    common: &Common,
+    question: Question,
+) -> anyhow::Result<()> {
     let socket = crate::socket(&common.run_dir, service.name);
     let mut client = HealthClient::new(crate::channel(&socket));
     let mut request = tonic::Request::new(HealthCheckRequest {
-        service: String::new(),
+        service: match question {
+            Question::Ready => String::new(),
+            Question::Live => LIVE.to_owned(),
+        },
     });
     request.set_timeout(Duration::from_secs(2));
     let answer = tokio::time::timeout(Duration::from_secs(3), client.check(request));
@@ -23,7 +39,11 @@ pub(crate) async fn check(service: &Service, common: &Common) -> anyhow::Result<
         .into_inner()
         .status();
     if status != ServingStatus::Serving {
-        bail!("{} is not serving: {}", service.name, status.as_str_name());
+        let name = service.name;
+        bail!(
+            "{name} is not ready: {}; see GetStatus of pod-events, or {name}'s /metrics",
+            status.as_str_name()
+        );
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::{
     ffi::OsString,
     fmt::{self, Write as _},
     marker::PhantomData,
+    num::NonZeroUsize,
     path::PathBuf,
     str::FromStr,
 };
@@ -18,7 +19,7 @@ use serde::{
     de::{DeserializeOwned, Error as _, SeqAccess, Visitor},
 };
 
-use crate::{Service, log, peer};
+use crate::{Service, check::Question, log, peer};
 
 /// One setting. `zds_socket` is `zds_socket` in the file, `INPOD_ZDS_SOCKET` in the environment and `--zds-socket` on
 /// the command line.
@@ -54,11 +55,18 @@ pub const COMMON: &[Key] = &[
         default: Some("json"),
         help: "json or text",
     },
+    Key {
+        name: "max_calls",
+        // A burst of 500 ADDs, which is a node's pods and then some, with as many DELs.
+        default: Some("1024"),
+        help: "How many calls may be under way at once; further ones are refused as OVERLOADED",
+    },
 ];
 
 /// What the settings of every service say.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Common {
+    #[serde(deserialize_with = "absolute")]
     pub(crate) run_dir: PathBuf,
     #[serde(deserialize_with = "parsed")]
     pub(crate) peer: peer::Setting,
@@ -66,6 +74,7 @@ pub(crate) struct Common {
     pub(crate) log_level: tracing::Level,
     #[serde(deserialize_with = "parsed")]
     pub(crate) log_format: log::Format,
+    pub(crate) max_calls: NonZeroUsize,
 }
 
 /// What the command line asks for.
@@ -76,27 +85,28 @@ pub(crate) enum Command {
     /// Print the settings in force and where each is from.
     PrintConfig(String),
     /// Ask the running service's health.
-    Check(Common),
+    Check(Common, Question),
     /// Run.
     Run(Loaded),
 }
 
 /// Settings from which a service's own are still to be read.
 #[derive(Debug)]
-pub(crate) struct Loaded(Config);
+pub(crate) struct Loaded {
+    config: Config,
+    /// Where each setting is from.
+    origins: Map<String, String>,
+}
 
 impl Loaded {
     /// Reads the settings of every service and the service's own.
     pub(crate) fn parse<C: DeserializeOwned>(self) -> Result<(Common, C), ConfigError> {
-        let common = self
-            .0
-            .clone()
-            .try_deserialize()
-            .map_err(ConfigError::Value)?;
-        Ok((
-            common,
-            self.0.try_deserialize().map_err(ConfigError::Value)?,
-        ))
+        Ok((self.read()?, self.read()?))
+    }
+
+    fn read<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
+        let unusable = |cause| ConfigError::unusable(cause, &self.origins);
+        self.config.clone().try_deserialize().map_err(unusable)
     }
 }
 
@@ -110,8 +120,18 @@ pub enum ConfigError {
     #[error("cannot use the configuration file")]
     File(#[source] config::ConfigError),
     /// A value of the wrong type, or one that cannot be parsed.
-    #[error("a setting cannot be used")]
-    Value(#[source] config::ConfigError),
+    #[error("setting {key} from {origin} cannot be used")]
+    Value {
+        /// The setting.
+        key: String,
+        /// The file, the environment or the command line.
+        origin: String,
+        /// What is wrong.
+        source: Box<config::ConfigError>,
+    },
+    /// The settings do not fit together.
+    #[error("the settings cannot be used")]
+    Build(#[source] config::ConfigError),
     /// A setting that no service has.
     #[error("unknown setting {key} in {origin}{}", suggest(.suggestion.as_deref()))]
     Unknown {
@@ -134,6 +154,27 @@ pub enum ConfigError {
         /// The file that was, or would be, read.
         file: String,
     },
+}
+
+impl ConfigError {
+    /// The library names the key, as `key[2]` within a list; the origin is of the setting as a whole.
+    fn unusable(source: config::ConfigError, origins: &Map<String, String>) -> Self {
+        let (config::ConfigError::Type { key: Some(key), .. }
+        | config::ConfigError::At { key: Some(key), .. }) = &source
+        else {
+            return Self::Build(source);
+        };
+        let key = key.split(['.', '[']).next().unwrap_or_default().to_owned();
+        let origin = match origins.get(&key).map(String::as_str) {
+            Some(origin @ ("environment" | "command line")) => format!("the {origin}"),
+            origin => origin.unwrap_or("nowhere").to_owned(),
+        };
+        Self::Value {
+            key,
+            origin,
+            source: Box::new(source),
+        }
+    }
 }
 
 fn suggest(suggestion: Option<&str>) -> String {
@@ -177,7 +218,7 @@ pub(crate) fn load(
         for (name, value) in values {
             builder = builder
                 .set_override(&name, value)
-                .map_err(ConfigError::Value)?;
+                .map_err(ConfigError::Build)?;
             origins.insert(name, origin.clone());
         }
     }
@@ -191,17 +232,17 @@ pub(crate) fn load(
             file: file.display().to_string(),
         });
     }
-    let config = builder.build().map_err(ConfigError::Value)?;
+    let config = builder.build().map_err(ConfigError::Build)?;
     if matches.get_flag("print-config") {
         return Ok(Command::PrintConfig(print(&keys, &config, &origins)));
     }
-    if matches.get_flag("check") {
-        return config
-            .try_deserialize()
-            .map(Command::Check)
-            .map_err(ConfigError::Value);
+    let loaded = Loaded { config, origins };
+    for (flag, question) in [("check", Question::Ready), ("check-live", Question::Live)] {
+        if matches.get_flag(flag) {
+            return Ok(Command::Check(loaded.read()?, question));
+        }
     }
-    Ok(Command::Run(Loaded(config)))
+    Ok(Command::Run(loaded))
 }
 
 fn command(service: &Service, keys: &[Key]) -> clap::Command {
@@ -218,7 +259,8 @@ fn command(service: &Service, keys: &[Key]) -> clap::Command {
         .after_help("Each setting is also a variable (INPOD_ZDS_SOCKET) and a key of the file (zds_socket).")
         .arg(config.help(format!("Settings as TOML [default: /etc/inpod/{}.toml, if there]", service.name)))
         .arg(flag("print-config", "Print the settings in force and where each is from, then exit"))
-        .arg(flag("check", "Ask the running service whether it is healthy, then exit 0 or 1"))
+        .arg(flag("check", "Ask the running service whether it is ready, then exit 0 or 1"))
+        .arg(flag("check-live", "Ask the running service whether it answers at all, then exit 0 or 1"))
         .args(keys.iter().map(|key| {
             let default = key.default.map_or_else(|| "required".to_owned(), |text| format!("default: {text}"));
             Arg::new(key.name)
@@ -269,9 +311,30 @@ where
     D: Deserializer<'de>,
     T: FromStr<Err: fmt::Display>,
 {
-    String::deserialize(deserializer)?
-        .parse()
-        .map_err(D::Error::custom)
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|error: T::Err| {
+        let message = error.to_string();
+        if message.contains(&format!("\"{text}\"")) {
+            D::Error::custom(message)
+        } else {
+            D::Error::custom(format!("\"{text}\": {message}"))
+        }
+    })
+}
+
+/// Reads a setting that is a path from the root: a relative one would depend on where the process is started. For
+/// `#[serde(deserialize_with = ...)]`.
+///
+/// # Errors
+///
+/// When it is empty or relative.
+pub fn absolute<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PathBuf, D::Error> {
+    let path = PathBuf::deserialize(deserializer)?;
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    let message = format!("\"{}\" is no absolute path", path.display());
+    Err(D::Error::custom(message))
 }
 
 /// Reads a setting that is a list: an array in the file, comma-separated elsewhere. For

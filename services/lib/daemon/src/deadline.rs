@@ -1,19 +1,19 @@
 use std::time::Duration;
 
+use http::HeaderMap;
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
 
 /// What a caller without a deadline gets: the plugin's default.
 const DEFAULT: Duration = Duration::from_secs(30);
 
 /// When the caller of a gRPC call stops waiting, from its `grpc-timeout`; 30 s from now where it says nothing.
 pub fn deadline<T>(request: &tonic::Request<T>) -> Instant {
-    Instant::now() + timeout(request.metadata()).unwrap_or(DEFAULT)
+    Instant::now() + timeout(request.metadata().as_ref()).unwrap_or(DEFAULT)
 }
 
 /// A `grpc-timeout` is at most eight digits and a unit (gRPC over HTTP/2, "Timeout").
-fn timeout(metadata: &MetadataMap) -> Option<Duration> {
-    let text = metadata.get("grpc-timeout")?.to_str().ok()?;
+pub(crate) fn timeout(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let amount = u64::from(digits.parse::<u32>().ok().filter(|_| digits.len() <= 8)?);
     match unit {
@@ -32,9 +32,9 @@ mod tests {
     use super::*;
 
     fn of(text: &str) -> Option<Duration> {
-        let mut metadata = MetadataMap::new();
-        metadata.insert("grpc-timeout", text.parse().unwrap());
-        timeout(&metadata)
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", text.parse().unwrap());
+        timeout(&headers)
     }
 
     #[test]

@@ -8,13 +8,17 @@ pub mod config;
 mod deadline;
 mod grpc;
 mod log;
+pub mod metrics;
 pub mod peer;
+mod readiness;
 mod shutdown;
 pub mod uds;
 
 pub use config::{Key, list};
 pub use deadline::deadline;
 pub use grpc::Server;
+pub use metrics::Metrics;
+pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
 
 use std::{
@@ -55,6 +59,11 @@ pub struct Daemon {
     run_dir: PathBuf,
     policy: Arc<peer::Policy>,
     shutdown: Shutdown,
+    readiness: Readiness,
+    metrics: Metrics,
+    max_calls: usize,
+    /// Nobody else is this service while this lives.
+    _alone: Arc<uds::Way>,
 }
 
 impl Daemon {
@@ -81,6 +90,16 @@ impl Daemon {
     /// Tells when to stop.
     pub fn shutdown(&self) -> Shutdown {
         self.shutdown.clone()
+    }
+
+    /// What is depended on, and whether the service is ready. Ready from the start where nothing is required.
+    pub fn readiness(&self) -> &Readiness {
+        &self.readiness
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// A client of another service's socket. Connects at the first call and again whenever it must; a call while
@@ -141,7 +160,9 @@ where
     let loaded = match config::load(service, &arguments, std::env::vars_os())? {
         Command::Say(text) => return Ok(write!(io::stdout(), "{text}")?),
         Command::PrintConfig(text) => return Ok(write!(io::stdout(), "{text}")?),
-        Command::Check(common) => return runtime()?.block_on(check::check(service, &common)),
+        Command::Check(common, question) => {
+            return runtime()?.block_on(check::check(service, &common, question));
+        }
         Command::Run(loaded) => loaded,
     };
     let (common, settings) = loaded.parse::<C>()?;
@@ -153,7 +174,8 @@ where
             instance = &*daemon.instance_id,
             "Started"
         );
-        run(settings, daemon).await?;
+        // Held until the end, whatever becomes of the clone.
+        run(settings, daemon.clone()).await?;
         tracing::info!("Stopped");
         Ok(())
     })
@@ -162,8 +184,14 @@ where
 fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
     // Whatever is created, nobody else may read it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
-    uds::directory(&common.run_dir.join(service.name))?;
+    let directory = common.run_dir.join(service.name);
+    uds::directory(&directory)?;
+    let readiness = Readiness::default();
     Ok(Daemon {
+        metrics: Metrics::new(&service, &readiness),
+        readiness,
+        max_calls: common.max_calls.get(),
+        _alone: Arc::new(uds::alone(&directory)?),
         service,
         instance_id: instance_id()?.into(),
         policy: Arc::new(peer::Policy::new(&common.peer)?),

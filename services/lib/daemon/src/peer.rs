@@ -70,12 +70,14 @@ pub enum PolicyError {
 }
 
 /// A process that may connect, and what it may call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Its pid as this process sees it.
     pub pid: i32,
     /// Its user id.
     pub uid: u32,
+    /// Where it ran when it connected; `None` where the policy does not look.
+    cgroup: Option<Cgroup>,
     host: bool,
     service: bool,
 }
@@ -99,7 +101,14 @@ impl Peer {
         if self.may(class) {
             return Ok(());
         }
-        tracing::warn!(peer = %self, ?class, "Refused a caller");
+        let cgroup = self.cgroup.as_ref().map(tracing::field::display);
+        tracing::warn!(
+            uid = self.uid,
+            pid = self.pid,
+            cgroup,
+            ?class,
+            "Refused a caller"
+        );
         let message = format!("{self} may not make calls of class {class:?}");
         Err(inpod_proto::into_status(&Failure::new(
             Reason::CallerRefused,
@@ -119,7 +128,7 @@ pub fn of<T>(request: &tonic::Request<T>) -> Peer {
     request
         .extensions()
         .get::<Peer>()
-        .copied()
+        .cloned()
         .unwrap_or(NOBODY)
 }
 
@@ -127,6 +136,7 @@ pub fn of<T>(request: &tonic::Request<T>) -> Peer {
 pub(crate) const NOBODY: Peer = Peer {
     pid: 0,
     uid: u32::MAX,
+    cgroup: None,
     host: false,
     service: false,
 };
@@ -186,6 +196,7 @@ impl Policy {
         let peer = Peer {
             pid: credentials.pid(),
             uid: credentials.uid(),
+            cgroup: None,
             host: true,
             service: true,
         };
@@ -197,6 +208,7 @@ impl Policy {
             pid,
             host: cgroup.is_host(),
             service: self.is_service(&cgroup),
+            cgroup: Some(cgroup),
             ..peer
         })
     }

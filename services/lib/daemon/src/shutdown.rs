@@ -25,6 +25,11 @@ impl Shutdown {
         (sender, Self(receiver))
     }
 
+    /// Whether the process is to stop.
+    pub fn is_requested(&self) -> bool {
+        *self.0.borrow()
+    }
+
     /// Resolves when the process is to stop.
     pub async fn requested(mut self) {
         // A sender that is gone means the same.

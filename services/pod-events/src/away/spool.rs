@@ -34,7 +34,7 @@ pub(super) enum Event {
 }
 
 impl Event {
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Ended(_) => "ended",
             Self::Admitted(..) => "admitted",

@@ -1,11 +1,14 @@
 //! What people and watchers are shown.
 
+use std::sync::Arc;
+
 use tokio::sync::broadcast;
 use workload::Workload;
 
 use super::Hub;
 use crate::{
     ledger::Ledger,
+    session::Stage,
     view::{Event, SessionView, WorkloadView},
 };
 
@@ -48,8 +51,20 @@ impl Hub {
         (status(&ledger), entries.collect())
     }
 
+    /// How far each connected ztunnel is.
+    pub(crate) fn stages(&self) -> Vec<Stage> {
+        let ledger = self.lock();
+        let sessions = ledger.sessions().iter();
+        sessions.map(|(_, slot)| slot.session.stage()).collect()
+    }
+
+    /// How many workloads are desired.
+    pub(crate) fn desired(&self) -> usize {
+        self.lock().desired().entries().count()
+    }
+
     /// The state now, and every change from then on.
-    pub fn watch(&self) -> (Status, broadcast::Receiver<Event>) {
+    pub fn watch(&self) -> (Status, broadcast::Receiver<Arc<Event>>) {
         let ledger = self.lock();
         (status(&ledger), self.events.subscribe())
     }

@@ -191,3 +191,108 @@ fn help_and_version_are_no_errors() {
         Ok(Command::Say(_))
     ));
 }
+
+/// A setting that cannot be used, from each source: the error names the setting, what was said, and where.
+#[test]
+fn a_value_that_cannot_be_used_names_its_setting_and_its_source() {
+    let cases = [
+        ("sweep_seconds", "soon"),
+        ("sweep_seconds", "-1"),
+        ("sweep_seconds", "1.5"),
+        ("sweep_seconds", ""),
+        ("max_calls", "0"),
+        ("peer", "anyone"),
+        ("peer", ""),
+        ("log_level", "loud"),
+        ("log_format", "xml"),
+        ("run_dir", ""),
+        ("run_dir", "inpod"),
+    ];
+    for (key, value) in cases {
+        let (_file, path) = file_with(&format!("{key} = {value:?}\n"));
+        let flag = format!("--{}={value}", key.replace('_', "-"));
+        let variable = format!("INPOD_{}", key.to_uppercase());
+        let by_file = refused(&["--config", &path], &[]);
+        let by_environment = refused(&[], &[(&variable, value)]);
+        let by_flag = refused(&[&flag], &[]);
+        for (error, origin) in [
+            (by_file, path.as_str()),
+            (by_environment, "the environment"),
+            (by_flag, "the command line"),
+        ] {
+            assert!(
+                error.contains(key) && error.contains(value) && error.contains(origin),
+                "{key} = {value:?} from {origin}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_named_with_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let cases = [
+        ("no TOML", "sweep_seconds 7\n", "TOML parse error"),
+        (
+            "a key twice",
+            "sweep_seconds = 7\nsweep_seconds = 8\n",
+            "duplicate key",
+        ),
+        (
+            "a table for a value",
+            "[sweep_seconds]\nx = 1\n",
+            "sweep_seconds",
+        ),
+        ("a list for a value", "peer = [\"uid\"]\n", "peer"),
+        (
+            "a value in a list of another type",
+            "netns_roots = [true, {}]\n",
+            "netns_roots",
+        ),
+        (
+            "a section",
+            "[netconfig]\nsweep_seconds = 7\n",
+            "unknown setting netconfig",
+        ),
+    ];
+    for (what, text, wanted) in cases {
+        let (_file, path) = file_with(text);
+        let error = refused(&["--config", &path], &[]);
+        assert!(
+            error.contains(wanted) && error.contains(&path),
+            "{what}: {error}"
+        );
+    }
+    let path = dir.path().to_str().unwrap();
+    let error = refused(&["--config", path], &[]);
+    assert!(error.contains(path), "a directory: {error}");
+}
+
+#[test]
+fn a_flag_is_given_once_and_with_its_value() {
+    let error = refused(&["--peer", "uid", "--peer", "pod"], &[]);
+    assert!(
+        error.contains("--peer") && error.contains("multiple times"),
+        "{error}"
+    );
+    let error = refused(&["--peer"], &[]);
+    assert!(error.contains("--peer"), "{error}");
+    let error = refused(&["netconfig"], &[]);
+    assert!(error.contains("netconfig"), "{error}");
+}
+
+#[test]
+fn sources_that_conflict_are_no_error_and_the_loser_is_still_checked() {
+    let (_file, path) = file_with("sweep_seconds = 7\n");
+    let conflict = [("INPOD_SWEEP_SECONDS", "8")];
+    assert_eq!(
+        own(&["--config", &path, "--sweep-seconds", "9"], &conflict).sweep_seconds,
+        9
+    );
+    let (_file, path) = file_with("sweep_second = 7\n");
+    let error = refused(&["--config", &path, "--sweep-seconds", "9"], &conflict);
+    assert!(
+        error.contains("sweep_second ") && error.contains(&path),
+        "{error}"
+    );
+}

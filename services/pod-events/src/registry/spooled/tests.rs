@@ -79,6 +79,7 @@ fn config() -> crate::config::Config {
     serde_json::from_value(serde_json::json!({
         "node_name": "node-1", "pods_from": "dir:/nowhere", "exclude_namespaces": "",
         "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "plugin_state_dir": "/nowhere",
+        "metrics_address": "",
     }))
     .unwrap()
 }

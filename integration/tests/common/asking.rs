@@ -1,0 +1,82 @@
+//! The sockets and the port, asked as an operator and Prometheus would: by grpcurl and curl.
+
+use std::{collections::BTreeSet, path::Path};
+
+use anyhow::{Context as _, ensure};
+use integration::{Node, run};
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "integration/test tells where grpcurl is"
+)]
+pub(crate) fn grpcurl_program() -> String {
+    std::env::var("GRPCURL").expect("GRPCURL names the grpcurl to use: run ./integration/test")
+}
+
+/// A call; flags come before the socket.
+pub(crate) fn grpcurl(socket: &Path, flags: &[&str], call: &str) -> anyhow::Result<String> {
+    let unix = ["-plaintext", "-unix", "-authority", "localhost"];
+    let rest = [socket.to_str().context("a path of text")?, call];
+    run(&grpcurl_program(), &[&unix, flags, &rest].concat())
+}
+
+/// The health that a service tells of a name.
+pub(crate) fn health(socket: &Path, of: &str) -> anyhow::Result<String> {
+    let question = format!("{{\"service\":\"{of}\"}}");
+    let answer = grpcurl(socket, &["-d", &question], "grpc.health.v1.Health/Check")?;
+    let answer: serde_json::Value = serde_json::from_str(&answer)?;
+    let status = answer.get("status").and_then(serde_json::Value::as_str);
+    Ok(status.context("a status")?.to_owned())
+}
+
+/// The metrics of a service, from its socket.
+pub(crate) fn scrape(node: &Node, service: &str) -> anyhow::Result<String> {
+    let socket = daemon::socket(&node.run_dir(), service);
+    let socket = socket.to_str().context("a path of text")?;
+    let url = "http://localhost/metrics";
+    let text = run("curl", &["-sSf", "--unix-socket", socket, url])?;
+    check(&text).with_context(|| format!("{service} says\n{text}"))?;
+    Ok(text)
+}
+
+/// The metrics of all services, from the port of pod-events.
+pub(crate) fn scrape_all(node: &Node) -> anyhow::Result<String> {
+    let netns = format!("--net={}", node.netns().path().display());
+    let url = "http://127.0.0.1:15014/metrics";
+    let text = run("nsenter", &[&netns, "curl", "-sSf", "-m", "5", url])?;
+    check(&text).with_context(|| format!("all say\n{text}"))?;
+    Ok(text)
+}
+
+/// The number of a series, written as in the text.
+pub(crate) fn number(text: &str, series: &str) -> Option<f64> {
+    let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
+    text.lines().find_map(value)
+}
+
+/// What OpenMetrics asks of a text: each family declared once and told in one piece, no series twice, one end.
+fn check(text: &str) -> anyhow::Result<()> {
+    let (mut families, mut declared, mut series) =
+        (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let mut family = "";
+    let body = text
+        .strip_suffix("# EOF\n")
+        .context("it has no end of its own")?;
+    for line in body.lines() {
+        if let Some(said) = line.strip_prefix("# ") {
+            let mut words = said.split(' ');
+            let (what, name) = (words.next(), words.next().context("a family's name")?);
+            ensure!(declared.insert((what, name)), "{line} is said twice");
+            if name != family {
+                ensure!(families.insert(name), "{name} is told in two pieces");
+                family = name;
+            }
+        } else {
+            let (name, value) = line.rsplit_once(' ').context("a series and a value")?;
+            ensure!(name.starts_with(family), "{name} is not of {family}");
+            ensure!(series.insert(name), "{name} is told twice");
+            value.parse::<f64>().with_context(|| line.to_owned())?;
+        }
+    }
+    Ok(())
+}

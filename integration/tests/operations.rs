@@ -1,0 +1,390 @@
+//! Running the services: readiness, drains, metrics, and what happens when there is too much or too little of
+//! something.
+#![expect(clippy::expect_used, reason = "a test that fails panics")]
+
+#[path = "common/asking.rs"]
+mod asking;
+
+use std::{
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use asking::{grpcurl, grpcurl_program, health, number, scrape, scrape_all};
+use integration::{App, Call, Node, PATIENCE, SERVICES, Spec, bin, eventually, run};
+use nix::sys::signal::Signal;
+
+const STATUS: &str = "inpod.podevents.v1.PodEventsService/GetStatus";
+const EXPLAIN: &str = "inpod.podevents.v1.PodEventsService/ExplainPod";
+
+/// Asks a service's program about the running service, as an exec probe does.
+fn probe(node: &Node, service: &str, question: &str) -> anyhow::Result<String> {
+    let program = bin(service)?;
+    let run_dir = node.run_dir().display().to_string();
+    let mut arguments = vec!["--run-dir", &run_dir, question];
+    if service == "pod-events" {
+        arguments.extend(["--node-name", "n", "--pods-from", "dir:/"]);
+    }
+    run(program.to_str().context("a path of text")?, &arguments)
+}
+
+/// A node whose pod-events takes `settings`, with netconfig and the broker and without a ztunnel.
+fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
+    let node = Node::new()?;
+    node.start("netconfig")?;
+    node.start("ztunnel-broker")?;
+    node.start_with("pod-events", &[&["--peer", "uid"], settings].concat())?;
+    until_serving(&node)?;
+    Ok(node)
+}
+
+fn until_serving(node: &Node) -> anyhow::Result<()> {
+    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    eventually("pod-events is ready", PATIENCE, || {
+        let told = health(&socket, "")?;
+        ensure!(told == "SERVING", "{told}");
+        Ok(())
+    })
+}
+
+/// An ADD of an enrolled pod that is under way: it waits for a ztunnel.
+fn waiting_add(node: &Node) -> anyhow::Result<thread::JoinHandle<i32>> {
+    let pod = node.sandbox(Spec::new("waiting").ambient())?;
+    let call = node.call(Call::add, &pod);
+    let add = thread::spawn(move || call.run().map_or(-1, |outcome| outcome.code));
+    eventually("the ADD is under way", PATIENCE, || {
+        let text = scrape(node, "pod-events")?;
+        let under_way = number(&text, "inpod_pod_events_grpc_in_flight");
+        ensure!(under_way == Some(1.0), "{under_way:?}");
+        anyhow::Ok(())
+    })?;
+    Ok(add)
+}
+
+#[test]
+fn every_service_tells_its_metrics_to_curl_on_its_own_socket() {
+    let node = Node::running().unwrap();
+    for service in SERVICES {
+        let text = scrape(&node, service).unwrap();
+        let prefix = format!("inpod_{}", service.replace('-', "_"));
+        let version = env!("CARGO_PKG_VERSION");
+        for (series, wanted) in [
+            (format!("{prefix}_build_info{{version=\"{version}\"}}"), 1.0),
+            (format!("{prefix}_ready"), 1.0),
+        ] {
+            assert_eq!(number(&text, &series), Some(wanted), "{series} in\n{text}");
+        }
+        let fds = format!("process_open_fds{{component=\"{service}\"}}");
+        assert!(number(&text, &fds).unwrap() > 5.0, "{text}");
+    }
+}
+
+#[test]
+fn the_node_tells_all_metrics_on_one_port_and_one_that_is_away_costs_its_up() {
+    let node = Node::running().unwrap();
+    let all = scrape_all(&node).unwrap();
+    for service in SERVICES {
+        let up = format!("up{{component=\"{service}\"}}");
+        assert_eq!(number(&all, &up), Some(1.0), "{all}");
+    }
+    assert_eq!(number(&all, "inpod_netconfig_claims"), Some(0.0), "{all}");
+
+    node.stop("netconfig", Signal::SIGKILL).unwrap();
+    let all = scrape_all(&node).unwrap();
+    assert_eq!(
+        number(&all, "up{component=\"netconfig\"}"),
+        Some(0.0),
+        "{all}"
+    );
+    assert_eq!(number(&all, "up{component=\"ztunnel-broker\"}"), Some(1.0));
+    assert_eq!(number(&all, "inpod_netconfig_claims"), None, "{all}");
+    let live = "inpod_ztunnel_broker_sessions{phase=\"live\"}";
+    assert_eq!(number(&all, live), Some(1.0), "{all}");
+}
+
+#[test]
+fn a_service_that_hangs_costs_a_scrape_a_second_and_its_up() {
+    let node = Node::running().unwrap();
+    node.signal("netconfig", Signal::SIGSTOP).unwrap();
+    let began = Instant::now();
+    let all = scrape_all(&node).unwrap();
+    let took = began.elapsed();
+    node.signal("netconfig", Signal::SIGCONT).unwrap();
+    assert_eq!(
+        number(&all, "up{component=\"netconfig\"}"),
+        Some(0.0),
+        "{all}"
+    );
+    assert_eq!(number(&all, "up{component=\"ztunnel-broker\"}"), Some(1.0));
+    let fits = Duration::from_millis(900)..Duration::from_secs(3);
+    assert!(fits.contains(&took), "{took:?}");
+}
+
+#[test]
+fn a_port_that_is_taken_keeps_no_pod_from_starting_and_is_served_when_it_is_free() {
+    let node = Node::new().unwrap();
+    let squatter = App::start(node.netns(), 15014).unwrap();
+    SERVICES
+        .iter()
+        .for_each(|service| node.start(service).unwrap());
+    node.start_ztunnel(&[]).unwrap();
+    until_serving(&node).unwrap();
+    let status = node.api().status().unwrap();
+    let told = status
+        .conditions
+        .iter()
+        .find(|condition| condition.name == "metrics-address");
+    let told = told.expect("a condition tells it");
+    assert!(
+        !told.ok && told.message.contains("127.0.0.1:15014"),
+        "{told:?}"
+    );
+    let pod = node.pod(Spec::new("a").ambient()).unwrap();
+    node.until_whole(&pod.spec).unwrap();
+
+    drop(squatter);
+    eventually("metrics are served", PATIENCE, || scrape_all(&node)).unwrap();
+    node.ready().unwrap();
+}
+
+#[test]
+fn an_add_is_counted_by_every_service_that_has_a_part_in_it() {
+    let node = Node::running().unwrap();
+    node.pod(Spec::new("a").ambient()).unwrap();
+    node.pod(Spec::new("outside")).unwrap();
+    let nobody = r#"{"pod":{"namespace":"shop","name":"nobody"},"sandbox":{"network_name":"n",
+        "container_id":"c","ifname":"eth0"},"netns":{"path":"/run/netns/n"}}"#;
+    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let add = "inpod.podevents.v1.PodEventsService/AddPod";
+    let refused = grpcurl(&socket, &["-d", nobody], add)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("REASON_POD_UNKNOWN"), "{refused}");
+
+    let text = scrape_all(&node).unwrap();
+    for (series, wanted) in [
+        (
+            "inpod_pod_events_add_duration_seconds_count{outcome=\"ambient\"}",
+            1.0,
+        ),
+        (
+            "inpod_pod_events_add_duration_seconds_count{outcome=\"none\"}",
+            1.0,
+        ),
+        (
+            "inpod_pod_events_add_duration_seconds_count{outcome=\"POD_UNKNOWN\"}",
+            1.0,
+        ),
+        (
+            "inpod_pod_events_grpc_requests_total{method=\"PodEventsService/AddPod\",code=\"OK\"}",
+            2.0,
+        ),
+        (
+            "inpod_pod_events_grpc_requests_total{method=\"PodEventsService/AddPod\",code=\"NOT_FOUND\"}",
+            1.0,
+        ),
+        ("inpod_pod_events_pods{state=\"enrolled\"}", 1.0),
+        ("inpod_pod_events_pods{state=\"out\"}", 1.0),
+        ("inpod_pod_events_condition{name=\"ztunnel\"}", 1.0),
+        ("inpod_netconfig_claims", 1.0),
+        (
+            "inpod_netconfig_rules_duration_seconds_count{operation=\"apply\",result=\"OK\"}",
+            1.0,
+        ),
+        (
+            "inpod_ztunnel_broker_answers_total{verb=\"add\",result=\"ack\"}",
+            1.0,
+        ),
+        ("inpod_ztunnel_broker_desired_workloads", 1.0),
+    ] {
+        assert_eq!(number(&text, series), Some(wanted), "{series} in\n{text}");
+    }
+}
+
+#[test]
+fn a_caller_who_may_not_change_is_audited_and_counted() {
+    let node = Node::new().unwrap();
+    let policy = ["--peer", "cgroup:/a/place/where/nobody/is"];
+    node.start_with("netconfig", &policy).unwrap();
+    let socket = daemon::socket(&node.run_dir(), "netconfig");
+    let call = "inpod.netconfig.v1.NetconfigService/ApplyRules";
+    let refused = eventually("it refuses", PATIENCE, || {
+        match grpcurl(&socket, &["-d", "{}"], call) {
+            Err(error) if error.to_string().contains("PermissionDenied") => Ok(error.to_string()),
+            other => Err(format!("{other:?}")),
+        }
+    });
+    assert!(refused.unwrap().contains("REASON_CALLER_REFUSED"));
+    let text = scrape(&node, "netconfig").unwrap();
+    let series = "inpod_netconfig_refused_calls_total{class=\"service\"}";
+    assert_eq!(number(&text, series), Some(1.0), "{text}");
+    let log = node.tail("netconfig", 50);
+    let line = log.lines().find(|line| line.contains("Refused a caller"));
+    let line = line.unwrap_or_else(|| panic!("no line in\n{log}"));
+    for part in ["WARN", "uid=0", "pid=", "cgroup=/", "class=Service", call] {
+        assert!(line.contains(part), "{part} is not in {line}");
+    }
+}
+
+#[test]
+fn over_the_limit_a_call_is_refused_with_when_to_come_back_and_the_rest_goes_on() {
+    let node = without_ztunnel(&["--max-calls", "1"]).unwrap();
+    let add = waiting_add(&node).unwrap();
+    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let refused = grpcurl(&socket, &[], STATUS).unwrap_err().to_string();
+    for part in [
+        "ResourceExhausted",
+        "REASON_OVERLOADED",
+        "max_calls",
+        "retryAfter",
+        "remedy",
+    ] {
+        assert!(refused.contains(part), "{part} is not in {refused}");
+    }
+    assert_eq!(health(&socket, "").unwrap(), "SERVING");
+    node.start_ztunnel(&[]).unwrap();
+    assert_eq!(
+        add.join().unwrap(),
+        0,
+        "the ADD that had its place succeeds"
+    );
+    grpcurl(&socket, &[], STATUS).unwrap();
+}
+
+#[test]
+fn a_caller_whose_time_runs_out_is_told_why_and_what_helps() {
+    let node = Node::running().unwrap();
+    node.pod(Spec::new("a").ambient()).unwrap();
+    node.signal("netconfig", Signal::SIGSTOP).unwrap();
+    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let pod = r#"{"pod":{"namespace":"shop","name":"a"}}"#;
+    let late = grpcurl(&socket, &["-d", pod, "-max-time", "2"], EXPLAIN);
+    node.signal("netconfig", Signal::SIGCONT).unwrap();
+    let late = late.unwrap_err().to_string();
+    for part in ["DeadlineExceeded", "REASON_DEADLINE_EXCEEDED", "remedy"] {
+        assert!(late.contains(part), "{part} is not in {late}");
+    }
+}
+
+#[test]
+fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
+    let node = Node::new().unwrap();
+    node.start("pod-events").unwrap();
+    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    eventually("it answers", PATIENCE, || health(&socket, "")).unwrap();
+    assert_eq!(health(&socket, "").unwrap(), "NOT_SERVING");
+    assert_eq!(health(&socket, "live").unwrap(), "SERVING");
+    let error = probe(&node, "pod-events", "--check")
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("NOT_SERVING"), "{error}");
+    probe(&node, "pod-events", "--check-live").unwrap();
+    let text = scrape(&node, "pod-events").unwrap();
+    assert_eq!(number(&text, "inpod_pod_events_ready"), Some(0.0), "{text}");
+    let in_step = "inpod_pod_events_condition{name=\"in-step\"}";
+    assert_eq!(number(&text, in_step), Some(0.0), "{text}");
+
+    node.start("netconfig").unwrap();
+    node.start("ztunnel-broker").unwrap();
+    until_serving(&node).unwrap();
+    probe(&node, "pod-events", "--check").unwrap();
+    let text = scrape(&node, "pod-events").unwrap();
+    let ztunnel = "inpod_pod_events_condition{name=\"ztunnel\"}";
+    assert_eq!(
+        number(&text, ztunnel),
+        Some(0.0),
+        "a ztunnel is not waited for"
+    );
+
+    node.stop("netconfig", Signal::SIGKILL).unwrap();
+    eventually("it is not ready any more", PATIENCE, || {
+        let told = health(&socket, "")?;
+        ensure!(told == "NOT_SERVING", "{told}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    probe(&node, "pod-events", "--check-live").unwrap();
+}
+
+/// What a watcher of health has been told so far.
+struct Watcher {
+    child: Child,
+    told: std::path::PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Watcher {
+    fn start(node: &Node) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let told = dir.path().join("told");
+        let socket = daemon::socket(&node.run_dir(), "pod-events");
+        let child = Command::new(grpcurl_program())
+            .args(["-plaintext", "-unix", "-authority", "localhost", "-d", "{}"])
+            .arg(socket)
+            .arg("grpc.health.v1.Health/Watch")
+            .stdin(Stdio::null())
+            .stdout(std::fs::File::create(&told)?)
+            .spawn()?;
+        Ok(Self {
+            child,
+            told,
+            _dir: dir,
+        })
+    }
+
+    /// Waits until it was told this.
+    fn until(&self, status: &str) -> anyhow::Result<()> {
+        eventually(&format!("health is {status}"), PATIENCE, || {
+            let told = std::fs::read_to_string(&self.told)?;
+            ensure!(told.contains(&format!("\"{status}\"")), "{told}");
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.child.kill().unwrap_or_default();
+        self.child.wait().map(drop).unwrap_or_default();
+    }
+}
+
+#[test]
+fn a_drain_is_told_lets_calls_end_and_a_second_signal_cuts_it_short() {
+    let node = without_ztunnel(&[]).unwrap();
+    let watcher = Watcher::start(&node).unwrap();
+    watcher.until("SERVING").unwrap();
+    let add = waiting_add(&node).unwrap();
+    node.signal("pod-events", Signal::SIGTERM).unwrap();
+    watcher.until("NOT_SERVING").unwrap();
+    probe(&node, "pod-events", "--check").unwrap_err();
+    assert!(!add.is_finished(), "the ADD goes on");
+
+    let began = Instant::now();
+    node.stop("pod-events", Signal::SIGTERM).unwrap();
+    assert!(
+        began.elapsed() < Duration::from_secs(3),
+        "{:?}",
+        began.elapsed()
+    );
+    let log = node.tail("pod-events", 50);
+    assert!(log.contains("Ended by a second signal"), "{log}");
+    assert_ne!(add.join().unwrap(), 0);
+}
+
+#[test]
+fn a_drain_waits_for_a_call_that_ends_in_time() {
+    let node = without_ztunnel(&[]).unwrap();
+    let add = waiting_add(&node).unwrap();
+    node.signal("pod-events", Signal::SIGTERM).unwrap();
+    eventually("the drain has begun", PATIENCE, || {
+        let log = node.tail("pod-events", 20);
+        ensure!(log.contains("Draining"), "{log}");
+        Ok(())
+    })
+    .unwrap();
+    node.start_ztunnel(&[]).unwrap();
+    assert_eq!(add.join().unwrap(), 0);
+}

@@ -1,0 +1,75 @@
+//! Whether a service is ready, and whether it lives, as `grpc.health.v1` tells it.
+
+use std::{pin::Pin, sync::Arc};
+
+use futures_util::{Stream, StreamExt as _};
+use tonic::{Request, Response, Status};
+use tonic_health::pb::{
+    HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_server,
+};
+
+use crate::{Readiness, Shutdown};
+
+/// Whose health is that of the process alone: it is served for as long as calls are answered, whatever the service
+/// depends on. What a liveness probe asks; a restart would not bring a missing dependency back.
+pub(crate) const LIVE: &str = "live";
+
+/// Answers for the process (the empty name) and for each of its services: served while ready and not draining.
+#[derive(Debug)]
+pub(super) struct Health {
+    pub(super) readiness: Readiness,
+    pub(super) shutdown: Shutdown,
+    pub(super) names: Arc<[&'static str]>,
+}
+
+impl Health {
+    fn check_known(&self, name: &str) -> Result<(), Status> {
+        if name.is_empty() || name == LIVE || self.names.contains(&name) {
+            return Ok(());
+        }
+        let known = self.names.join(", ");
+        let message = format!("no service \"{name}\" here; there are {known}, {LIVE} and \"\"");
+        Err(Status::not_found(message))
+    }
+}
+
+fn status(serving: bool) -> HealthCheckResponse {
+    let status = if serving {
+        ServingStatus::Serving
+    } else {
+        ServingStatus::NotServing
+    };
+    HealthCheckResponse {
+        status: status.into(),
+    }
+}
+
+#[tonic::async_trait]
+impl health_server::Health for Health {
+    async fn check(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let name = request.into_inner().service;
+        self.check_known(&name)?;
+        let ready = self.readiness.is_ready() && !self.shutdown.is_requested();
+        Ok(Response::new(status(name == LIVE || ready)))
+    }
+
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
+
+    /// The state now, then its changes; the drain is the last of them, and ends the stream.
+    async fn watch(
+        &self,
+        request: Request<HealthCheckRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let name = request.into_inner().service;
+        self.check_known(&name)?;
+        let live = name == LIVE;
+        let changes = tokio_stream::wrappers::WatchStream::new(self.readiness.changes());
+        let serving = self.shutdown.end(changes.map(move |ready| live || ready));
+        let last = futures_util::stream::iter((!live).then_some(false));
+        let stream = serving.chain(last).map(|serving| Ok(status(serving)));
+        Ok(Response::new(Box::pin(stream)))
+    }
+}

@@ -1,0 +1,54 @@
+use std::time::Duration;
+
+use workload::{Failure, Reason};
+
+use super::{Answer, Call, Next, Step, pass};
+use crate::deadline::timeout;
+
+/// How long before the caller stops waiting it is answered: time for the answer to arrive.
+const MARGIN: Duration = Duration::from_millis(100);
+
+/// Answers for a handler that has not answered in its caller's time, shortly before that time is over: tonic's own
+/// timer, and the client's, would end the call without saying why and what helps.
+///
+/// The handler is dropped, as it is when its caller goes away: what must not be left half done runs in a task of its
+/// own. A stream is bound by it until it is opened, no longer.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::grpc) struct Deadline;
+
+impl Step for Deadline {
+    async fn take<N: Next>(self, call: Call, next: N) -> Answer {
+        let Some(timeout) = timeout(call.headers()) else {
+            return pass(next, call).await;
+        };
+        let answer = tokio::time::timeout(answer_in(timeout), pass(next, call));
+        match answer.await {
+            Ok(answer) => answer,
+            Err(_elapsed) => {
+                let message = format!("not done within the caller's {timeout:?}");
+                tracing::warn!(?timeout, "A call ran out of its caller's time");
+                let failure = Failure::new(Reason::DeadlineExceeded, message);
+                inpod_proto::into_status(&failure).into_http()
+            }
+        }
+    }
+}
+
+/// A caller in a hurry gets nine tenths of its time.
+fn answer_in(timeout: Duration) -> Duration {
+    timeout - MARGIN.min(timeout / 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_comes_a_tenth_of_a_second_early_or_a_tenth_of_a_short_time() {
+        let answer = |millis| answer_in(Duration::from_millis(millis)).as_millis();
+        assert_eq!(
+            (answer(30_000), answer(1_000), answer(50), answer(0)),
+            (29_900, 900, 45, 0)
+        );
+    }
+}

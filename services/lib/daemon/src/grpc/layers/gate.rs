@@ -1,0 +1,63 @@
+use http::StatusCode;
+use inpod_proto::{Class, class_of};
+use tonic::Status;
+use workload::{Failure, Reason};
+
+use super::{Answer, Call, Next, Step, pass};
+use crate::{
+    metrics::{self, Calls},
+    peer::{NOBODY, Peer},
+};
+
+/// Lets a call through if its peer may make it. Whoever is refused is audited and counted.
+#[derive(Clone, Debug)]
+pub(in crate::grpc) struct Gate(pub(super) Calls);
+
+impl Step for Gate {
+    async fn take<N: Next>(self, call: Call, next: N) -> Answer {
+        let nobody = &NOBODY;
+        let peer = call.extensions().get::<Peer>().unwrap_or(nobody);
+        let path = call.uri().path();
+        let Some(class) = class(path) else {
+            let failure = Failure::new(Reason::InvalidField, format!("there is no call {path}"));
+            let status = Status::unimplemented(failure.to_string());
+            return refusal(&status, StatusCode::NOT_FOUND, &call);
+        };
+        if let Err(status) = peer.require(class) {
+            self.0.refuse_call(name_of(class));
+            return refusal(&status, StatusCode::FORBIDDEN, &call);
+        }
+        pass(next, call).await
+    }
+}
+
+pub(super) fn class(path: &str) -> Option<Class> {
+    if path == metrics::PATH {
+        Some(Class::Read)
+    } else {
+        class_of(path)
+    }
+}
+
+fn name_of(class: Class) -> &'static str {
+    match class {
+        Class::Read => "read",
+        Class::Cni => "cni",
+        Class::Service => "service",
+    }
+}
+
+/// gRPC says how a call went in its own header and takes any other status than 200 for a broken proxy; whoever speaks
+/// plain HTTP reads the status.
+fn refusal(status: &Status, plain: StatusCode, call: &Call) -> Answer {
+    let mut answer = status.clone().into_http();
+    let is_grpc = |value: &http::HeaderValue| value.as_bytes().starts_with(b"application/grpc");
+    if !call
+        .headers()
+        .get(http::header::CONTENT_TYPE)
+        .is_some_and(is_grpc)
+    {
+        *answer.status_mut() = plain;
+    }
+    answer
+}

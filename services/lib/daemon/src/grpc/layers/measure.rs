@@ -1,0 +1,75 @@
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use http::HeaderMap;
+use http_body::{Frame, SizeHint};
+use tonic::{Code, Status, body::Body};
+
+use super::{Answer, Call, Next, Step, pass};
+use crate::metrics::{self, Calls, OpenCall};
+
+/// Counts a call by its method and the code that it ends with, and how long its handler took.
+#[derive(Clone, Debug)]
+pub(in crate::grpc) struct Measure(pub(super) Calls);
+
+impl Step for Measure {
+    async fn take<N: Next>(self, call: Call, next: N) -> Answer {
+        if call.uri().path() == metrics::PATH {
+            return pass(next, call).await;
+        }
+        let mut open = self.0.begin(call.uri().path());
+        let answer = pass(next, call).await;
+        open.answered();
+        // An answer that is an error from the start has its code in the head, and nothing follows.
+        if let Some(code) = code_in(answer.headers()) {
+            open.end(code);
+            return answer;
+        }
+        answer.map(|body| Body::new(Measured { body, open }))
+    }
+}
+
+fn code_in(headers: &HeaderMap) -> Option<Code> {
+    Status::from_header_map(headers).map(|status| status.code())
+}
+
+/// A body whose trailers tell how the call ended.
+#[derive(Debug)]
+struct Measured {
+    body: Body,
+    open: OpenCall,
+}
+
+impl http_body::Body for Measured {
+    type Data = <Body as http_body::Body>::Data;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Status>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(code) = frame.trailers_ref().and_then(code_in) {
+                    self.open.end(code);
+                }
+            }
+            Poll::Ready(Some(Err(status))) => self.open.end(status.code()),
+            // It ended without a word on how.
+            Poll::Ready(None) => self.open.end(Code::Unknown),
+            Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,118 @@
+//! Reflection, for grpcurl. Clients of today ask v1, older ones v1alpha.
+//!
+//! What it answers from is made when it is first asked: most processes never are, and it is a good part of the memory
+//! of one that does nothing.
+
+use std::{
+    convert::Infallible,
+    fmt::Debug,
+    marker::PhantomData,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use tonic::{Status, body::Body, server::NamedService, service::Routes};
+use tonic_reflection::server::{Builder, Error};
+use tower::Service;
+
+/// One of the two versions.
+pub(super) trait Version: Clone + Debug + Send + Sync + 'static {
+    /// The service's name.
+    const NAME: &'static str;
+
+    /// Decodes the descriptors.
+    fn routes(builder: Builder<'_>) -> Result<Routes, Error>;
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct V1;
+
+impl Version for V1 {
+    const NAME: &'static str = "grpc.reflection.v1.ServerReflection";
+
+    fn routes(builder: Builder<'_>) -> Result<Routes, Error> {
+        Ok(Routes::new(builder.build_v1()?))
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct V1alpha;
+
+impl Version for V1alpha {
+    const NAME: &'static str = "grpc.reflection.v1alpha.ServerReflection";
+
+    fn routes(builder: Builder<'_>) -> Result<Routes, Error> {
+        Ok(Routes::new(builder.build_v1alpha()?))
+    }
+}
+
+/// Reflection of one version.
+#[derive(Clone, Debug)]
+pub(super) struct Reflection<V> {
+    names: Arc<[&'static str]>,
+    routes: Arc<OnceLock<Result<Routes, String>>>,
+    version: PhantomData<V>,
+}
+
+impl<V: Version> Reflection<V> {
+    /// Lists these services, besides health and reflection itself.
+    pub(super) fn new(names: &Arc<[&'static str]>) -> Self {
+        Self {
+            names: Arc::clone(names),
+            routes: Arc::default(),
+            version: PhantomData,
+        }
+    }
+
+    fn build(&self) -> Result<Routes, String> {
+        let always = ["grpc.health.v1.Health", V1::NAME, V1alpha::NAME];
+        let builder = Builder::configure()
+            .register_encoded_file_descriptor_set(inpod_proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(
+                tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
+            );
+        let names = self.names.iter().copied().chain(always);
+        let builder = names.fold(builder, |builder, name| builder.with_service_name(name));
+        V::routes(builder).map_err(|error| format!("cannot read the descriptors: {error}"))
+    }
+}
+
+impl<V: Version> NamedService for Reflection<V> {
+    const NAME: &'static str = V::NAME;
+}
+
+impl<V: Version> Service<http::Request<Body>> for Reflection<V> {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        // The routes are, always: each of their calls is of its own.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        match self.routes.get_or_init(|| self.build()) {
+            Ok(routes) => Box::pin(routes.clone().call(request)),
+            Err(error) => {
+                let answer = Status::internal(error.as_str()).into_http();
+                Box::pin(async { Ok(answer) })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_versions_can_be_built_from_the_descriptors() {
+        let names: Arc<[_]> = Arc::new(["inpod.netconfig.v1.NetconfigService"]);
+        Reflection::<V1>::new(&names).build().unwrap();
+        Reflection::<V1alpha>::new(&names).build().unwrap();
+    }
+}

@@ -1,0 +1,153 @@
+//! The server on a real socket, asked by real clients.
+
+use std::time::Duration;
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixStream,
+    sync::watch,
+    task::JoinHandle,
+};
+use tonic::{Code, Status};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use super::*;
+use crate::Service as Description;
+
+struct Running {
+    dir: tempfile::TempDir,
+    daemon: Daemon,
+    stop: watch::Sender<bool>,
+    served: JoinHandle<anyhow::Result<()>>,
+}
+
+const NAME: &str = "netconfig";
+
+async fn start() -> Running {
+    let dir = tempfile::tempdir().unwrap();
+    let (stop, shutdown) = Shutdown::manual();
+    let service = Description {
+        name: NAME,
+        about: "",
+        version: "1.2.3",
+        keys: &[],
+    };
+    let readiness = Readiness::default();
+    readiness.require("kernel", "not looked at yet");
+    let daemon = Daemon {
+        service,
+        instance_id: "run-1".into(),
+        run_dir: dir.path().to_owned(),
+        policy: Arc::new(Policy::same_uid()),
+        shutdown,
+        metrics: Metrics::new(&service, &readiness),
+        readiness,
+        max_calls: 4,
+        _alone: Arc::new(uds::alone(dir.path()).unwrap()),
+    };
+    let served = tokio::spawn(daemon.server().serve());
+    let socket = crate::socket(dir.path(), NAME);
+    for _ in 0..500 {
+        if UnixStream::connect(&socket).await.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Running {
+        dir,
+        daemon,
+        stop,
+        served,
+    }
+}
+
+impl Running {
+    fn socket(&self) -> PathBuf {
+        crate::socket(self.dir.path(), NAME)
+    }
+
+    async fn health(&self, service: &str) -> Result<ServingStatus, Status> {
+        let mut client = HealthClient::new(self.daemon.channel(NAME));
+        let service = service.to_owned();
+        let answer = client.check(HealthCheckRequest { service }).await?;
+        Ok(answer.into_inner().status())
+    }
+
+    async fn plain(&self, question: &str) -> String {
+        let mut stream = UnixStream::connect(self.socket()).await.unwrap();
+        stream.write_all(question.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+}
+
+#[tokio::test]
+async fn health_follows_readiness_and_liveness_does_not() {
+    let running = start().await;
+    assert_eq!(running.health("").await.unwrap(), ServingStatus::NotServing);
+    assert_eq!(running.health(LIVE).await.unwrap(), ServingStatus::Serving);
+    running.daemon.readiness().set("kernel", Ok(()));
+    assert_eq!(running.health("").await.unwrap(), ServingStatus::Serving);
+    running.daemon.readiness().set("kernel", Err("gone".into()));
+    assert_eq!(running.health("").await.unwrap(), ServingStatus::NotServing);
+    let unknown = running.health("nobody").await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+}
+
+#[tokio::test]
+async fn a_watcher_of_health_sees_the_drain_and_does_not_hold_it_up() {
+    let running = start().await;
+    running.daemon.readiness().set("kernel", Ok(()));
+    let mut client = HealthClient::new(running.daemon.channel(NAME));
+    let request = HealthCheckRequest::default();
+    let mut stream = client.watch(request).await.unwrap().into_inner();
+    let first = stream.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::Serving);
+    running.stop.send_replace(true);
+    let last = stream.message().await.unwrap().unwrap();
+    assert_eq!(last.status(), ServingStatus::NotServing);
+    assert!(stream.message().await.unwrap().is_none());
+    drop(client);
+    let drained = tokio::time::timeout(DRAIN / 2, running.served).await;
+    drained.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn metrics_are_read_in_plain_http_and_over_http_2() {
+    let running = start().await;
+    let asked = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let plain = running.plain(asked).await;
+    assert!(plain.starts_with("HTTP/1.1 200 OK\r\n"), "{plain}");
+    assert!(
+        plain.contains("content-type: application/openmetrics-text"),
+        "{plain}"
+    );
+    assert!(
+        plain.contains("inpod_netconfig_build_info{version=\"1.2.3\"} 1"),
+        "{plain}"
+    );
+    let fetched = crate::metrics::fetch(&running.socket()).await.unwrap();
+    assert!(fetched.ends_with("# EOF\n"), "{fetched}");
+    assert!(!fetched.contains("/metrics"), "a scrape is no gRPC call");
+}
+
+#[tokio::test]
+async fn what_else_is_asked_in_plain_http_is_refused() {
+    let running = start().await;
+    let end = "HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let unknown = running.plain(&format!("GET /index.html {end}")).await;
+    assert!(unknown.starts_with("HTTP/1.1 404 "), "{unknown}");
+    let posted = running.plain(&format!("POST /metrics {end}")).await;
+    assert!(posted.starts_with("HTTP/1.1 405 "), "{posted}");
+}
+
+#[tokio::test]
+async fn a_service_that_is_away_is_an_error_of_the_fetch_with_its_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = crate::socket(dir.path(), NAME);
+    let error = crate::metrics::fetch(&socket).await.unwrap_err();
+    assert!(error.contains("grpc.sock"), "{error}");
+}

@@ -1,0 +1,143 @@
+//! What a service counts, and how it is read.
+//!
+//! Every name begins with `inpod_<component>_`, but for the `process_*` of every program, which carry the component as
+//! a label: so the texts of several services can be joined into one.
+
+mod calls;
+mod endpoint;
+mod fetch;
+mod process;
+mod watched;
+
+pub(crate) use calls::{Calls, OpenCall};
+pub use endpoint::{AsyncText, serve};
+pub use fetch::fetch;
+pub use watched::Watched;
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use prometheus_client::{
+    encoding::text,
+    metrics::{gauge::ConstGauge, histogram::Histogram, info::Info},
+    registry::{Registry, Unit},
+};
+
+use crate::{Readiness, Service};
+
+/// The media type of [`Metrics::text`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Where metrics are read, on the gRPC socket of every service.
+pub const PATH: &str = "/metrics";
+
+/// The metrics of this process. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Mutex<Registry>>,
+    prefix: Arc<str>,
+    calls: Calls,
+}
+
+impl Metrics {
+    /// What every service has: its version and start, its process, its conditions, its calls.
+    pub(crate) fn new(service: &Service, readiness: &Readiness) -> Self {
+        let mut registry = Registry::default();
+        let component = (Cow::Borrowed("component"), Cow::Borrowed(service.name));
+        registry
+            .sub_registry_with_label(component)
+            .register_collector(Box::new(process::Process));
+        let prefix = format!("inpod_{}", service.name.replace('-', "_"));
+        let own = registry.sub_registry_with_prefix(&prefix);
+        let version = Info::new([("version", service.version)]);
+        own.register("build", "What runs", version);
+        let start = ConstGauge::new(seconds_since_1970());
+        let help = "When the process started, since 1970";
+        own.register_with_unit("start_time", help, Unit::Seconds, start);
+        own.register_collector(Box::new(readiness.clone()));
+        let calls = Calls::register(own);
+        Self {
+            registry: Arc::new(Mutex::new(registry)),
+            prefix: prefix.into(),
+            calls,
+        }
+    }
+
+    /// Adds a service's own metrics, below its prefix. To be called once per service: a name may be declared once.
+    pub fn register<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
+        add(self.lock().sub_registry_with_prefix(&*self.prefix))
+    }
+
+    /// All of them in the OpenMetrics text format.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing into a string does not fail; a collector that does leaves a text without its end.
+        if let Err(error) = text::encode(&mut text, &self.lock()) {
+            tracing::error!(%error, "Cannot write the metrics");
+        }
+        text
+    }
+
+    pub(crate) fn calls(&self) -> &Calls {
+        &self.calls
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A histogram of durations in seconds: from half a millisecond, a step of a hand-over, to the 30 s of a whole ADD.
+pub fn durations() -> Histogram {
+    Histogram::new([
+        0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+        30.0,
+    ])
+}
+
+fn seconds_since_1970() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0.0, |since| since.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_tells_its_version_its_start_its_process_and_its_conditions() {
+        let service = Service {
+            name: "ztunnel-broker",
+            about: "",
+            version: "1.2.3",
+            keys: &[],
+        };
+        let readiness = Readiness::default();
+        readiness.require("seeded", "not yet");
+        let metrics = Metrics::new(&service, &readiness);
+        metrics.register(|registry| {
+            let read = || [("live", 2), ("gone", 0)];
+            registry.register_collector(Watched::by("phase", "sessions", "Ztunnels", read));
+            registry.register_collector(Watched::one("workloads", "Pods", || 7));
+        });
+        let text = metrics.text();
+        for line in [
+            "inpod_ztunnel_broker_build_info{version=\"1.2.3\"} 1",
+            "inpod_ztunnel_broker_ready 0",
+            "inpod_ztunnel_broker_condition{name=\"seeded\"} 0",
+            "inpod_ztunnel_broker_sessions{phase=\"live\"} 2",
+            "inpod_ztunnel_broker_workloads 7",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+        assert!(
+            text.contains("process_resident_memory_bytes{component=\"ztunnel-broker\"} "),
+            "{text}"
+        );
+        assert!(text.ends_with("# EOF\n"), "{text}");
+    }
+}

@@ -1,0 +1,31 @@
+use std::path::Path;
+
+use http_body_util::{BodyExt as _, Limited};
+use tonic::body::Body;
+use tower::{Service as _, ServiceExt as _};
+
+use super::PATH;
+
+/// More than this no service has to say.
+const LONGEST: usize = 4 * 1024 * 1024;
+
+/// Reads the metrics of another service from its gRPC socket, over a connection of its own: one that hangs is gone
+/// with the caller's patience.
+///
+/// # Errors
+///
+/// When it cannot be reached, or answers with something else. Never waits for itself: give it a timeout.
+pub async fn fetch(socket: &Path) -> Result<String, String> {
+    let mut channel = crate::channel(socket);
+    let failed = |error: &dyn std::error::Error| format!("{}: {error}", socket.display());
+    let request = http::Request::get(PATH).body(Body::empty());
+    let request = request.map_err(|error| failed(&error))?;
+    let ready = channel.ready().await.map_err(|error| failed(&error))?;
+    let answer = ready.call(request).await.map_err(|error| failed(&error))?;
+    if answer.status() != http::StatusCode::OK {
+        return Err(format!("{} answered {}", socket.display(), answer.status()));
+    }
+    let body = Limited::new(answer.into_body(), LONGEST).collect().await;
+    let body = body.map_err(|error| failed(&*error))?;
+    String::from_utf8(body.to_bytes().to_vec()).map_err(|error| failed(&error))
+}

@@ -1,0 +1,73 @@
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+
+/// A number for each value of a label; one without a label has the value "".
+type Numbers = Vec<(&'static str, u64)>;
+
+/// A gauge whose numbers are read where they stand when somebody asks, so that they cannot be wrong.
+pub struct Watched {
+    name: &'static str,
+    help: &'static str,
+    label: Option<&'static str>,
+    read: Box<dyn Fn() -> Numbers + Send + Sync>,
+}
+
+impl Watched {
+    /// One number.
+    pub fn one(
+        name: &'static str,
+        help: &'static str,
+        read: impl Fn() -> u64 + Send + Sync + 'static,
+    ) -> Box<Self> {
+        Box::new(Self {
+            name,
+            help,
+            label: None,
+            read: Box::new(move || vec![("", read())]),
+        })
+    }
+
+    /// A number for each value of a label; `read` gives each of them once.
+    pub fn by<I: IntoIterator<Item = (&'static str, u64)>>(
+        label: &'static str,
+        name: &'static str,
+        help: &'static str,
+        read: impl Fn() -> I + Send + Sync + 'static,
+    ) -> Box<Self> {
+        Box::new(Self {
+            name,
+            help,
+            label: Some(label),
+            read: Box::new(move || read().into_iter().collect()),
+        })
+    }
+}
+
+impl fmt::Debug for Watched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Collector for Watched {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        // With a stop, as the library writes those of its own metrics.
+        let help = format!("{}.", self.help);
+        let mut metric = encoder.encode_descriptor(self.name, &help, None, MetricType::Gauge)?;
+        for (value, number) in (self.read)() {
+            let number = ConstGauge::new(number);
+            match self.label {
+                Some(label) => number.encode(metric.encode_family(&[(label, value)])?)?,
+                None => return number.encode(metric),
+            }
+        }
+        Ok(())
+    }
+}
