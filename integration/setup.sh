@@ -123,6 +123,22 @@ need_buf() {
   mv "$tools/buf" "$tools/buf-$BUF"
 }
 
+# A real API server and its etcd. The version stands in integration/apiserver/go.mod.
+need_apiserver() {
+  need_commands etcd:etcd-server curl:curl openssl:openssl
+  local version
+  version=$(sed -n 's|^require k8s.io/kubernetes ||p' integration/apiserver/go.mod)
+  ETCD=$(PATH=$PATH:/usr/sbin:/sbin command -v etcd)
+  KUBE_APISERVER=$tools/kube-apiserver-$version
+  [ -x "$KUBE_APISERVER" ] && return
+  need_go
+  say "Building kube-apiserver $version (about ten minutes on two cores, once)"
+  mkdir -p "$tools"
+  "$GO" -C integration/apiserver build -trimpath -ldflags '-s -w' -o "$KUBE_APISERVER.new" k8s.io/kubernetes/cmd/kube-apiserver ||
+    die "go could not build kube-apiserver"
+  mv "$KUBE_APISERVER.new" "$KUBE_APISERVER"
+}
+
 # The plugin as it is shipped: static, since the host's libc is not known, and small; or an example of its crate, built
 # alike. Prints where it is.
 build_plugin() { # [--example NAME]

@@ -6,6 +6,7 @@
 //! elsewhere.
 
 mod api;
+mod apiserver;
 mod evidence;
 mod guard;
 mod inhabitant;
@@ -18,6 +19,7 @@ mod state;
 mod traffic;
 
 pub use api::Api;
+pub use apiserver::ApiServer;
 pub use evidence::{Access, counters};
 pub use guard::guard;
 pub use inhabitant::Inhabitant;

@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use netns::Netns;
 
 use crate::{
-    Api, guard,
+    Api, ApiServer, guard,
     pod::{exec_in, make_netns},
     run,
 };
@@ -36,6 +36,8 @@ pub struct Node {
     processes: RefCell<BTreeMap<String, Child>>,
     next_address: Cell<u16>,
     keep: Cell<bool>,
+    /// Where pod-events has its pods from, as flags.
+    pods_from: Vec<String>,
 }
 
 impl Node {
@@ -71,7 +73,9 @@ impl Node {
             "kind: Namespace\nmetadata: {name: shop}\n",
         )?;
         let api = Api::new(&dir.join("inpod"))?;
+        let pods_from = format!("--pods-from=dir:{}", dir.join("pods").display());
         Ok(Self {
+            pods_from: vec![pods_from],
             name,
             dir,
             netns,
@@ -82,6 +86,23 @@ impl Node {
         })
     }
 
+    /// A node whose pods come from an API server.
+    ///
+    /// # Errors
+    ///
+    /// As [`Node::new`], and when the server gives no identity.
+    pub fn of_cluster(server: &ApiServer) -> anyhow::Result<Self> {
+        let mut node = Self::new()?;
+        server.plug(&node.netns)?;
+        let kubeconfig = node.dir.join("kubeconfig");
+        fs::write(&kubeconfig, server.kubeconfig()?)?;
+        node.pods_from = vec![
+            "--pods-from=kubernetes".to_owned(),
+            format!("--kubeconfig={}", kubeconfig.display()),
+        ];
+        Ok(node)
+    }
+
     /// A node on which everything runs and a ztunnel is up to date.
     ///
     /// # Errors
@@ -89,12 +110,21 @@ impl Node {
     /// When it does not come up.
     pub fn running() -> anyhow::Result<Self> {
         let node = Self::new()?;
-        SERVICES
-            .iter()
-            .try_for_each(|service| node.start(service))?;
-        node.start_ztunnel(&[])?;
+        node.start_all()?;
         node.ready()?;
         Ok(node)
+    }
+
+    /// Starts all services and a ztunnel.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be started.
+    pub fn start_all(&self) -> anyhow::Result<()> {
+        SERVICES
+            .iter()
+            .try_for_each(|service| self.start(service))?;
+        self.start_ztunnel(&[])
     }
 
     /// The node's name.
@@ -115,6 +145,11 @@ impl Node {
     /// The plugin's `stateDir`.
     pub fn state_dir(&self) -> PathBuf {
         self.dir.join("plugin")
+    }
+
+    /// How this node's pod-events reaches the API server.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.dir.join("kubeconfig")
     }
 
     /// The directory of manifests.

@@ -39,6 +39,7 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::NotSeeded => Code::FailedPrecondition,
         Reason::Starting
         | Reason::DependencyUnavailable
+        | Reason::SourceUnavailable
         | Reason::AgentUnavailable
         | Reason::NetnsUnreachable
         | Reason::ZtunnelNeverConnected

@@ -59,8 +59,12 @@ impl Node {
         command.args(["--log-format", "text", "--log-level", "debug"]);
         match service {
             "pod-events" => {
-                let from = format!("dir:{}", self.manifests().display());
-                command.args(["--node-name", self.name(), "--pods-from", &from]);
+                command.args(["--node-name", self.name()]);
+                command.args(&self.pods_from);
+                // What a node's pods happen to have must not lead it astray.
+                for name in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY"] {
+                    command.env(name, "http://127.0.0.1:1");
+                }
                 command.arg("--plugin-state-dir").arg(self.state_dir());
                 command.args([
                     "--propagation-wait-seconds",

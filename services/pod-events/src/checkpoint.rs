@@ -11,9 +11,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use workload::{NetnsId, NetnsRef, PodRef, Revision, SandboxRef, ServiceAccountName};
+use workload::{NetnsId, NetnsRef, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName};
 
-use crate::moment::Moment;
+use crate::{moment::Moment, pod::Pod};
 
 /// One sandbox, as far as it is known and as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +34,22 @@ pub struct Record {
     pub revision: Revision,
     /// How far it has come.
     pub intent: Intent,
+    /// What kubelet and runtime call the pod, where that is not its UID.
+    pub runtime_uid: Option<PodUid>,
+    /// Whether the pod was let through before the source knew it. UID and service account are guesses then: the
+    /// runtime's word, or where it said none the container's id; and `default`.
+    pub let_through: bool,
+}
+
+impl Record {
+    /// Whether it is of a pod that the source shows. A static pod keeps its sandbox when the pod that shows it is made
+    /// anew.
+    pub fn is_of(&self, pod: &Pod) -> bool {
+        let by_hash = self.runtime_uid.is_some() && self.runtime_uid == pod.runtime_uid;
+        let unnamed =
+            self.let_through && self.pod.uid.as_str() == self.sandbox.container_id.as_str();
+        pod.is_called(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
+    }
 }
 
 /// How far a sandbox has come. Written before the effects that it announces.
@@ -227,7 +243,7 @@ fn failed<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::record;
+    use crate::testing::{pod, record};
 
     fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
         let dir = tempfile::tempdir().unwrap();
@@ -260,6 +276,44 @@ mod tests {
                 [record]
             );
         }
+    }
+
+    #[test]
+    fn what_was_let_through_and_what_a_runtime_calls_it_is_read_back() {
+        let (_dir, checkpoint) = checkpoint();
+        let record = Record {
+            let_through: true,
+            runtime_uid: Some("h1".parse().unwrap()),
+            ..record("c1")
+        };
+        checkpoint.write(&record).unwrap();
+        let read: Vec<_> = checkpoint.load().unwrap().into_values().collect();
+        assert_eq!(read, [record]);
+    }
+
+    #[test]
+    fn a_record_is_of_the_pod_of_its_uid_its_hash_or_where_there_was_none_its_name() {
+        let of = |uid: &str, hash: Option<&str>| {
+            let mut pod = pod("shop", "web");
+            pod.pod.uid = uid.parse().unwrap();
+            pod.runtime_uid = hash.map(|hash| hash.parse().unwrap());
+            pod
+        };
+        let plain = record("c1");
+        assert!(plain.is_of(&of("uid-of-web", None)) && !plain.is_of(&of("another", None)));
+        let static_pod = Record {
+            runtime_uid: Some("h1".parse().unwrap()),
+            ..record("c1")
+        };
+        assert!(static_pod.is_of(&of("made-anew", Some("h1"))));
+        assert!(!static_pod.is_of(&of("made-anew", Some("h2"))));
+        let mut unnamed = Record {
+            let_through: true,
+            ..record("c1")
+        };
+        assert!(!unnamed.is_of(&of("another", None)));
+        unnamed.pod.uid = "c1".parse().unwrap();
+        assert!(unnamed.is_of(&of("another", None)));
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! The settings of pod-events.
 
-use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
 use daemon::Key;
 use serde::Deserialize;
@@ -16,7 +21,12 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "pods_from",
         default: None,
-        help: "Where pods come from: dir:PATH, a directory of Pod and Namespace manifests",
+        help: "Where pods come from: kubernetes, or dir:PATH, a directory of Pod and Namespace manifests",
+    },
+    Key {
+        name: "kubeconfig",
+        default: Some(""),
+        help: "How pods_from=kubernetes reaches the API server: a kubeconfig file; none: as the pod's service account",
     },
     Key {
         name: "exclude_namespaces",
@@ -54,6 +64,7 @@ pub struct Config {
     /// Where pods come from.
     #[serde(deserialize_with = "daemon::config::parsed")]
     pub pods_from: PodsFrom,
+    kubeconfig: PathBuf,
     /// Namespaces whose pods are never enrolled.
     #[serde(deserialize_with = "daemon::list")]
     pub exclude_namespaces: Vec<NamespaceName>,
@@ -86,6 +97,12 @@ impl FromStr for MetricsAddress {
 }
 
 impl Config {
+    /// How the API server is reached; `None`: as the pod's service account.
+    pub fn kubeconfig(&self) -> Option<&Path> {
+        let is_given = !self.kubeconfig.as_os_str().is_empty();
+        is_given.then_some(&self.kubeconfig)
+    }
+
     /// How long peers may need to learn that a pod leaves.
     pub fn propagation_wait(&self) -> Duration {
         Duration::from_secs(self.propagation_wait_seconds.into())
@@ -100,6 +117,8 @@ impl Config {
 /// Where pods come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodsFrom {
+    /// The API server.
+    Kubernetes,
     /// A directory of manifests.
     Directory(PathBuf),
 }
@@ -110,9 +129,30 @@ impl FromStr for PodsFrom {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("dir", path)) if path.starts_with('/') => Ok(Self::Directory(path.into())),
+            None if text == "kubernetes" => Ok(Self::Kubernetes),
             Some(_) | None => Err(format!(
-                "setting pods_from: \"{text}\" is not dir:/PATH; give an absolute path"
+                "setting pods_from: \"{text}\" is neither kubernetes nor dir:/PATH with an absolute path"
             )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_come_from_kubernetes_or_from_a_directory_and_the_error_names_both() {
+        assert_eq!("kubernetes".parse(), Ok(PodsFrom::Kubernetes));
+        assert_eq!("dir:/pods".parse(), Ok(PodsFrom::Directory("/pods".into())));
+        for text in ["", "Kubernetes", "kubernetes:", "dir:pods", "/pods"] {
+            let error = text.parse::<PodsFrom>().unwrap_err();
+            assert!(
+                ["pods_from", "kubernetes", "dir:/PATH", text]
+                    .iter()
+                    .all(|word| error.contains(word)),
+                "{error}"
+            );
         }
     }
 }

@@ -2,7 +2,10 @@
 
 use workload::{Enrollment, NamespaceName, Reason, keys};
 
-use crate::pod::{Namespace, Pod};
+use crate::{
+    pod::{Namespace, Pod},
+    source::Inventory,
+};
 
 /// What was decided of a pod, and from what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +31,42 @@ pub fn decide(pod: &Pod, namespace: &Namespace, excluded: &[NamespaceName]) -> D
         },
         reason,
         inputs: inputs(pod, namespace, excluded),
+    }
+}
+
+/// Decides of a pod from all that is known. Unknown only where the labels of its namespace would decide, and nothing
+/// is known of them.
+pub fn decide_from(inventory: &Inventory, pod: &Pod, excluded: &[NamespaceName]) -> Decision {
+    let namespace = inventory.namespace(&pod.pod.namespace);
+    let decision = decide(pod, &namespace, excluded);
+    if decision.reason == Reason::NotSelected && inventory.is_silent_on(&namespace.name) {
+        return Decision {
+            enrollment: Enrollment::Unknown,
+            reason: Reason::NamespaceUnknown,
+            ..decision
+        };
+    }
+    decision
+}
+
+/// Whether a pod starts of which it is not known whether it is to be in the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnUnknown {
+    /// It starts outside the mesh, written down.
+    Open,
+    /// It has to wait.
+    Closed,
+}
+
+/// What becomes of such a pod: what its namespace says, as far as that was ever seen; else it waits where its namespace
+/// may have pods in the mesh. `is_listed` is `None` where nobody ever wrote down which namespaces have.
+pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnUnknown {
+    let said = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
+    match said {
+        Some(keys::ON_UNKNOWN_OPEN) => OnUnknown::Open,
+        Some(keys::ON_UNKNOWN_CLOSED) => OnUnknown::Closed,
+        Some(_) | None if is_listed == Some(false) => OnUnknown::Open,
+        Some(_) | None => OnUnknown::Closed,
     }
 }
 
@@ -60,6 +99,10 @@ fn inputs(pod: &Pod, namespace: &Namespace, excluded: &[NamespaceName]) -> Vec<(
     vec![
         label("pod", &pod.dataplane_mode),
         label("namespace", &namespace.dataplane_mode),
+        (
+            format!("namespace annotation {}", keys::ON_UNKNOWN),
+            namespace.on_unknown.clone().unwrap_or_default(),
+        ),
         ("pod hostNetwork".to_owned(), pod.host_network.to_string()),
         (
             format!("pod annotation {}", keys::SIDECAR_STATUS),
@@ -126,6 +169,60 @@ mod tests {
         assert_eq!(decided.1, Reason::LabelOnNamespace);
         let alone = reason_of(|pod, _| pod.dataplane_mode = Some("Ambient".into()));
         assert_eq!(alone.1, Reason::NotSelected);
+    }
+
+    #[test]
+    fn a_pod_of_an_unknown_fate_waits_where_its_namespace_may_be_in_the_mesh_or_says_so() {
+        use OnUnknown::{Closed, Open};
+        for (said, is_listed, expected) in [
+            (None, Some(true), Closed),
+            (None, Some(false), Open),
+            // Nobody has ever known anything here.
+            (None, None, Closed),
+            (Some("open"), Some(true), Open),
+            (Some("open"), None, Open),
+            (Some("closed"), Some(false), Closed),
+            // What cannot be understood says nothing.
+            (Some("Open"), Some(true), Closed),
+            (Some("no"), Some(false), Open),
+        ] {
+            let mut namespace = namespace("shop");
+            namespace.on_unknown = said.map(str::to_owned);
+            let decided = on_unknown(Some(&namespace), is_listed);
+            assert_eq!(decided, expected, "{said:?} {is_listed:?}");
+            if said.is_none() {
+                assert_eq!(on_unknown(None, is_listed), expected, "{is_listed:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would_decide() {
+        let inventory = Inventory {
+            namespaces_exist: true,
+            ..Inventory::default()
+        };
+        let mut web = pod("shop", "web");
+        assert_eq!(
+            decide_from(&inventory, &web, &[]).enrollment,
+            Enrollment::Unknown
+        );
+        web.dataplane_mode = ambient();
+        assert_eq!(
+            decide_from(&inventory, &web, &[]).enrollment,
+            Enrollment::Ambient
+        );
+        let excluded = ["shop".parse().unwrap()];
+        assert_eq!(
+            decide_from(&inventory, &web, &excluded).enrollment,
+            Enrollment::None
+        );
+        // A whole directory without a manifest of the namespace says that it has no labels.
+        let plain = pod("shop", "web");
+        assert_eq!(
+            decide_from(&Inventory::default(), &plain, &[]).enrollment,
+            Enrollment::None
+        );
     }
 
     #[test]

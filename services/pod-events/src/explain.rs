@@ -31,7 +31,13 @@ pub(crate) fn of(
     let pod = shown
         .map(|pod| pod.pod.clone())
         .or_else(|| Some(view.records.last()?.pod.clone()))?;
-    let decision = shown.map_or_else(gone, |pod| shared.decide(pod));
+    let guessed = view.records.last().is_some_and(|record| record.let_through);
+    let unanswered = inventory.namespaces_exist && !inventory.is_complete();
+    let decision = match shown {
+        Some(pod) => shared.decide(pod),
+        None if guessed || unanswered => undecided(),
+        None => gone(),
+    };
     Some(answer(&pod, decision, &view))
 }
 
@@ -40,6 +46,15 @@ fn gone() -> Decision {
     Decision {
         enrollment: Enrollment::None,
         reason: Reason::PodUnknown,
+        inputs: Vec::new(),
+    }
+}
+
+/// A pod of which Kubernetes has not said anything (yet).
+fn undecided() -> Decision {
+    Decision {
+        enrollment: Enrollment::Unknown,
+        reason: Reason::SourceUnavailable,
         inputs: Vec::new(),
     }
 }

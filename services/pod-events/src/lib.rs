@@ -17,6 +17,7 @@ pub mod pipeline;
 pub mod plan;
 pub mod pod;
 pub mod registry;
+pub mod resolve;
 pub mod server;
 pub mod source;
 pub mod sync;
@@ -28,7 +29,7 @@ pub mod timeline;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use daemon::{Daemon, Service};
+use daemon::{Daemon, Readiness, Service};
 use inpod_proto::podevents::v1::pod_events_service_server::PodEventsServiceServer;
 use tokio::sync::watch;
 
@@ -42,7 +43,7 @@ use crate::{
     pipeline::{Pipeline, Revisions, Synced},
     registry::Registry,
     server::Server,
-    source::{Inventory, Source},
+    source::{Health, Inventory, Source},
     sync::Sync,
     task::Shared,
 };
@@ -61,7 +62,7 @@ pub const SERVICE: Service = Service {
 ///
 /// When the source or the checkpoint cannot be read, or the socket cannot be had.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
-    let source = Source::open(&config.pods_from, &config.node_name).await?;
+    let source = Source::open(&config).await?;
     let checkpoint = Checkpoint::open(&daemon.directory(SERVICE.name).join("pods"))?;
     let records = checkpoint
         .load()
@@ -97,6 +98,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     .await;
     Sync::start(agents, registry.clone(), conditions.clone(), synced_sender);
     tokio::spawn(follow_source(source.changes(), registry.clone()));
+    tokio::spawn(follow_health(source.health(), conditions.clone()));
     if let Some(address) = shared.config.metrics_address.0 {
         let (joined, conditions) = (Joined::new(&daemon), conditions.clone());
         tokio::spawn(daemon::metrics::serve(address, conditions, joined));
@@ -113,6 +115,19 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .add_service(PodEventsServiceServer::new(server))
         .serve()
         .await
+}
+
+/// Tells whether the view of this node's pods is up to date.
+async fn follow_health(mut health: watch::Receiver<Health>, conditions: Readiness) {
+    loop {
+        let now = health.borrow_and_update().clone();
+        let first = || Err("the pods of this node have not been listed yet".to_owned());
+        conditions.set("pods", now.unwrap_or_else(first));
+        if health.changed().await.is_err() {
+            // A source that has nothing more to tell.
+            return;
+        }
+    }
 }
 
 /// Has the task of every pod that changed, or whose namespace did, look again.

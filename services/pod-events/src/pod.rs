@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1 as k8s;
-use workload::{InvalidIdentifier, NamespaceName, NodeName, PodRef, ServiceAccountName, keys};
+use workload::{
+    InvalidIdentifier, NamespaceName, NodeName, PodRef, PodUid, ServiceAccountName, keys,
+};
 
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,15 @@ pub struct Pod {
     pub has_sidecar: bool,
     /// Whether its containers have ended for good (phase Succeeded or Failed).
     pub terminal: bool,
+    /// What kubelet and runtime call it, where that is not its UID: a static pod's hash.
+    pub runtime_uid: Option<PodUid>,
+}
+
+impl Pod {
+    /// Whether a runtime that names this UID means this pod.
+    pub fn is_called(&self, uid: &PodUid) -> bool {
+        self.pod.uid == *uid || self.runtime_uid.as_ref() == Some(uid)
+    }
 }
 
 /// A namespace.
@@ -31,6 +42,8 @@ pub struct Namespace {
     pub name: NamespaceName,
     /// The value of its label `istio.io/dataplane-mode`.
     pub dataplane_mode: Option<String>,
+    /// The value of its annotation `inpod.io/on-unknown`.
+    pub on_unknown: Option<String>,
 }
 
 /// Why a manifest is not used.
@@ -64,12 +77,27 @@ fn dataplane_mode(labels: Option<&BTreeMap<String, String>>) -> Option<String> {
         .cloned()
 }
 
+fn annotation<'a>(all: Option<&'a BTreeMap<String, String>>, name: &str) -> Option<&'a str> {
+    all.and_then(|all| all.get(name)).map(String::as_str)
+}
+
 impl TryFrom<k8s::Pod> for Pod {
     type Error = Unusable;
 
     fn try_from(pod: k8s::Pod) -> Result<Self, Unusable> {
         let (meta, spec) = (pod.metadata, pod.spec.unwrap_or_default());
         let phase = pod.status.and_then(|status| status.phase);
+        let annotation = |name| annotation(meta.annotations.as_ref(), name);
+        // Everyone may write the hash into a pod; a mirror is made by a kubelet alone.
+        let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
+        let runtime_uid = hash
+            .map(|hash| {
+                parse(
+                    "metadata.annotations[kubernetes.io/config.hash]",
+                    Some(hash),
+                )
+            })
+            .transpose()?;
         let node = spec
             .node_name
             .as_deref()
@@ -95,10 +123,9 @@ impl TryFrom<k8s::Pod> for Pod {
             node,
             dataplane_mode: dataplane_mode(meta.labels.as_ref()),
             host_network: spec.host_network == Some(true),
-            has_sidecar: meta
-                .annotations
-                .is_some_and(|all| all.contains_key(keys::SIDECAR_STATUS)),
+            has_sidecar: annotation(keys::SIDECAR_STATUS).is_some(),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
+            runtime_uid,
         })
     }
 }
@@ -110,6 +137,44 @@ impl TryFrom<k8s::Namespace> for Namespace {
         Ok(Self {
             name: parse("metadata.name", namespace.metadata.name.as_deref())?,
             dataplane_mode: dataplane_mode(namespace.metadata.labels.as_ref()),
+            on_unknown: annotation(namespace.metadata.annotations.as_ref(), keys::ON_UNKNOWN)
+                .map(str::to_owned),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+
+    fn with_annotations(all: &[(&str, &str)]) -> Pod {
+        let text = |text: &str| text.to_owned();
+        let metadata = ObjectMeta {
+            name: Some(text("web")),
+            uid: Some(text("uid-of-web")),
+            annotations: Some(all.iter().map(|(k, v)| (text(k), text(v))).collect()),
+            ..ObjectMeta::default()
+        };
+        Pod::try_from(k8s::Pod {
+            metadata,
+            ..k8s::Pod::default()
+        })
+        .unwrap()
+    }
+
+    #[test]
+    fn a_static_pod_is_called_by_its_hash_and_by_its_uid() {
+        let pod = with_annotations(&[(keys::STATIC_MIRROR, "h1"), (keys::STATIC_HASH, "h1")]);
+        assert!(pod.is_called(&"h1".parse().unwrap()));
+        assert!(pod.is_called(&"uid-of-web".parse().unwrap()));
+        assert!(!pod.is_called(&"h2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_hash_that_someone_wrote_into_an_ordinary_pod_is_no_uid() {
+        let pod = with_annotations(&[(keys::STATIC_HASH, "h1")]);
+        assert!(!pod.is_called(&"h1".parse().unwrap()));
     }
 }

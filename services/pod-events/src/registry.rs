@@ -18,6 +18,7 @@ use workload::{Failure, NetworkName, PodUid, Reason, Revision, SandboxRef, Workl
 use crate::{
     checkpoint::Record,
     pipeline::{forward, is_passing, workload_of},
+    resolve::resolve,
     source::PodKey,
     task::{AddCall, Added, Command, Interrupts, Shared, Task, View},
 };
@@ -166,8 +167,9 @@ impl Registry {
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
         let until = forward(call.deadline);
         loop {
+            let resolved = resolve(&self.shared, key, &call).await?;
             let (reply, answer) = oneshot::channel();
-            self.ask(key, Command::Add(call.clone(), reply));
+            self.ask(key, Command::Add(call.clone(), resolved, reply));
             let ended = |_| Err(Failure::new(Reason::Internal, "the pod's task has ended"));
             match answer.await.unwrap_or_else(ended) {
                 Err(failure) if is_passing(failure.reason) => {

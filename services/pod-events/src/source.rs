@@ -1,23 +1,27 @@
 //! Where pods come from, as everything downstream sees it.
 
 mod directory;
+mod kubernetes;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, timeout_at},
+};
 use workload::{NamespaceName, NodeName, PodName, PodUid};
 
 use crate::{
-    config::PodsFrom,
+    config::{Config, PodsFrom},
     pod::{Namespace, Pod},
 };
 
 pub use directory::DirectoryError;
+pub use kubernetes::KubernetesError;
 
 /// A pod's name in its namespace: pods of one name succeed each other.
 pub type PodKey = (NamespaceName, PodName);
@@ -29,15 +33,21 @@ pub struct Inventory {
     pub pods: BTreeMap<PodKey, Pod>,
     /// Namespaces of which something is known.
     pub namespaces: BTreeMap<NamespaceName, Namespace>,
-    /// Files that have said nothing yet that can be used: which pods they are about is not known.
-    pub unusable: BTreeSet<PathBuf>,
+    /// What keeps the view from being whole, a sentence each.
+    pub gaps: BTreeSet<String>,
+    /// Whether a namespace that is not here is unknown: in Kubernetes every pod has one. In a directory it has no labels.
+    pub namespaces_exist: bool,
 }
 
 impl Inventory {
-    /// Whether a pod that is not known is not there. A file that broke after it could be used keeps what it said
-    /// before, and leaves no gap.
+    /// Whether a pod that is not known is not there.
     pub fn is_complete(&self) -> bool {
-        self.unusable.is_empty()
+        self.gaps.is_empty()
+    }
+
+    /// Whether nothing is known of a namespace, its labels may be any.
+    pub fn is_silent_on(&self, name: &NamespaceName) -> bool {
+        !self.namespaces.contains_key(name) && (self.namespaces_exist || !self.is_complete())
     }
 
     /// The pod of a name.
@@ -45,9 +55,9 @@ impl Inventory {
         self.pods.get(key)
     }
 
-    /// The pod of a UID.
+    /// The pod of a UID, or of a static pod's hash.
     pub fn pod_of_uid(&self, uid: &PodUid) -> Option<&Pod> {
-        self.pods.values().find(|pod| pod.pod.uid == *uid)
+        self.pods.values().find(|pod| pod.is_called(uid))
     }
 
     /// A namespace; one of which nothing is known has no labels.
@@ -55,35 +65,92 @@ impl Inventory {
         let bare = || Namespace {
             name: name.clone(),
             dataplane_mode: None,
+            on_unknown: None,
         };
         self.namespaces.get(name).cloned().unwrap_or_else(bare)
     }
 
-    /// Whether a pod or its namespace is another than before.
+    /// Whether something else is to be concluded of a pod than before.
     pub fn differs_at(&self, before: &Self, key: &PodKey) -> bool {
         self.pod(key) != before.pod(key)
             || self.namespaces.get(&key.0) != before.namespaces.get(&key.0)
+            || self.is_complete() != before.is_complete()
     }
 }
+
+/// What a look past the watch has shown.
+#[derive(Clone, Debug)]
+pub enum Learnt {
+    /// Everything that there is to know of the pod and its namespace.
+    Known(Arc<Inventory>),
+    /// There is such a pod, bound to another node or, `None`, to none yet.
+    Elsewhere(Option<NodeName>),
+    /// Nobody answered: this is why.
+    Unanswered(String),
+}
+
+/// Whether the view is up to date, or why not; `None` before it was for the first time.
+pub type Health = Option<Result<(), String>>;
 
 /// A live view of this node's pods.
 #[derive(Clone, Debug)]
 pub struct Source {
     inventory: watch::Receiver<Arc<Inventory>>,
-    reread: mpsc::Sender<oneshot::Sender<()>>,
+    health: watch::Receiver<Health>,
+    looks: Looks,
 }
 
+/// How a look past the watch is had.
+#[derive(Clone, Debug)]
+enum Looks {
+    Directory(mpsc::Sender<oneshot::Sender<()>>),
+    Kubernetes(kubernetes::Lookup),
+}
+
+/// Why there is no source.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// A directory.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// Kubernetes.
+    #[error(transparent)]
+    Kubernetes(#[from] KubernetesError),
+}
+
+/// How long a file may take to be read past the watch.
+const REREAD: Duration = Duration::from_secs(2);
+
 impl Source {
-    /// Opens a source and reads it once.
+    /// Opens the source that the settings name. A directory is read once; Kubernetes need not answer yet.
     ///
     /// # Errors
     ///
-    /// When it cannot be read or watched.
-    pub async fn open(from: &PodsFrom, node: &NodeName) -> Result<Self, DirectoryError> {
-        let PodsFrom::Directory(path) = from;
-        let watched = directory::watch(path.clone(), node.clone(), directory::CHECK);
-        let (inventory, reread) = watched.await?;
-        Ok(Self { inventory, reread })
+    /// When a directory cannot be read or watched, or it cannot be known how to reach Kubernetes.
+    pub async fn open(config: &Config) -> Result<Self, SourceError> {
+        match &config.pods_from {
+            PodsFrom::Directory(path) => {
+                let node = config.node_name.clone();
+                let watched = directory::watch(path.clone(), node, directory::CHECK);
+                let (inventory, reread) = watched.await?;
+                Ok(Self {
+                    inventory,
+                    // A directory that is lost is logged, and what it said stays.
+                    health: watch::channel(Some(Ok(()))).1,
+                    looks: Looks::Directory(reread),
+                })
+            }
+            PodsFrom::Kubernetes => {
+                let client = kubernetes::client(config.kubeconfig()).await?;
+                let (lookup, inventory, health) =
+                    kubernetes::watch(client, config.node_name.clone());
+                Ok(Self {
+                    inventory,
+                    health,
+                    looks: Looks::Kubernetes(lookup),
+                })
+            }
+        }
     }
 
     /// What is known now.
@@ -96,15 +163,33 @@ impl Source {
         self.inventory.clone()
     }
 
-    /// Looks again, past the watch: for a pod that is asked for before the watch has shown it. Bounded by `wait`.
-    pub async fn refresh(&self, wait: Duration) {
-        let (done, answer) = oneshot::channel();
-        let asked = async {
-            if self.reread.send(done).await.is_ok() {
-                // An answer that does not come means that the source has ended: what is known stays.
-                answer.await.unwrap_or_default();
+    /// Whether the view is up to date, now and after each change.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.health.clone()
+    }
+
+    /// Looks past the watch, for a pod that is asked for before the watch has shown it, until `is_enough` is shown or
+    /// there is no more to see.
+    pub async fn refresh(
+        &self,
+        key: &PodKey,
+        until: Instant,
+        is_enough: impl Fn(&Inventory) -> bool,
+    ) -> Learnt {
+        match &self.looks {
+            Looks::Kubernetes(lookup) => lookup.look(key, until, is_enough).await,
+            Looks::Directory(reread) => {
+                let (done, answer) = oneshot::channel();
+                let asked = async {
+                    if reread.send(done).await.is_ok() {
+                        // An answer that does not come means that the source has ended: what is known stays.
+                        answer.await.unwrap_or_default();
+                    }
+                };
+                let until = until.min(Instant::now() + REREAD);
+                timeout_at(until, asked).await.unwrap_or_default();
+                Learnt::Known(self.inventory())
             }
-        };
-        tokio::time::timeout(wait, asked).await.unwrap_or_default();
+        }
     }
 }

@@ -19,16 +19,17 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
-use workload::{Enrollment, Failure, NetnsId, PodRef, PodUid, Reason, SandboxRef};
+use workload::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
 
 use crate::{
     checkpoint::{Intent, Record},
     config::Config,
-    decide::{Decision, decide},
+    decide::{Decision, decide_from},
     moment::Moment,
     pipeline::{Pipeline, Run, Stop, is_passing},
     plan::{Action, Timing, Wanted, next},
     pod::Pod,
+    resolve::Resolved,
     source::{PodKey, Source},
     timeline::Timeline,
 };
@@ -41,7 +42,7 @@ pub use spooled::{Admitted, Settled};
 #[derive(Debug)]
 pub enum Command {
     /// A sandbox was created.
-    Add(AddCall, oneshot::Sender<Result<Added, Failure>>),
+    Add(AddCall, Resolved, oneshot::Sender<Result<Added, Failure>>),
     /// A sandbox ends. Answered with whether that was written down for later.
     Delete(SandboxRef, oneshot::Sender<bool>),
     /// The source says something new of the pod, or a service is back.
@@ -93,19 +94,7 @@ impl Shared {
     /// What a pod should be.
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
-        let namespace = inventory.namespace(&pod.pod.namespace);
-        let decision = decide(pod, &namespace, &self.config.exclude_namespaces);
-        // A namespace that no manifest speaks of may stand in one that cannot be read.
-        let silent =
-            !inventory.is_complete() && !inventory.namespaces.contains_key(&namespace.name);
-        if silent && decision.reason == Reason::NotSelected {
-            return Decision {
-                enrollment: Enrollment::Unknown,
-                reason: Reason::NamespaceUnknown,
-                ..decision
-            };
-        }
-        decision
+        decide_from(&inventory, pod, &self.config.exclude_namespaces)
     }
 
     fn timing(&self) -> Timing {
@@ -215,10 +204,10 @@ impl Task {
     async fn obey(&mut self, command: Command) {
         self.seen.count(&command);
         match command {
-            Command::Add(call, mut reply) => {
+            Command::Add(call, resolved, mut reply) => {
                 let result = {
                     let gone = pin!(reply.closed());
-                    self.add(call, gone).await
+                    self.add(call, resolved, gone).await
                 };
                 self.show();
                 // A caller who is gone has its answer in the undoing.
@@ -263,10 +252,11 @@ impl Task {
     }
 
     /// What is wanted of the current sandbox.
-    fn wanted(&mut self, uid: &PodUid) -> Wanted {
+    fn wanted(&mut self, record: &Record) -> Wanted {
         let inventory = self.shared.source.inventory();
-        let Some(pod) = inventory.pod(&self.key).filter(|pod| pod.pod.uid == *uid) else {
-            if !inventory.is_complete() {
+        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
+            // A pod that nobody has shown yet is not gone.
+            if !inventory.is_complete() || record.let_through {
                 return Wanted::Unknown;
             }
             return Wanted::Gone {
@@ -292,12 +282,14 @@ impl Task {
         self.forget_superseded().await;
         // Each action leads to another state; five are more than any path has.
         for _ in 0..5 {
-            let Some(current) = self.records.last() else {
+            if let Err(failure) = self.recognise() {
+                return self.retry_later(failure);
+            }
+            let Some(current) = self.records.last().cloned() else {
                 return;
             };
-            let (uid, intent) = (current.pod.uid.clone(), current.intent.clone());
-            let wanted = self.wanted(&uid);
-            let action = next(&intent, wanted, Moment::now(), self.shared.timing());
+            let wanted = self.wanted(&current);
+            let action = next(&current.intent, wanted, Moment::now(), self.shared.timing());
             match self.act(action).await {
                 Ok(Step::Again) => self.attempts = 0,
                 Ok(Step::Rest) => {

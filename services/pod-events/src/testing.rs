@@ -20,6 +20,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         host_network: false,
         has_sidecar: false,
         terminal: false,
+        runtime_uid: None,
     }
 }
 
@@ -27,6 +28,7 @@ pub(crate) fn namespace(name: &str) -> Namespace {
     Namespace {
         name: name.parse().unwrap(),
         dataplane_mode: None,
+        on_unknown: None,
     }
 }
 
@@ -48,5 +50,7 @@ pub(crate) fn record(container_id: &str) -> Record {
         addresses: vec!["10.0.0.1".parse().unwrap()],
         revision: Revision(1),
         intent: Intent::Out,
+        runtime_uid: None,
+        let_through: false,
     }
 }

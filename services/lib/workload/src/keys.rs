@@ -1,4 +1,5 @@
-//! The labels and annotations that inpod reads or writes. Names and values are Istio's.
+//! The labels and annotations that inpod reads or writes. Names and values are Istio's,
+//! Kubernetes' own, or, below `inpod.io`, ours.
 
 /// Label on a pod or a namespace: `ambient` enrolls, `none` on a pod opts out.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
@@ -11,6 +12,21 @@ pub const DATAPLANE_MODE_NONE: &str = "none";
 
 /// Annotation on a pod, written by a sidecar injector: the pod has a proxy of its own and is never ambient.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
+
+/// Annotation on a pod, written by a kubelet: the pod only shows a static pod that the kubelet runs by itself.
+pub const STATIC_MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Annotation on a pod that shows a static one: the UID by which kubelet and runtime call it.
+pub const STATIC_HASH: &str = "kubernetes.io/config.hash";
+
+/// Annotation on a namespace: whether its pods start while it is not known whether they are to be in the mesh.
+pub const ON_UNKNOWN: &str = "inpod.io/on-unknown";
+
+/// The value of [`ON_UNKNOWN`] that lets pods through.
+pub const ON_UNKNOWN_OPEN: &str = "open";
+
+/// The value of [`ON_UNKNOWN`] that holds pods back.
+pub const ON_UNKNOWN_CLOSED: &str = "closed";
 
 /// Annotation on a pod, written by inpod and read by istiod: the pod's traffic is redirected.
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";

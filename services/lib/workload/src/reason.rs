@@ -86,6 +86,9 @@ reasons! {
     /// A thing named in the call is not recorded.
     SandboxUnknown = 34, "SANDBOX_UNKNOWN", "Nothing to do for DEL; for CHECK recreate the pod.";
 
+    /// Kubernetes does not answer, and it is not known whether the pod is to be in the mesh.
+    SourceUnavailable = 35, "SOURCE_UNAVAILABLE", "Check that the API server answers this node and lets pod-events read pods and namespaces: GetStatus tells, condition pods.";
+
     /// The path may not be used for a netns.
     NetnsPathRefused = 40, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is no symbolic link.";
     /// There is nothing at the path.

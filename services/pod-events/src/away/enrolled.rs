@@ -5,27 +5,32 @@ use std::{collections::BTreeSet, io, path::Path};
 use inpod_cni::enrolled::EnrolledNamespaces;
 use workload::{Enrollment, NamespaceName, keys};
 
-use crate::{checkpoint::Record, decide::decide, pod::Pod, source::Inventory};
+use crate::{checkpoint::Record, decide::decide_from, pod::Pod, source::Inventory};
 
-/// The namespaces that are labelled, that have a pod which is to be in the mesh, or one that is in it.
+/// The namespaces that are labelled, that have a pod which is to be in the mesh, or one that is in it; and what their
+/// annotation `inpod.io/on-unknown` says otherwise.
 pub(super) fn wanted(
     inventory: &Inventory,
     excluded: &[NamespaceName],
     records: &[Record],
 ) -> BTreeSet<NamespaceName> {
+    let is = |value: &Option<String>, expected| value.as_deref() == Some(expected);
     let labelled = inventory.namespaces.values().filter(|namespace| {
-        namespace.dataplane_mode.as_deref() == Some(keys::DATAPLANE_MODE_AMBIENT)
+        (is(&namespace.dataplane_mode, keys::DATAPLANE_MODE_AMBIENT)
+            || is(&namespace.on_unknown, keys::ON_UNKNOWN_CLOSED))
             && !excluded.contains(&namespace.name)
     });
-    let joins = |pod: &&Pod| {
-        let namespace = inventory.namespace(&pod.pod.namespace);
-        decide(pod, &namespace, excluded).enrollment == Enrollment::Ambient
-    };
+    let joins =
+        |pod: &&Pod| decide_from(inventory, pod, excluded).enrollment == Enrollment::Ambient;
     let joining = inventory.pods.values().filter(joins);
     let held = records.iter().filter(|record| record.intent.is_held());
     let mut names: BTreeSet<_> = labelled.map(|namespace| namespace.name.clone()).collect();
     names.extend(joining.map(|pod| pod.pod.namespace.clone()));
     names.extend(held.map(|record| record.pod.namespace.clone()));
+    names.retain(|name| {
+        let namespace = inventory.namespaces.get(name);
+        !namespace.is_some_and(|namespace| is(&namespace.on_unknown, keys::ON_UNKNOWN_OPEN))
+    });
     names
 }
 
@@ -119,6 +124,24 @@ mod tests {
         assert_eq!(found, names(&["labelled", "mixed", "shop"]));
         let found = wanted(&inventory(), &excluded, &[record("c1")]);
         assert_eq!(found, names(&["labelled", "mixed"]));
+    }
+
+    #[test]
+    fn a_namespace_may_say_itself_whether_its_pods_wait() {
+        let mut inventory = inventory();
+        for (name, said) in [
+            ("labelled", "open"),
+            ("plain", "closed"),
+            ("system", "closed"),
+        ] {
+            let name: NamespaceName = name.parse().unwrap();
+            inventory.namespaces.get_mut(&name).unwrap().on_unknown = Some(said.to_owned());
+        }
+        let excluded = ["system".parse().unwrap()];
+        assert_eq!(
+            wanted(&inventory, &excluded, &[]),
+            names(&["mixed", "plain"])
+        );
     }
 
     #[test]

@@ -45,6 +45,10 @@ struct File {
     addresses: Vec<IpAddr>,
     revision: u64,
     intent: FileIntent,
+    #[serde(default)]
+    runtime_uid: Option<String>,
+    #[serde(default)]
+    let_through: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -107,6 +111,8 @@ pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, Parse
         addresses: file.addresses,
         revision: Revision(file.revision),
         intent: file.intent.into(),
+        runtime_uid: file.runtime_uid.map(|uid| uid.parse()).transpose()?,
+        let_through: file.let_through,
     }))
 }
 
@@ -140,6 +146,8 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         addresses: record.addresses.clone(),
         revision: record.revision.0,
         intent: (&record.intent).into(),
+        runtime_uid: record.runtime_uid.as_ref().map(ToString::to_string),
+        let_through: record.let_through,
     };
     // Only a map with keys that are no text cannot be written, and there is none.
     serde_json::to_string_pretty(&file).unwrap_or_default()

@@ -229,7 +229,7 @@ impl Directory {
     /// Of two manifests of one pod the one in the first file holds, in the order of file names.
     fn inventory(&self) -> Inventory {
         let mut inventory = Inventory {
-            unusable: self.unusable.clone(),
+            gaps: self.unusable.iter().map(|file| gap(file)).collect(),
             ..Inventory::default()
         };
         for (path, manifest) in self
@@ -259,6 +259,11 @@ impl Directory {
         }
         inventory
     }
+}
+
+/// A file that broke after it could be used keeps what it said before, and leaves no gap.
+fn gap(file: &Path) -> String {
+    format!("{} cannot be used", file.display())
 }
 
 fn manifests_in(directory: &Path) -> io::Result<Vec<PathBuf>> {

@@ -3,7 +3,6 @@
 use std::{
     net::IpAddr,
     pin::{Pin, pin},
-    time::Duration,
 };
 
 use tokio::time::Instant;
@@ -15,10 +14,8 @@ use crate::{
     moment::Moment,
     pipeline::{Life, Run},
     pod::Pod,
+    resolve::Resolved,
 };
-
-/// How long a pod that is not known yet may take to show in the source.
-const SHOW: Duration = Duration::from_secs(2);
 
 /// What a runtime says of a sandbox that it created.
 #[derive(Clone, Debug)]
@@ -36,26 +33,22 @@ pub struct AddCall {
 }
 
 impl Task {
-    /// Decides, and puts the sandbox in place if it is to be in the mesh. What an ADD cannot finish it leaves undone.
+    /// Puts the sandbox in place if its pod is to be in the mesh. What an ADD cannot finish it leaves undone.
     pub(super) async fn add(
         &mut self,
         call: AddCall,
+        resolved: Resolved,
         gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<Added, Failure> {
-        let pod = self.resolve(&call).await?;
-        let decision = self.shared.decide(&pod);
+        let (pod, decision) = match resolved {
+            Resolved::Pod(pod, decision) => (pod, decision),
+            Resolved::LetThrough { pod, why } => return self.let_through(&call, &pod, why).await,
+        };
         let added = Added {
             enrollment: decision.enrollment,
             reason: decision.reason,
             pod: pod.pod.clone(),
         };
-        if added.enrollment == Enrollment::Unknown {
-            let message = format!(
-                "namespace {} may stand in a manifest that cannot be read",
-                pod.pod.namespace
-            );
-            return Err(Failure::new(decision.reason, message).at_field("pod.namespace"));
-        }
         if self.is_further_interface(&call.sandbox) {
             return Ok(added);
         }
@@ -63,7 +56,9 @@ impl Task {
             // Before anything is written down: there is nothing to undo.
             self.shared.pipeline.broker()?;
         }
-        self.adopt(&call, &pod).await?;
+        let record = self.fresh(&call, &pod);
+        self.adopt(&call, record).await?;
+        self.failure = None;
         self.timeline.note(format!(
             "sandbox {} created: {} ({})",
             call.sandbox, added.enrollment, added.reason
@@ -79,39 +74,60 @@ impl Task {
         Ok(added)
     }
 
-    /// The pod that a call means: of its name, of this node, of the UID where one was said.
-    async fn resolve(&self, call: &AddCall) -> Result<Pod, Failure> {
-        let source = &self.shared.source;
-        let find = || source.inventory().pod(&self.key).cloned();
-        let fits = |pod: &Pod| call.uid.as_ref().is_none_or(|uid| pod.pod.uid == *uid);
-        if let Some(pod) = find().filter(fits) {
-            return Ok(pod);
+    /// Writes down a sandbox of which nobody can tell whether it is to be in the mesh. When that is known it is enrolled
+    /// like any other that is outside and wanted.
+    async fn let_through(
+        &mut self,
+        call: &AddCall,
+        pod: &Pod,
+        why: String,
+    ) -> Result<Added, Failure> {
+        let added = Added {
+            enrollment: Enrollment::Unknown,
+            reason: Reason::SourceUnavailable,
+            pod: pod.pod.clone(),
+        };
+        if self.is_further_interface(&call.sandbox) {
+            return Ok(added);
         }
-        source
-            .refresh(SHOW.min(call.deadline.saturating_duration_since(Instant::now())))
-            .await;
-        let (namespace, name) = &self.key;
-        match find() {
-            Some(pod) if fits(&pod) => Ok(pod),
-            Some(pod) => {
-                let message = format!(
-                    "pod {namespace}/{name} has UID {}, not the one the runtime named",
-                    pod.pod.uid
-                );
-                Err(Failure::new(Reason::PodUidMismatch, message).at_field("pod.uid"))
-            }
-            None => Err(self.unknown()),
+        let record = Record {
+            let_through: true,
+            ..self.fresh(call, pod)
+        };
+        self.adopt(call, record).await?;
+        tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, why, "Let through outside the mesh");
+        self.timeline
+            .note(format!("sandbox {} let through: {why}", call.sandbox));
+        self.look_now().await;
+        // Told until it is known better.
+        if self.records.last().is_some_and(|record| record.let_through) {
+            self.failure = Some(Failure::new(Reason::SourceUnavailable, why));
         }
+        Ok(added)
     }
 
-    fn unknown(&self) -> Failure {
-        let ((namespace, name), node) = (&self.key, &self.shared.config.node_name);
-        let unusable = self.shared.source.inventory().unusable.clone();
-        let mut message = format!("no pod {namespace}/{name} is known on node {node}");
-        if let Some(file) = unusable.first() {
-            message = format!("{message}; {} cannot be used", file.display());
-        }
-        Failure::new(Reason::PodUnknown, message).at_field("pod")
+    /// A pod that was let through gets its names as soon as the source shows it.
+    pub(super) fn recognise(&mut self) -> Result<(), Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(record) = self.records.last_mut().filter(|known| known.let_through) else {
+            return Ok(());
+        };
+        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
+            return Ok(());
+        };
+        let known = Record {
+            pod: pod.pod.clone(),
+            service_account: pod.service_account.clone(),
+            runtime_uid: pod.runtime_uid.clone(),
+            let_through: false,
+            ..record.clone()
+        };
+        self.shared.pipeline.checkpoint.write(&known)?;
+        *record = known;
+        self.failure = None;
+        self.timeline
+            .note("the source shows the pod that was let through");
+        Ok(())
     }
 
     /// A second network of a container changes nothing: capture is of the netns, not of an interface.
@@ -124,7 +140,7 @@ impl Task {
 
     /// Makes the sandbox the pod's current one. A repeated call keeps what is known of it; another netns takes its
     /// place only when the one that is known has ended.
-    async fn adopt(&mut self, call: &AddCall, pod: &Pod) -> Result<(), Failure> {
+    async fn adopt(&mut self, call: &AddCall, fresh: Record) -> Result<(), Failure> {
         let known = self
             .index_of(&call.sandbox)
             .and_then(|index| self.records.get(index))
@@ -134,16 +150,13 @@ impl Task {
                 if known.netns == call.netns
                     && !matches!(known.intent, Intent::Deleting { .. }) =>
             {
-                Record {
-                    pod: pod.pod.clone(),
-                    ..known
-                }
+                named_by(known, fresh)
             }
             Some(known) => {
                 self.make_way(&known, call).await?;
-                self.fresh(call, pod)
+                fresh
             }
-            None => self.fresh(call, pod),
+            None => fresh,
         };
         self.shared.pipeline.checkpoint.write(&record)?;
         self.records.retain(|known| known.sandbox != record.sandbox);
@@ -152,11 +165,14 @@ impl Task {
         Ok(())
     }
 
+    /// The record of a sandbox in which nothing is in place.
     pub(super) fn fresh(&self, call: &AddCall, pod: &Pod) -> Record {
         Record {
             sandbox: call.sandbox.clone(),
             pod: pod.pod.clone(),
             service_account: pod.service_account.clone(),
+            runtime_uid: pod.runtime_uid.clone(),
+            let_through: false,
             netns: call.netns.clone(),
             netns_id: None,
             addresses: call.addresses.clone(),
@@ -221,5 +237,19 @@ impl Task {
         }
         self.failure = Some(failure.clone());
         Err(failure)
+    }
+}
+
+/// A record that goes on, with the names that are known now; a guess takes the place of none.
+fn named_by(known: Record, fresh: Record) -> Record {
+    if fresh.let_through && !known.let_through {
+        return known;
+    }
+    Record {
+        pod: fresh.pod,
+        service_account: fresh.service_account,
+        runtime_uid: fresh.runtime_uid,
+        let_through: fresh.let_through,
+        ..known
     }
 }

@@ -56,7 +56,7 @@ impl Task {
         if pipeline.life(record).await? == Life::Inhabited {
             let shown = inventory
                 .pod(&self.key)
-                .is_some_and(|pod| pod.pod.uid == record.pod.uid && !pod.terminal);
+                .is_some_and(|pod| record.is_of(pod) && !pod.terminal);
             if !overdue || shown {
                 return Ok(Step::Wait(POLL));
             }

@@ -76,7 +76,7 @@ impl Task {
     pub(super) fn admitted(&mut self, admitted: &Admitted) -> Settled {
         let call = &admitted.call;
         let inventory = self.shared.source.inventory();
-        let fits = |pod: &&Pod| call.uid.as_ref().is_none_or(|uid| pod.pod.uid == *uid);
+        let fits = |pod: &&Pod| call.uid.as_ref().is_none_or(|uid| pod.is_called(uid));
         let Some(pod) = inventory.pod(&self.key).filter(fits) else {
             return missing(&inventory, admitted.at);
         };
@@ -145,5 +145,5 @@ fn is_ending(record: &Record) -> bool {
 /// Whether a sandbox of the same pod was recorded after a moment. Revisions count from the boot, as moments do.
 fn is_successor(record: &Record, pod: &Pod, at: Moment) -> bool {
     let later = u128::from(record.revision.0) > at.since_boot().as_nanos();
-    record.pod.uid == pod.pod.uid && !is_ending(record) && later
+    record.is_of(pod) && !is_ending(record) && later
 }

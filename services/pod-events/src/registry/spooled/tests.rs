@@ -69,15 +69,14 @@ impl Scene {
 }
 
 async fn source(directory: PathBuf) -> Source {
-    let from = PodsFrom::Directory(directory);
-    Source::open(&from, &"node-1".parse().unwrap())
-        .await
-        .unwrap()
+    let mut config = config();
+    config.pods_from = PodsFrom::Directory(directory);
+    Source::open(&config).await.unwrap()
 }
 
 fn config() -> crate::config::Config {
     serde_json::from_value(serde_json::json!({
-        "node_name": "node-1", "pods_from": "dir:/nowhere", "exclude_namespaces": "",
+        "node_name": "node-1", "pods_from": "dir:/nowhere", "kubeconfig": "", "exclude_namespaces": "",
         "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "plugin_state_dir": "/nowhere",
         "metrics_address": "",
     }))

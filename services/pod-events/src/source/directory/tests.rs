@@ -143,8 +143,8 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     let (mut inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
     assert!(!inventory.borrow().is_complete());
     fs::write(&new, BROKEN).unwrap();
-    let both = BTreeSet::from([start.clone(), new.clone()]);
-    until(&mut inventory, |inventory| inventory.unusable == both).await;
+    let both = BTreeSet::from([gap(&start), gap(&new)]);
+    until(&mut inventory, |inventory| inventory.gaps == both).await;
     fs::write(&start, NAMESPACE).unwrap();
     fs::remove_file(&new).unwrap();
     until(&mut inventory, Inventory::is_complete).await;

@@ -1,0 +1,378 @@
+//! A real API server with its etcd, in a network namespace of its own that nodes are plugged into.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use netns::Netns;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    eventually, guard,
+    pod::{exec_in, make_netns},
+    process::succeeded,
+    run,
+};
+
+/// How long the server may take to come up on a busy machine.
+const START: Duration = Duration::from_secs(120);
+
+/// The identity of pod-events and its rights, as they are deployed.
+const RBAC: &str = include_str!("../../deploy/kubernetes/pod-events-rbac.yaml");
+
+/// The server's address, and the first of those that nodes get.
+const ADDRESS: &str = "10.78.0.1";
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+static SHARED: Mutex<Weak<ApiServer>> = Mutex::new(Weak::new());
+
+/// An API server with RBAC on, its etcd, and the identity of pod-events.
+#[derive(Debug)]
+pub struct ApiServer {
+    name: String,
+    dir: PathBuf,
+    netns: Netns,
+    etcd: Mutex<Child>,
+    server: Mutex<Option<Child>>,
+    next_address: AtomicU32,
+}
+
+/// A program that the environment names.
+fn tool(variable: &str) -> anyhow::Result<PathBuf> {
+    let path = std::env::var_os(variable).map(PathBuf::from);
+    let found = path.filter(|path| path.is_file());
+    found.with_context(|| {
+        format!("{variable} names no program: run ./integration/test apiserver, which gets it")
+    })
+}
+
+impl ApiServer {
+    /// A server that no other test uses.
+    ///
+    /// # Errors
+    ///
+    /// Outside of the isolation, when a program is missing, or when it does not come up.
+    pub fn start() -> anyhow::Result<Self> {
+        guard()?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("api-{}-{number}", std::process::id());
+        let dir = PathBuf::from("/run").join(&name);
+        fs::create_dir_all(dir.join("certs"))?;
+        fs::write(dir.join("tokens.csv"), "admin,admin,admin,system:masters\n")?;
+        let key = dir.join("sa.key");
+        run(
+            "openssl",
+            &[
+                "genrsa".as_ref(),
+                "-out".as_ref(),
+                key.as_os_str(),
+                "2048".as_ref(),
+            ],
+        )?;
+        let netns = make_netns(&name)?;
+        for command in [
+            &["ip", "link", "add", "api0", "type", "bridge"][..],
+            &["ip", "addr", "add", "10.78.0.1/16", "dev", "api0"],
+            &["ip", "link", "set", "api0", "up"],
+        ] {
+            exec_in(netns.path(), command)?;
+        }
+        let etcd = etcd(&dir, &netns)?;
+        let server = Self {
+            name,
+            dir,
+            netns,
+            etcd: Mutex::new(etcd),
+            server: Mutex::default(),
+            next_address: AtomicU32::new(2),
+        };
+        server.run()?;
+        for document in RBAC.split("\n---\n") {
+            server.create_yaml(document)?;
+        }
+        Ok(server)
+    }
+
+    /// The server that tests share which do not stop it.
+    ///
+    /// # Errors
+    ///
+    /// As [`ApiServer::start`].
+    pub fn shared() -> anyhow::Result<Arc<Self>> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(server) = shared.upgrade() {
+            return Ok(server);
+        }
+        let server = Arc::new(Self::start()?);
+        *shared = Arc::downgrade(&server);
+        Ok(server)
+    }
+
+    /// Starts the server, its etcd running, and waits until it serves.
+    ///
+    /// # Errors
+    ///
+    /// When it does not come up.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let file = |name: &str| self.dir.join(name).display().to_string();
+        let arguments = [
+            "--etcd-servers=http://127.0.0.1:2379".to_owned(),
+            format!("--bind-address={ADDRESS}"),
+            format!("--advertise-address={ADDRESS}"),
+            "--secure-port=6443".to_owned(),
+            "--service-cluster-ip-range=10.79.0.0/24".to_owned(),
+            format!("--cert-dir={}", file("certs")),
+            format!("--token-auth-file={}", file("tokens.csv")),
+            "--authorization-mode=RBAC".to_owned(),
+            "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
+            format!("--service-account-key-file={}", file("sa.key")),
+            format!("--service-account-signing-key-file={}", file("sa.key")),
+            // Pods may name service accounts that nobody made.
+            "--disable-admission-plugins=ServiceAccount".to_owned(),
+        ];
+        let mut command = enter(&self.netns, &tool("KUBE_APISERVER")?);
+        command.args(arguments);
+        let child = spawn(command, &self.dir.join("apiserver.log"))?;
+        *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
+        eventually("the API server serves", START, || {
+            self.curl("GET", "/readyz", "text/plain", None)
+        })
+        .map(drop)
+        .with_context(|| self.tail())
+    }
+
+    /// Sends the server a signal.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run.
+    pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let id = server.as_ref().context("the API server does not run")?.id();
+        Ok(kill(Pid::from_raw(i32::try_from(id)?), signal)?)
+    }
+
+    /// Kills the server; its etcd goes on.
+    ///
+    /// # Errors
+    ///
+    /// When it did not run.
+    pub fn kill(&self) -> anyhow::Result<()> {
+        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = server.take().context("the API server does not run")?;
+        child.kill()?;
+        Ok(child.wait().map(drop)?)
+    }
+
+    /// The last lines that it wrote.
+    fn tail(&self) -> String {
+        let text = fs::read_to_string(self.dir.join("apiserver.log")).unwrap_or_default();
+        let lines: Vec<_> = text.lines().collect();
+        let tail = lines.get(lines.len().saturating_sub(20)..);
+        tail.unwrap_or_default().join("\n")
+    }
+
+    /// Plugs a node into the server's network and gives it an address there.
+    ///
+    /// # Errors
+    ///
+    /// When a command fails.
+    pub fn plug(&self, node: &Netns) -> anyhow::Result<()> {
+        let number = self.next_address.fetch_add(1, Ordering::Relaxed);
+        let (here, address) = (format!("api{number}"), format!("10.78.0.{number}/16"));
+        let there = node.path().display().to_string();
+        let link = [
+            "ip", "link", "add", &here, "type", "veth", "peer", "name", "api0",
+        ];
+        let name = there.rsplit('/').next().unwrap_or_default();
+        exec_in(self.netns.path(), &[&link[..], &["netns", name]].concat())?;
+        exec_in(
+            self.netns.path(),
+            &["ip", "link", "set", &here, "master", "api0", "up"],
+        )?;
+        exec_in(node.path(), &["ip", "addr", "add", &address, "dev", "api0"])?;
+        exec_in(node.path(), &["ip", "link", "set", "api0", "up"]).map(drop)
+    }
+
+    /// A kubeconfig with the identity of pod-events, from a token that the server gives.
+    ///
+    /// # Errors
+    ///
+    /// When the server gives none.
+    pub fn kubeconfig(&self) -> anyhow::Result<String> {
+        let path = "/api/v1/namespaces/inpod-system/serviceaccounts/pod-events/token";
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let answer = self.create(path, &request)?;
+        let token = answer.pointer("/status/token").and_then(Value::as_str);
+        let authority = self.dir.join("certs/apiserver.crt");
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "it",
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "clusters": [{"name": "it", "cluster": {
+                "server": format!("https://{ADDRESS}:6443"),
+                "certificate-authority": authority,
+            }}],
+            "users": [{"name": "it", "user": {"token": token.context("no token")?}}],
+        });
+        Ok(config.to_string())
+    }
+
+    /// Makes an object.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn create(&self, path: &str, object: &Value) -> anyhow::Result<Value> {
+        self.curl("POST", path, "application/json", Some(&object.to_string()))
+    }
+
+    /// Merges something into an object.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn patch(&self, path: &str, change: &Value) -> anyhow::Result<Value> {
+        let change = change.to_string();
+        self.curl("PATCH", path, "application/merge-patch+json", Some(&change))
+    }
+
+    /// Deletes an object, at once.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn delete(&self, path: &str) -> anyhow::Result<()> {
+        let now = json!({"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0});
+        let now = now.to_string();
+        self.curl("DELETE", path, "application/json", Some(&now))
+            .map(drop)
+    }
+
+    /// Makes one of the objects that are deployed.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn create_yaml(&self, document: &str) -> anyhow::Result<()> {
+        let kind = document
+            .lines()
+            .find_map(|line| line.strip_prefix("kind: "));
+        let path = match kind.context("a document has a kind")? {
+            "Namespace" => "/api/v1/namespaces",
+            "ServiceAccount" => "/api/v1/namespaces/inpod-system/serviceaccounts",
+            "ClusterRole" => "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+            other => bail!("{other} is not deployed"),
+        };
+        self.curl("POST", path, "application/yaml", Some(document))
+            .map(drop)
+    }
+
+    /// Makes the binding again that was deleted.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn bind_again(&self) -> anyhow::Result<()> {
+        let binding = RBAC.rsplit("\n---\n").next();
+        self.create_yaml(binding.context("the last document is the binding")?)
+    }
+
+    fn curl(
+        &self,
+        method: &str,
+        path: &str,
+        content: &str,
+        body: Option<&str>,
+    ) -> anyhow::Result<Value> {
+        let mut command = enter(&self.netns, Path::new("curl"));
+        command.args([
+            "--silent",
+            "--show-error",
+            "--fail-with-body",
+            "--max-time",
+            "20",
+        ]);
+        command
+            .arg("--cacert")
+            .arg(self.dir.join("certs/apiserver.crt"));
+        command.args(["-X", method, "-H", "Authorization: Bearer admin"]);
+        command.args(["-H", &format!("Content-Type: {content}")]);
+        if body.is_some() {
+            command.args(["--data-binary", "@-"]);
+        }
+        command.arg(format!("https://{ADDRESS}:6443{path}"));
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .context("cannot run curl; is it installed?")?;
+        let stdin = child.stdin.take().context("curl has a standard input")?;
+        { stdin }.write_all(body.unwrap_or_default().as_bytes())?;
+        let text = succeeded("curl", &child.wait_with_output()?)?;
+        Ok(serde_json::from_str(&text).unwrap_or(Value::String(text)))
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut etcd = self.etcd.lock().unwrap_or_else(PoisonError::into_inner);
+        for child in server.iter_mut().chain([&mut *etcd]) {
+            // Ended already, or ends now.
+            child.kill().unwrap_or_default();
+            child.wait().map(drop).unwrap_or_default();
+        }
+        run("ip", &["netns", "del", &self.name])
+            .map(drop)
+            .unwrap_or_default();
+        fs::remove_dir_all(&self.dir).unwrap_or_default();
+    }
+}
+
+fn enter(netns: &Netns, program: &Path) -> Command {
+    let mut command = Command::new("nsenter");
+    command
+        .arg(format!("--net={}", netns.path().display()))
+        .arg(program)
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .stdin(Stdio::null());
+    command
+}
+
+fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
+    let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
+    command.stdout(log.try_clone()?).stderr(log);
+    Ok(command.spawn()?)
+}
+
+fn etcd(dir: &Path, netns: &Netns) -> anyhow::Result<Child> {
+    let mut command = enter(netns, &tool("ETCD")?);
+    command.arg("--data-dir").arg(dir.join("etcd"));
+    command.args([
+        "--listen-client-urls=http://127.0.0.1:2379",
+        "--advertise-client-urls=http://127.0.0.1:2379",
+        "--listen-peer-urls=http://127.0.0.1:2380",
+        "--log-level=warn",
+    ]);
+    spawn(command, &dir.join("etcd.log"))
+}

@@ -1,0 +1,155 @@
+//! Which pod a runtime's ADD means, and what is decided of it.
+//!
+//! Done before the pod's task is asked, which waits for nobody: where the source has to be asked past its watch, that
+//! takes as long as the caller has.
+
+use std::time::Duration;
+
+use inpod_cni::enrolled::EnrolledNamespaces;
+use tokio::time::Instant;
+use workload::{Enrollment, Failure, InvalidIdentifier, PodRef, PodUid, Reason};
+
+use crate::{
+    decide::{Decision, OnUnknown, decide_from, on_unknown},
+    pipeline::forward,
+    pod::Pod,
+    source::{Inventory, Learnt, PodKey},
+    task::{AddCall, Shared},
+};
+
+/// What is known of the pod that a call means.
+#[derive(Clone, Debug)]
+pub enum Resolved {
+    /// The pod, and what it should be.
+    Pod(Pod, Decision),
+    /// Nobody can tell, and the pod may start all the same.
+    LetThrough {
+        /// The pod, as far as anybody said.
+        pod: Pod,
+        /// Why nobody can tell.
+        why: String,
+    },
+}
+
+/// Finds the pod of a call and decides. What the source shows costs no question.
+///
+/// # Errors
+///
+/// When there is no such pod, or it is another one than the runtime means, or nobody can tell and it has to wait.
+pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
+    let excluded = &shared.config.exclude_namespaces;
+    let decided = |inventory: &Inventory| {
+        let pod = meant(inventory, key, call.uid.as_ref())?;
+        let decision = decide_from(inventory, pod, excluded);
+        (decision.enrollment != Enrollment::Unknown).then(|| Resolved::Pod(pod.clone(), decision))
+    };
+    if let Some(resolved) = decided(&shared.source.inventory()) {
+        return Ok(resolved);
+    }
+    let is_enough = |inventory: &Inventory| decided(inventory).is_some();
+    let until = forward(call.deadline).max(Instant::now());
+    match shared.source.refresh(key, until, is_enough).await {
+        Learnt::Known(inventory) => {
+            decided(&inventory).ok_or_else(|| refusal(shared, &inventory, key, call))
+        }
+        Learnt::Elsewhere(node) => {
+            let (namespace, name) = key;
+            let place = node.map_or_else(|| "no node".to_owned(), |node| format!("node {node}"));
+            let here = &shared.config.node_name;
+            let message = format!("pod {namespace}/{name} is bound to {place}, this is {here}");
+            Err(Failure::new(Reason::PodOtherNode, message).at_field("pod"))
+        }
+        Learnt::Unanswered(why) => let_through(shared, key, call, why),
+    }
+}
+
+/// The pod of a name, of the UID where one was said; else one that is alive.
+fn meant<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
+    let is_meant = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.is_called(uid));
+    inventory.pod(key).filter(is_meant)
+}
+
+fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall) -> Failure {
+    let (namespace, name) = key;
+    let node = &shared.config.node_name;
+    match inventory.pod(key) {
+        None => {
+            let gap = inventory.gaps.first();
+            let gap = gap.map_or_else(String::new, |gap| format!("; {gap}"));
+            let message = format!("no pod {namespace}/{name} is known on node {node}{gap}");
+            Failure::new(Reason::PodUnknown, message).at_field("pod")
+        }
+        Some(pod) if meant(inventory, key, call.uid.as_ref()).is_some() => {
+            let gap = inventory
+                .gaps
+                .first()
+                .map_or("nobody shows it", String::as_str);
+            let message = format!(
+                "the labels of namespace {} are not known: {gap}",
+                pod.pod.namespace
+            );
+            Failure::new(Reason::NamespaceUnknown, message).at_field("pod.namespace")
+        }
+        Some(pod) if call.uid.is_some() => {
+            let message = format!(
+                "pod {namespace}/{name} has UID {}, not the one the runtime named",
+                pod.pod.uid
+            );
+            Failure::new(Reason::PodUidMismatch, message).at_field("pod.uid")
+        }
+        Some(_) => {
+            let message = format!("pod {namespace}/{name} has ended, and the runtime names no UID");
+            Failure::new(Reason::PodUnknown, message).at_field("pod")
+        }
+    }
+}
+
+/// What becomes of a pod of which nobody can tell whether it is to be in the mesh.
+fn let_through(
+    shared: &Shared,
+    key: &PodKey,
+    call: &AddCall,
+    why: String,
+) -> Result<Resolved, Failure> {
+    let inventory = shared.source.inventory();
+    let (namespace, name) = key;
+    let is_excluded = shared.config.exclude_namespaces.contains(namespace);
+    let list = EnrolledNamespaces::read(&shared.config.plugin_state_dir);
+    let is_listed = list.ok().flatten().map(|list| list.contains(namespace));
+    let policy = on_unknown(inventory.namespaces.get(namespace), is_listed);
+    if policy == OnUnknown::Closed && !is_excluded {
+        let message = format!(
+            "it is not known whether pod {namespace}/{name} is to be in the mesh, and pods of its namespace wait: {why}"
+        );
+        return Err(Failure::new(Reason::SourceUnavailable, message).retry_after(RETRY));
+    }
+    let shown = meant(&inventory, key, call.uid.as_ref()).cloned();
+    let pod = shown.map_or_else(|| guess(key, call), Ok)?;
+    Ok(Resolved::LetThrough { pod, why })
+}
+
+/// A pod of which nothing but its name is known.
+fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
+    let odd = |error: InvalidIdentifier| {
+        Failure::new(Reason::InvalidField, error.to_string()).at_field("sandbox.container_id")
+    };
+    // Where the runtime names no UID, the container's id stands in for it until the pod shows.
+    let stand_in = || call.sandbox.container_id.as_str().parse().map_err(odd);
+    Ok(Pod {
+        pod: PodRef {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            uid: call.uid.clone().map_or_else(stand_in, Ok)?,
+        },
+        service_account: "default".parse().map_err(odd)?,
+        node: None,
+        dataplane_mode: None,
+        host_network: false,
+        has_sidecar: false,
+        terminal: false,
+        runtime_uid: None,
+    })
+}
+
+/// When it makes sense to ask again.
+const RETRY: Duration = Duration::from_secs(5);

@@ -1,0 +1,144 @@
+//! The question past the watch.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1 as k8s;
+use kube::{Api, Client, core::PartialObjectMeta};
+use tokio::time::{Instant, sleep, timeout_at};
+use workload::{NamespaceName, NodeName};
+
+use super::{Known, seen_namespace, seen_pod, told_of_api};
+use crate::{
+    pod::Pod,
+    source::{Inventory, Learnt, PodKey},
+};
+
+/// How long one question may take. An API server that is slower does not answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How often a pod is asked for again that the watch has not told of. In a watch that works it is so within
+/// milliseconds.
+const CONFIRM: Duration = Duration::from_secs(30);
+
+/// Asks the API server for single objects.
+#[derive(Clone)]
+pub(in crate::source) struct Lookup {
+    client: Client,
+    node: NodeName,
+    known: Arc<Known>,
+}
+
+impl fmt::Debug for Lookup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lookup")
+            .field("node", &self.node)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lookup {
+    pub(super) fn new(client: Client, node: NodeName, known: Arc<Known>) -> Self {
+        Self {
+            client,
+            node,
+            known,
+        }
+    }
+
+    fn inventory(&self) -> Arc<Inventory> {
+        Arc::clone(&self.known.inventory.borrow())
+    }
+
+    /// Waits for the first lists, then asks for the pod, then for its namespace; ends as soon as there is enough.
+    pub(in crate::source) async fn look(
+        &self,
+        key: &PodKey,
+        until: Instant,
+        is_enough: impl Fn(&Inventory) -> bool,
+    ) -> Learnt {
+        self.first_lists(until).await;
+        if is_enough(&self.inventory()) {
+            return Learnt::Known(self.inventory());
+        }
+        match self.ask_for_pod(key, until).await {
+            Ok(Some(pod)) if pod.node.as_ref() != Some(&self.node) => {
+                return Learnt::Elsewhere(pod.node);
+            }
+            Ok(_) => {}
+            Err(why) => return Learnt::Unanswered(why),
+        }
+        let inventory = self.inventory();
+        let settled = inventory.pod(key).is_none() || is_enough(&inventory);
+        if !settled && let Err(why) = self.ask_for_namespace(&key.0, until).await {
+            return Learnt::Unanswered(why);
+        }
+        Learnt::Known(self.inventory())
+    }
+
+    /// Half of the time is kept for the question.
+    async fn first_lists(&self, until: Instant) {
+        let now = Instant::now();
+        let half = now + until.saturating_duration_since(now) / 2;
+        let mut health = self.known.health.subscribe();
+        // A server that has failed to answer is not waited for.
+        let first = health.wait_for(Option::is_some);
+        let _late = timeout_at(half, first).await;
+    }
+
+    /// The pod, which is known from then on if it is of this node.
+    async fn ask_for_pod(&self, key: &PodKey, until: Instant) -> Result<Option<Pod>, String> {
+        let (namespace, name) = key;
+        let api = Api::<k8s::Pod>::namespaced(self.client.clone(), namespace.as_str());
+        let Some(pod) = answered(api.get_opt(name.as_str()), until).await? else {
+            self.known.change(|store| store.pods.unlearn(key));
+            return Ok(None);
+        };
+        let seen = seen_pod(pod);
+        let cannot_be_used = |why| format!("{} cannot be used: {why}", seen.title);
+        let (key, pod) = seen.parsed.map_err(cannot_be_used)?;
+        if pod.node.as_ref() == Some(&self.node) {
+            let learnt = pod.clone();
+            self.known
+                .change(|store| store.pods.learn(key, seen.version, learnt));
+        }
+        Ok(Some(pod))
+    }
+
+    async fn ask_for_namespace(&self, name: &NamespaceName, until: Instant) -> Result<(), String> {
+        let api = Api::<PartialObjectMeta<k8s::Namespace>>::all(self.client.clone());
+        let Some(namespace) = answered(api.get_opt(name.as_str()), until).await? else {
+            self.known.change(|store| store.namespaces.unlearn(name));
+            return Ok(());
+        };
+        let seen = seen_namespace(namespace);
+        let cannot_be_used = |why| format!("{} cannot be used: {why}", seen.title);
+        let (name, namespace) = seen.parsed.map_err(cannot_be_used)?;
+        self.known
+            .change(|store| store.namespaces.learn(name, seen.version, namespace));
+        Ok(())
+    }
+
+    /// Asks again, for ever, for pods that were asked for and that the watch has not told of: they may be gone.
+    pub(super) async fn confirm(self) {
+        loop {
+            sleep(CONFIRM).await;
+            let pods = self.known.change(|store| store.pods.unconfirmed());
+            for key in pods {
+                if let Err(why) = self.ask_for_pod(&key, Instant::now() + ANSWER).await {
+                    tracing::debug!(pod = format!("{}/{}", key.0, key.1), why, "Not confirmed");
+                }
+            }
+        }
+    }
+}
+
+async fn answered<T>(
+    call: impl Future<Output = kube::Result<Option<T>>>,
+    until: Instant,
+) -> Result<Option<T>, String> {
+    let until = until.min(Instant::now() + ANSWER);
+    match timeout_at(until, call).await {
+        Ok(answer) => answer.map_err(|error| told_of_api(&error)),
+        Err(_) => Err("the API server does not answer in time".to_owned()),
+    }
+}
