@@ -142,7 +142,7 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     let protoset = strict.run_dir().with_file_name("protoset");
     fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
     // pod-events of that node is no service to the others either, and says so again and again.
-    let own = format!("process {} of", strict.pid("pod-events").unwrap());
+    let own = format!("pid={} ", strict.pid("pod-events").unwrap());
     for (component, call) in calls() {
         let socket = daemon::socket(&strict.run_dir(), component);
         let command = format!(
@@ -163,7 +163,8 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
             line.contains("WARN")
                 && line.contains(&format!("method=\"/{call}\""))
                 && line.contains("Refused a caller")
-                && line.contains("of uid 0")
+                && line.contains("uid=0")
+                && line.contains("kubepods")
                 && !line.contains(&own)
         };
         assert_eq!(log.lines().filter(audited).count(), 1, "{call}: {log}");

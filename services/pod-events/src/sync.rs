@@ -24,6 +24,9 @@ use crate::{agents::Agents, pipeline::Synced, registry::Registry};
 /// How long to wait before a stream that broke is opened again.
 const REOPEN: Duration = Duration::from_millis(100);
 
+/// The longest wait before a service is told again that could not be told.
+const LONGEST: Duration = Duration::from_secs(5);
+
 /// How long a service may take for one call of a synchronisation.
 const TELL: Duration = Duration::from_secs(10);
 
@@ -80,23 +83,26 @@ impl Sync {
     }
 
     async fn run(mut self) {
+        let mut wait = REOPEN;
         loop {
             let (netconfig, broker) = (
                 self.netconfig.borrow_and_update().clone(),
                 self.broker.borrow_and_update().clone(),
             );
-            if let Err(failure) = self.tell(netconfig, broker).await {
-                tracing::warn!(%failure, "Could not tell everything; once more");
-                sleep(REOPEN).await;
-                continue;
+            let told = self.tell(netconfig, broker).await;
+            if let Err(failure) = &told {
+                tracing::warn!(%failure, ?wait, "Could not tell everything; once more");
             }
+            // Another run of a service is worth an attempt at once.
             let changed = tokio::select! {
                 changed = self.netconfig.changed() => changed,
                 changed = self.broker.changed() => changed,
+                () = sleep(wait), if told.is_err() => Ok(()),
             };
             if changed.is_err() {
                 return;
             }
+            wait = told.map_or_else(|_| LONGEST.min(wait * 2), |()| REOPEN);
         }
     }
 
@@ -167,12 +173,13 @@ impl Sync {
             .await;
         let told = result.clone().map_err(|failure| failure.to_string());
         self.conditions.set("ztunnel-broker", told);
+        result?;
         tracing::info!(
             workloads = workloads.len(),
             broker,
             "Told the broker the desired set"
         );
-        result
+        Ok(())
     }
 }
 
