@@ -135,28 +135,27 @@ impl Registry {
     /// Asks a pod's task, which is started where there is none.
     fn ask(&self, key: &PodKey, command: Command) {
         let mut tasks = self.tasks();
-        // A task that has come to an end by a defect is replaced, with what it wrote down.
-        if tasks
-            .running
-            .get(key)
-            .is_none_or(|handle| handle.commands.is_closed())
-        {
-            let records = self
-                .shared
-                .pipeline
-                .checkpoint
-                .records()
-                .unwrap_or_default();
-            let own = records
-                .into_iter()
-                .filter(|record| key_of(record) == *key)
-                .collect();
+        let records = match tasks.running.get(key) {
+            Some(handle) if !handle.commands.is_closed() => None,
+            // It has come to an end by a defect, and is replaced with what it wrote down.
+            Some(_) => Some(self.written_down(key)),
+            // One that ended as it should had nothing left to remember: to read every pod's record for each new pod
+            // would cost more with each pod of the node.
+            None => Some(Vec::new()),
+        };
+        if let Some(records) = records {
             // A new task has nothing to do until the command is there, and ends for want of it only under this lock.
-            self.start(&mut tasks, key.clone(), own);
+            self.start(&mut tasks, key.clone(), records);
         }
         if let Some(handle) = tasks.running.get(key) {
             handle.send(command);
         }
+    }
+
+    fn written_down(&self, key: &PodKey) -> Vec<Record> {
+        let records = self.shared.pipeline.checkpoint.records();
+        let records = records.unwrap_or_default().into_iter();
+        records.filter(|record| key_of(record) == *key).collect()
     }
 
     /// A sandbox was created. Waits for services that are restarted meanwhile, as long as the caller does.
@@ -201,11 +200,8 @@ impl Registry {
     pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {
-            handle
-                .view()
-                .records
-                .iter()
-                .any(|record| record.sandbox == *sandbox)
+            let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
+            view.records.iter().any(|record| record.sandbox == *sandbox)
         };
         tasks
             .running

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use integration::{Call, Node, Pod, Spec, bin, run};
+use integration::{Call, Node, PATIENCE, Pod, Spec, bin, eventually, run};
 
 use crate::table::{Row, record, table, timed};
 
@@ -24,6 +24,8 @@ pub(crate) fn verbs(samples: usize) -> anyhow::Result<()> {
     for _ in 0..samples {
         let outside = node.sandbox(Spec::new("outside"))?;
         let inside = node.sandbox(Spec::new("inside").ambient())?;
+        known(&node, &outside.spec)?;
+        known(&node, &inside.spec)?;
         let times = [
             took(&node.call(Call::del, &inside))?,
             timed(|| run(&bare, &[&socket]).map(drop))?,
@@ -53,6 +55,7 @@ pub(crate) fn crowd(samples: usize) -> anyhow::Result<()> {
     for _ in 0..samples {
         for ((node, _pods), row) in nodes.iter().zip(&mut rows) {
             let pod = node.sandbox(Spec::new("one-more").ambient())?;
+            known(node, &pod.spec)?;
             row.times.push(took(&node.call(Call::add, &pod))?);
             node.del(&pod)?;
         }
@@ -65,6 +68,16 @@ fn crowded(pods: usize) -> anyhow::Result<(Node, Vec<Pod>)> {
     let pods = (0..pods).map(|number| node.pod(Spec::new(&format!("pod-{number}")).ambient()));
     let pods = pods.collect::<Result<_, _>>()?;
     Ok((node, pods))
+}
+
+/// Waits until the source shows a pod: how long a directory of manifests takes to be read is no part of an ADD.
+fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
+    eventually("the pod is known", PATIENCE, || {
+        let known = node.explain(spec)?;
+        let uid = known.pod.map(|pod| pod.uid).unwrap_or_default();
+        ensure!(uid == spec.uid, "it is not");
+        anyhow::Ok(())
+    })
 }
 
 fn version() -> Call {
