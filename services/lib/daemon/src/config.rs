@@ -117,8 +117,13 @@ pub enum ConfigError {
     #[error("{0}")]
     Arguments(String),
     /// A file that cannot be read or is no TOML.
-    #[error("cannot use the configuration file")]
-    File(#[source] config::ConfigError),
+    #[error("cannot use the configuration file {}", .path.display())]
+    File {
+        /// The file as it was asked for: the library names it as seen from the working directory.
+        path: PathBuf,
+        /// What is wrong.
+        source: config::ConfigError,
+    },
     /// A value of the wrong type, or one that cannot be parsed.
     #[error("setting {key} from {origin} cannot be used")]
     Value {

@@ -37,7 +37,10 @@ pub(super) fn from_file(
     must_exist: bool,
 ) -> Result<Map<String, Value>, ConfigError> {
     let source = File::new(&file.to_string_lossy(), FileFormat::Toml).required(must_exist);
-    let values = source.collect().map_err(ConfigError::File)?;
+    let values = source.collect().map_err(|source| ConfigError::File {
+        path: file.to_owned(),
+        source,
+    })?;
     for name in values.keys() {
         known(keys, name, name, &file.display().to_string())?;
     }
