@@ -1,6 +1,6 @@
 //! CNI verbs, from exec to exit.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use anyhow::ensure;
 use integration::{Call, Node, PATIENCE, Pod, Spec, bin, eventually, run};
@@ -70,6 +70,10 @@ fn crowded(pods: usize) -> anyhow::Result<(Node, Vec<Pod>)> {
     Ok((node, pods))
 }
 
+/// Between the look at a pod and its ADD: the directory of manifests is read once more, whole, for the last of the events
+/// of one file.
+const READ: Duration = Duration::from_millis(200);
+
 /// Waits until the source shows a pod: how long a directory of manifests takes to be read is no part of an ADD.
 fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
     eventually("the pod is known", PATIENCE, || {
@@ -77,7 +81,9 @@ fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
         let uid = known.pod.map(|pod| pod.uid).unwrap_or_default();
         ensure!(uid == spec.uid, "it is not");
         anyhow::Ok(())
-    })
+    })?;
+    thread::sleep(READ);
+    Ok(())
 }
 
 fn version() -> Call {
