@@ -5,6 +5,8 @@ pub enum Class {
     Read,
     /// Host processes: the container runtime's plugin.
     Cni,
+    /// Host processes, audited: people and their tools, for what acts without changing a pod.
+    Operator,
     /// The proven service alone.
     Service,
 }
@@ -35,10 +37,13 @@ fn pod_events(method: &str) -> Option<Class> {
 
 fn netconfig(method: &str) -> Option<Class> {
     match method {
-        "ClaimNetns" | "ReleaseNetns" | "ApplyRules" | "RemoveRules" => Some(Class::Service),
+        "ClaimNetns" | "ReleaseNetns" | "FindNetns" | "ApplyRules" | "RemoveRules" => {
+            Some(Class::Service)
+        }
         // The handler demands Class::Service for a path.
-        "InspectNetns" => Some(Class::Read),
-        "ListClaims" | "VerifyRules" | "WatchDrift" => Some(Class::Read),
+        "InspectNetns" | "ListListeners" => Some(Class::Read),
+        "ListClaims" | "PlanRules" | "VerifyRules" | "WatchDrift" => Some(Class::Read),
+        "SelfTest" => Some(Class::Operator),
         _ => None,
     }
 }
@@ -79,11 +84,12 @@ mod tests {
     fn every_call_states_the_class_that_the_servers_enforce() {
         let set = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
         let calls: Vec<_> = set.file.iter().flat_map(calls).collect();
-        assert_eq!(calls.len(), 20, "{calls:?}");
+        assert_eq!(calls.len(), 24, "{calls:?}");
         for (path, comment) in calls {
             let stated = match comment.split_once("Class: ").unwrap().1 {
                 rest if rest.starts_with("service for a path, read for") => Class::Read,
                 rest if rest.starts_with("service.") => Class::Service,
+                rest if rest.starts_with("operator.") => Class::Operator,
                 rest if rest.starts_with("cni.") => Class::Cni,
                 rest if rest.starts_with("read.") => Class::Read,
                 rest => panic!("{path}: no known class in {rest:?}"),

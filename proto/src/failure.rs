@@ -21,6 +21,7 @@ pub fn code_of(reason: Reason) -> Code {
         Reason::PodUnknown
         | Reason::NamespaceUnknown
         | Reason::NetnsMissing
+        | Reason::NetnsNotFound
         | Reason::SandboxUnknown => Code::NotFound,
         Reason::LabelOnPod
         | Reason::LabelOnNamespace
@@ -36,12 +37,15 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::AddressMismatch
         | Reason::ClaimUnknown
         | Reason::RulesDiffer
+        | Reason::BackendUnavailable
+        | Reason::Ipv6Unavailable
         | Reason::NotSeeded => Code::FailedPrecondition,
         Reason::Starting
         | Reason::DependencyUnavailable
         | Reason::SourceUnavailable
         | Reason::AgentUnavailable
         | Reason::NetnsUnreachable
+        | Reason::BackendBusy
         | Reason::ZtunnelNeverConnected
         | Reason::ZtunnelLost
         | Reason::ZtunnelSnapshotUnfinished

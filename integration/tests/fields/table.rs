@@ -115,7 +115,7 @@ impl Parts {
 
     fn netconfig(&self) -> Vec<Good> {
         let call = "netconfig";
-        let ambient = netconfig::AmbientRedirection {};
+        let ambient = netconfig::AmbientRedirection::default();
         let redirection = Some(netconfig::Redirection {
             mode: Some(netconfig::redirection::Mode::Ambient(ambient)),
         });
@@ -128,7 +128,8 @@ impl Parts {
         let release = netconfig::ReleaseNetnsRequest { sandbox: sandbox() };
         let apply = netconfig::ApplyRulesRequest {
             sandbox: sandbox(),
-            redirection,
+            redirection: redirection.clone(),
+            ..Default::default()
         };
         let remove = netconfig::RemoveRulesRequest {
             sandbox: sandbox(),

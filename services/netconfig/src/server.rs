@@ -12,8 +12,10 @@ use inpod_proto::{
     Class, addresses_from, addresses_to,
     netconfig::v1::{
         ApplyRulesRequest, ApplyRulesResponse, ClaimNetnsRequest, ClaimNetnsResponse,
-        InspectNetnsRequest, InspectNetnsResponse, ListClaimsRequest, ListClaimsResponse,
-        ReleaseNetnsRequest, ReleaseNetnsResponse, RemoveRulesRequest, RemoveRulesResponse,
+        FindNetnsRequest, FindNetnsResponse, InspectNetnsRequest, InspectNetnsResponse,
+        ListClaimsRequest, ListClaimsResponse, ListListenersRequest, ListListenersResponse,
+        PlanRulesRequest, PlanRulesResponse, ReleaseNetnsRequest, ReleaseNetnsResponse,
+        RemoveRulesRequest, RemoveRulesResponse, SelfTestRequest, SelfTestResponse,
         VerifyRulesRequest, VerifyRulesResponse, WatchDriftRequest, WatchDriftResponse,
         inspect_netns_request::Target, netconfig_service_server::NetconfigService,
     },
@@ -161,7 +163,27 @@ impl NetconfigService for Handler {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
             changed: applied.changed,
+            ..ApplyRulesResponse::default()
         }))
+    }
+
+    async fn plan_rules(&self, _request: Request<PlanRulesRequest>) -> Answer<PlanRulesResponse> {
+        Err(Status::unimplemented("PlanRules"))
+    }
+
+    async fn find_netns(&self, _request: Request<FindNetnsRequest>) -> Answer<FindNetnsResponse> {
+        Err(Status::unimplemented("FindNetns"))
+    }
+
+    async fn list_listeners(
+        &self,
+        _request: Request<ListListenersRequest>,
+    ) -> Answer<ListListenersResponse> {
+        Err(Status::unimplemented("ListListeners"))
+    }
+
+    async fn self_test(&self, _request: Request<SelfTestRequest>) -> Answer<SelfTestResponse> {
+        Err(Status::unimplemented("SelfTest"))
     }
 
     async fn remove_rules(
@@ -290,5 +312,6 @@ fn look(netns: &Netns, container_id: Option<&str>) -> Result<InspectNetnsRespons
         listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
         captured_flows: sockets.captured_flows,
         path_intact: netns.path_intact(),
+        ..InspectNetnsResponse::default()
     })
 }

@@ -88,6 +88,7 @@ async fn state(claim: Arc<Claim>) -> WatchDriftResponse {
         fingerprint: tag
             .map(|tag| tag.fingerprint.to_string())
             .unwrap_or_default(),
+        ..NetnsState::default()
     }))
 }
 

@@ -78,7 +78,7 @@ fn incomprehensible(service: &'static str, error: &inpod_proto::Invalid) -> Fail
 
 /// The redirection of an ambient pod.
 fn ambient() -> netconfig::Redirection {
-    let mode = netconfig::redirection::Mode::Ambient(netconfig::AmbientRedirection {});
+    let mode = netconfig::redirection::Mode::Ambient(netconfig::AmbientRedirection::default());
     netconfig::Redirection { mode: Some(mode) }
 }
 
@@ -150,6 +150,7 @@ impl Agents {
         let message = netconfig::ApplyRulesRequest {
             sandbox: Some(sandbox.into()),
             redirection: Some(ambient()),
+            probe_addresses: Vec::new(),
         };
         let mut client = self.netconfig.clone();
         let applied = call(

@@ -87,7 +87,7 @@ impl Peer {
     pub fn may(&self, class: Class) -> bool {
         match class {
             Class::Read => self.host || self.service,
-            Class::Cni => self.host,
+            Class::Cni | Class::Operator => self.host,
             Class::Service => self.service,
         }
     }
@@ -301,7 +301,7 @@ mod tests {
         let peer = policy(Service::Anyone).identify(&left).unwrap();
         assert_eq!(peer.pid, i32::try_from(std::process::id()).unwrap());
         assert!(
-            [Class::Read, Class::Cni, Class::Service]
+            [Class::Read, Class::Cni, Class::Operator, Class::Service]
                 .iter()
                 .all(|class| peer.may(*class))
         );
@@ -338,7 +338,7 @@ mod tests {
     fn a_call_without_a_known_peer_may_do_nothing() {
         let peer = of(&tonic::Request::new(()));
         assert!(
-            [Class::Read, Class::Cni, Class::Service]
+            [Class::Read, Class::Cni, Class::Operator, Class::Service]
                 .iter()
                 .all(|class| !peer.may(*class))
         );

@@ -112,6 +112,15 @@ reasons! {
     /// The path is not there, but processes run in the netns that was meant.
     NetnsUnreachable = 50, "NETNS_UNREACHABLE", "Check that the netns directories are mounted into netconfig with HostToContainer propagation.";
 
+    /// No process of the pod is in a netns that holds one of its addresses.
+    NetnsNotFound = 51, "NETNS_NOT_FOUND", "Wait until the pod has started, or recreate it so that CNI is called for it.";
+    /// The programs of the backend that is configured cannot be used.
+    BackendUnavailable = 52, "BACKEND_UNAVAILABLE", "Install iptables in netconfig's image, or set backend to nftables.";
+    /// A program of the backend did not get its lock, or did not end, in time.
+    BackendBusy = 53, "BACKEND_BUSY", "Wait: the call is repeated. Look for a process that holds the lock.";
+    /// IPv6 is to be captured in a netns that has none.
+    Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6 to auto, or switch IPv6 on in the pod.";
+
     /// The broker was not given the desired set yet.
     NotSeeded = 60, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";
     /// The broker was restarted meanwhile.

@@ -165,7 +165,7 @@ pub(crate) fn at(path: &str) -> NetnsRef {
 
 pub(crate) fn ambient() -> Option<Redirection> {
     Some(Redirection {
-        mode: Some(Mode::Ambient(AmbientRedirection {})),
+        mode: Some(Mode::Ambient(AmbientRedirection::default())),
     })
 }
 

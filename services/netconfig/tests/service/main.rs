@@ -33,6 +33,7 @@ async fn a_claimed_netns_is_programmed_verified_and_cleaned() {
     let request = ApplyRulesRequest {
         sandbox: wire("c1"),
         redirection: ambient(),
+        probe_addresses: Vec::new(),
     };
     let first = netconfig
         .client
@@ -65,6 +66,7 @@ async fn without_a_claim_nothing_is_done() {
     let request = ApplyRulesRequest {
         sandbox: wire("c1"),
         redirection: ambient(),
+        probe_addresses: Vec::new(),
     };
     let status = netconfig.client.apply_rules(request).await.unwrap_err();
     assert_eq!(
@@ -135,6 +137,7 @@ async fn a_watcher_sees_the_state_then_changes_then_the_end_of_a_claim() {
     let request = ApplyRulesRequest {
         sandbox: wire("c1"),
         redirection: ambient(),
+        probe_addresses: Vec::new(),
     };
     let applied = netconfig
         .client
@@ -205,6 +208,7 @@ async fn an_apply_whose_caller_goes_away_is_finished() {
         let request = ApplyRulesRequest {
             sandbox: wire("c1"),
             redirection: ambient(),
+            probe_addresses: Vec::new(),
         };
         drop(tokio::time::timeout(patience, netconfig.client.apply_rules(request)).await);
         // All, or nothing where it never arrived: two tables, two routes and two ip rules.

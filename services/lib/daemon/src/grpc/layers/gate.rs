@@ -27,6 +27,9 @@ impl Step for Gate {
             self.0.refuse_call(name_of(class));
             return refusal(&status, StatusCode::FORBIDDEN, &call);
         }
+        if class == Class::Operator {
+            tracing::info!(uid = peer.uid, pid = peer.pid, path, "An operator calls");
+        }
         pass(next, call).await
     }
 }
@@ -43,6 +46,7 @@ fn name_of(class: Class) -> &'static str {
     match class {
         Class::Read => "read",
         Class::Cni => "cni",
+        Class::Operator => "operator",
         Class::Service => "service",
     }
 }
