@@ -10,8 +10,8 @@ use std::{
 };
 
 use netconfig::{
-    apply::{apply, verify},
-    rules::Redirection::Ambient,
+    apply::Writer,
+    rules::{Ambient, Redirection},
 };
 use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
@@ -26,13 +26,14 @@ fn main() -> anyhow::Result<()> {
         container_id: "c1".parse()?,
         ifname: "eth0".parse()?,
     };
+    let (writer, ambient) = (Writer::default(), Redirection::Ambient(Ambient::default()));
     let (mut fresh, mut again, mut compared) = (Vec::new(), Vec::new(), Vec::new());
     let mut held = Vec::new();
     for _ in 0..count {
         let netns = new_netns()?;
-        fresh.push(timed(|| apply(&netns, Ambient, &sandbox))?);
-        again.push(timed(|| apply(&netns, Ambient, &sandbox))?);
-        compared.push(timed(|| verify(&netns, Ambient))?);
+        fresh.push(timed(|| writer.apply(&netns, &ambient, &sandbox))?);
+        again.push(timed(|| writer.apply(&netns, &ambient, &sandbox))?);
+        compared.push(timed(|| writer.verify(&netns, &ambient))?);
         // The kernel's work of taking a netns down is none of ours.
         held.push(netns);
     }

@@ -1,33 +1,63 @@
-//! Makes a netns's redirection so, compares it, takes it away. Synchronous: each of these does its work on the calling
-//! thread and returns when it is done.
+//! Makes a netns's redirection so, compares, tells what it would do, and takes it away: reads everything, decides
+//! ([`crate::plan`]), does it step by step, and reads everything back.
+
+mod remove;
+mod undo;
+
+pub use remove::{Phase, Removed};
 
 use netns::Netns;
 use workload::SandboxRef;
 
 use crate::{
-    error::{ApplyError, RemoveError, VerifyError, chain},
+    backend::{Backend, BackendError, Change, Observed},
+    error::{ApplyError, VerifyError},
+    family::Family,
     inspect,
-    link::{Link, State},
+    iptables::Programs,
+    link::Link,
     netlink::KernelError,
-    nftables::{Change, NewTable, Observed, ObservedTable, RuleBackend},
-    plan::Plan,
-    routes::{Family, Item, ORDER},
-    rules::{
-        Fingerprint, Redirection, Ruleset, Tag,
-        ambient::{self, NAT, TABLES},
-    },
+    plan::{self, Plan, State, Step},
+    rules::{Fingerprint, Ipv6, Redirection, Ruleset, Tag},
 };
+use undo::Undo;
 
 /// How often a change is tried while others keep changing the netns's tables.
 const ATTEMPTS: usize = 8;
+
+/// Writes rules: with which backend, and by which programs.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    /// With which backend every pod is written, if that was configured. One that is written with another is changed.
+    pub configured: Option<Backend>,
+    /// With which one a pod is written that is written with none.
+    pub detected: Backend,
+    /// The programs of iptables.
+    pub programs: Programs,
+}
+
+/// By nf_tables, without any program.
+impl Default for Writer {
+    fn default() -> Self {
+        Self {
+            configured: None,
+            detected: Backend::Nftables,
+            programs: Programs::default(),
+        }
+    }
+}
 
 /// What an apply came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
     /// Identifies the rules.
     pub fingerprint: Fingerprint,
+    /// What they are written with.
+    pub backend: Backend,
     /// Whether anything had to be written.
     pub changed: bool,
+    /// Connections from before that go past ztunnel.
+    pub direct_flows: u32,
 }
 
 /// What a comparison came to.
@@ -35,261 +65,276 @@ pub struct Applied {
 pub struct Verified {
     /// Identifies the rules that belong there.
     pub fingerprint: Fingerprint,
+    /// What they are or would be written with.
+    pub backend: Backend,
     /// One sentence per difference.
     pub differences: Vec<String>,
 }
 
-/// How far a redirection is taken away.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// New connections go direct, captured ones live on.
-    Drain,
-    /// Nothing of ours is left.
-    Final,
+/// What an apply would come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// The comparison.
+    pub verified: Verified,
+    /// What would be done, in the words of sysctl, ip, nft and iptables-restore.
+    pub transaction: String,
 }
 
-/// Makes the redirection of a netns exactly this, and reads it back. Where it is so already nothing is written.
-///
-/// # Errors
-///
-/// When the kernel refuses, or holds something else afterwards; what was there before is then put back.
-pub fn apply(
-    netns: &Netns,
-    redirection: Redirection,
-    sandbox: &SandboxRef,
-) -> Result<Applied, ApplyError> {
-    Link::with(netns, |link| make_so(link, redirection, sandbox))
+/// What rules a netns bears.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Observation {
+    /// The tag of ours; `None` where there are none.
+    pub tag: Option<Tag>,
+    /// Whether what is there is exactly what bears the tag's fingerprint, routes and sysctl included.
+    pub intact: bool,
+    /// What ours are written with.
+    pub backend: Option<Backend>,
 }
 
-fn make_so(
-    link: &mut Link,
-    redirection: Redirection,
-    sandbox: &SandboxRef,
-) -> Result<Applied, ApplyError> {
-    let plan = Plan::new(redirection.ruleset(), link.has_ipv6);
-    let applied = |changed| Applied {
+impl Writer {
+    /// Makes the redirection of a netns exactly this, and reads it back. Where it is so already nothing is written.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel or a program refuses, or holds something else afterwards; what was there before is then put
+    /// back.
+    pub fn apply(
+        &self,
+        netns: &Netns,
+        redirection: &Redirection,
+        sandbox: &SandboxRef,
+    ) -> Result<Applied, ApplyError> {
+        let (plan, changed) = Link::with(netns, &self.programs, |link| {
+            let before = self.read(link)?;
+            let plan = self.plan(link, &before, redirection)?;
+            let changed = make_so(link, &plan, before, sandbox)?;
+            Ok::<_, ApplyError>((plan, changed))
+        })?;
+        Ok(Applied {
+            fingerprint: plan.fingerprint,
+            backend: plan.backend,
+            changed,
+            direct_flows: inspect::direct_flows(netns)?,
+        })
+    }
+
+    /// Compares a netns with a redirection, reading everything back.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read, or the redirection cannot be in this netns.
+    pub fn verify(
+        &self,
+        netns: &Netns,
+        redirection: &Redirection,
+    ) -> Result<Verified, VerifyError> {
+        Link::with(netns, &self.programs, |link| {
+            let state = self.read(link)?;
+            let plan = self.plan(link, &state, redirection)?;
+            Ok(verified(&plan, &state))
+        })
+    }
+
+    /// What an apply would do now.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Self::verify`].
+    pub fn preview(
+        &self,
+        netns: &Netns,
+        redirection: &Redirection,
+        sandbox: &SandboxRef,
+    ) -> Result<Planned, VerifyError> {
+        Link::with(netns, &self.programs, |link| {
+            let state = self.read(link)?;
+            let plan = self.plan(link, &state, redirection)?;
+            let steps = plan.steps(&state, &tag(&plan, &state, sandbox));
+            Ok(Planned {
+                verified: verified(&plan, &state),
+                transaction: plan::print(&steps, &state, &plan, |backend, seen, change| {
+                    link.script(backend, seen, change)
+                }),
+            })
+        })
+    }
+
+    /// What rules a netns bears.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
+        Link::with(netns, &self.programs, |link| {
+            let state = self.read(link)?;
+            let (tag, backend) = (state.tag(), state.backend());
+            let intact = match (&tag, backend) {
+                (Some(tag), Some(backend)) => plan::is_intact(&state, backend, tag.fingerprint),
+                _ => false,
+            };
+            Ok(Observation {
+                tag,
+                intact,
+                backend,
+            })
+        })
+    }
+
+    fn read(&self, link: &mut Link<'_>) -> Result<State, BackendError> {
+        link.read(self.configured.unwrap_or(self.detected))
+    }
+
+    fn plan(
+        &self,
+        link: &Link<'_>,
+        state: &State,
+        redirection: &Redirection,
+    ) -> Result<Plan, NoIpv6> {
+        let ipv6 = redirection.ipv6();
+        let families = match ipv6 {
+            Ipv6::Off => &[Family::V4],
+            Ipv6::Auto | Ipv6::On => link.families(),
+        };
+        if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
+            return Err(NoIpv6);
+        }
+        Ok(self.plan_of(link, state, &redirection.ruleset(), families))
+    }
+
+    /// A pod keeps the backend that it is written with, unless another one was configured.
+    fn plan_of(
+        &self,
+        link: &Link<'_>,
+        state: &State,
+        ruleset: &Ruleset,
+        families: &[Family],
+    ) -> Plan {
+        let kept = self.configured.or_else(|| state.backend());
+        let backend = kept.unwrap_or(self.detected);
+        Plan::new(backend, link.shape(backend, ruleset), families)
+    }
+}
+
+/// IPv6 is to be captured, and the netns has none.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("IPv6 is to be captured, but it is switched off in the netns")]
+pub struct NoIpv6;
+
+fn verified(plan: &Plan, state: &State) -> Verified {
+    Verified {
         fingerprint: plan.fingerprint,
-        changed,
-    };
-    let before = link.read()?;
-    if plan.differences(&before).is_empty() {
-        return Ok(applied(false));
-    }
-    let mut undo = Undo::new(before);
-    match forward(link, &plan, sandbox, &mut undo) {
-        Ok(()) => Ok(applied(true)),
-        Err(cause) => Err(cause.with_undo_failures(undo.run(link))),
+        backend: plan.backend,
+        differences: plan.differences(state),
     }
 }
 
-/// Routes, then ip rules, then the tables at once: nothing is captured before its replies find their way.
-fn forward(
-    link: &mut Link,
+/// The sysctl is switched back at the end by whoever switched it on: what a tag says of it outlives the tag.
+fn tag(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
+    let switched_before = state.tag().is_some_and(|tag| tag.migrates);
+    let migrates = switched_before || state.migrates == Some(false);
+    Tag::new(plan.fingerprint, migrates, sandbox)
+}
+
+/// Whether anything had to be done for it.
+fn make_so(
+    link: &mut Link<'_>,
     plan: &Plan,
+    before: State,
     sandbox: &SandboxRef,
+) -> Result<bool, ApplyError> {
+    if plan.differences(&before).is_empty() {
+        return Ok(false);
+    }
+    let tag = tag(plan, &before, sandbox);
+    let steps = plan.steps(&before, &tag);
+    let mut undo = Undo::new(before);
+    match forward(link, plan, &steps, &tag, &mut undo) {
+        Ok(()) => Ok(true),
+        Err(cause) => Err(cause.with_undo_failures(undo.run(link, plan))),
+    }
+}
+
+fn forward(
+    link: &mut Link<'_>,
+    plan: &Plan,
+    steps: &[Step],
+    tag: &Tag,
     undo: &mut Undo,
 ) -> Result<(), ApplyError> {
-    for item in &plan.routing {
-        if !undo.before.routing.has(*item) {
-            link.routes.add(*item)?;
+    for step in steps {
+        take(link, plan, step, tag, undo)?;
+    }
+    let state = link.read(plan.backend)?;
+    match plan.differences(&state) {
+        differences if differences.is_empty() => Ok(()),
+        differences => Err(ApplyError::of_differences(differences)),
+    }
+}
+
+fn take(
+    link: &mut Link<'_>,
+    plan: &Plan,
+    step: &Step,
+    tag: &Tag,
+    undo: &mut Undo,
+) -> Result<(), ApplyError> {
+    match step {
+        Step::Migrate => {
+            link.set_migrates(true)?;
+            undo.switched = true;
+        }
+        Step::Add(item) => {
+            link.routes.add(*item).map_err(explain)?;
             undo.added.push(*item);
         }
+        Step::Adopt(item) => link.routes.adopt(*item)?,
+        Step::Write(first) => {
+            undo.rewritten = true;
+            write(link, plan, first, tag, &undo.before)?;
+        }
+        Step::Clear(backend, change) => {
+            let seen = link.read_of(*backend)?;
+            link.change(*backend, &seen, change)?;
+        }
+        Step::Delete(item) => link.routes.delete(*item)?,
+        Step::ForgetNames => link.nftables.forget_names()?,
     }
-    if !plan
-        .filter_differences(&undo.before.filter.tables)
-        .is_empty()
-    {
-        replace(
-            link,
-            &undo.before.filter,
-            &plan.ruleset,
-            &tag(plan, sandbox),
-        )?;
-        undo.rewritten = true;
-    }
-    let differences = plan.differences(&link.read()?);
-    if differences.is_empty() {
-        Ok(())
+    Ok(())
+}
+
+/// The kernel says that the network is down, and means the interface that the route leads to.
+fn explain(error: KernelError) -> ApplyError {
+    if error.is(nix::Error::ENETDOWN) {
+        ApplyError::LoopbackDown(error)
     } else {
-        Err(ApplyError::of_differences(differences))
+        error.into()
     }
 }
 
-fn tag(plan: &Plan, sandbox: &SandboxRef) -> String {
-    Tag::new(plan.fingerprint, sandbox).to_string()
-}
-
-/// Replaces those of our tables that are there by a ruleset's, in one transaction: captured flows survive that
-/// (kernel-facts.md, 2).
-fn replace(
-    link: &mut Link,
-    seen: &Observed,
-    ruleset: &Ruleset,
-    comment: &str,
-) -> Result<(), KernelError> {
-    let new = |table| NewTable { table, comment };
-    change(link, seen, |seen| Change {
-        delete: seen.names(),
-        create: ruleset.tables.iter().map(new).collect(),
-    })
-}
-
-/// Changes the tables; again from what is there by then, when somebody else was faster.
-fn change<'a>(
-    link: &mut Link,
-    seen: &Observed,
-    wanted: impl Fn(&Observed) -> Change<'a>,
-) -> Result<(), KernelError> {
-    let mut result = link.filter.change(seen, &wanted(seen));
+/// Writes the tables; again from what is there by then, when somebody else was faster. Before anything of another
+/// origin goes, what was written is read back.
+fn write(
+    link: &mut Link<'_>,
+    plan: &Plan,
+    first: &Change,
+    tag: &Tag,
+    before: &State,
+) -> Result<(), ApplyError> {
+    let nothing = Observed::default();
+    let seen = before.of(plan.backend).unwrap_or(&nothing);
+    let mut result = link.change(plan.backend, seen, first);
     for _ in 1..ATTEMPTS {
         match &result {
             Err(error) if error.is_race() => {}
             Ok(()) | Err(_) => break,
         }
-        let seen = link.filter.read(&TABLES)?;
-        result = link.filter.change(&seen, &wanted(&seen));
+        let seen = link.read_of(plan.backend)?;
+        let change = plan.write(&seen, tag);
+        result = link.change(plan.backend, &seen, &change);
     }
-    result
-}
-
-/// What has to be put back when an apply fails.
-struct Undo {
-    before: State,
-    added: Vec<Item>,
-    rewritten: bool,
-}
-
-impl Undo {
-    fn new(before: State) -> Self {
-        Self {
-            before,
-            added: Vec::new(),
-            rewritten: false,
-        }
+    result?;
+    match plan.table_differences(&link.read_of(plan.backend)?) {
+        differences if differences.is_empty() => Ok(()),
+        differences => Err(ApplyError::of_differences(differences)),
     }
-
-    /// In reverse; what fails is told and the rest goes on.
-    fn run(&self, link: &mut Link) -> Vec<String> {
-        let mut failures = Vec::new();
-        if self.rewritten {
-            failures.extend(self.restore_tables(link).err());
-        }
-        for item in self.added.iter().rev() {
-            failures.extend(link.routes.delete(*item).err());
-        }
-        failures.iter().map(|error| chain(error)).collect()
-    }
-
-    fn restore_tables(&self, link: &mut Link) -> Result<(), KernelError> {
-        let before = &self.before.filter.tables;
-        let now = link.filter.read(&TABLES)?;
-        change(link, &now, |now| Change {
-            delete: now.names(),
-            create: before.iter().map(as_new).collect(),
-        })
-    }
-}
-
-fn as_new(observed: &ObservedTable) -> NewTable<'_> {
-    NewTable {
-        table: &observed.table,
-        comment: observed.comment.as_deref().unwrap_or_default(),
-    }
-}
-
-/// Compares a netns with a redirection, reading everything back.
-///
-/// # Errors
-///
-/// When it cannot be read.
-pub fn verify(netns: &Netns, redirection: Redirection) -> Result<Verified, VerifyError> {
-    Link::with(netns, |link| {
-        let plan = Plan::new(redirection.ruleset(), link.has_ipv6);
-        Ok(Verified {
-            fingerprint: plan.fingerprint,
-            differences: plan.differences(&link.read()?),
-        })
-    })
-}
-
-/// The tag that a netns's tables bear; `None` where there are none of ours.
-///
-/// # Errors
-///
-/// When it cannot be read.
-pub fn tag_of(netns: &Netns) -> Result<Option<Tag>, VerifyError> {
-    Link::with(netns, |link| {
-        let observed = link.filter.read(&[NAT])?;
-        Ok(observed.tables.iter().find_map(ObservedTable::tag))
-    })
-}
-
-/// Takes a netns's redirection away as far as the phase says. Gives back how many connections were captured.
-///
-/// # Errors
-///
-/// When the kernel refuses, or something is left when it is read back.
-pub fn remove(netns: &Netns, sandbox: &SandboxRef, phase: Phase) -> Result<u32, RemoveError> {
-    let captured = inspect::captured_flows(netns)?;
-    Link::with(netns, |link| match phase {
-        Phase::Drain => drain(link, sandbox),
-        Phase::Final => remove_all(link),
-    })?;
-    Ok(captured)
-}
-
-/// The nat table gives way to one that captures nothing new; the rest stays, for what is captured lives on.
-fn drain(link: &mut Link, sandbox: &SandboxRef) -> Result<(), RemoveError> {
-    let plan = Plan::new(ambient::drain(), link.has_ipv6);
-    let seen = link.filter.read(&[NAT])?;
-    if seen.tables.is_empty() || plan.filter_differences(&seen.tables).is_empty() {
-        return Ok(());
-    }
-    let comment = tag(&plan, sandbox);
-    let comment = comment.as_str();
-    let new = |table| NewTable { table, comment };
-    change(link, &seen, |_| Change {
-        delete: vec![NAT.to_owned()],
-        create: plan.ruleset.tables.iter().map(new).collect(),
-    })?;
-    let differences = plan.filter_differences(&link.filter.read(&[NAT])?.tables);
-    RemoveError::unless_empty(differences)
-}
-
-/// The tables at once, then ip rules, then routes: nothing is led to a table that is empty. What fails does not keep
-/// the rest.
-fn remove_all(link: &mut Link) -> Result<(), RemoveError> {
-    let seen = link.read()?;
-    let delete = |seen: &Observed| Change {
-        delete: seen.names(),
-        create: Vec::new(),
-    };
-    let mut failures = Vec::new();
-    failures.extend(change(link, &seen.filter, delete).err());
-    for item in ours(&seen) {
-        failures.extend(link.routes.delete(item).err());
-    }
-    let left = left(&link.read()?);
-    match failures.pop() {
-        Some(source) => Err(RemoveError::Kernel { source, left }),
-        None => RemoveError::unless_empty(left),
-    }
-}
-
-/// Our ip rules and routes, in the order in which they go.
-fn ours(state: &State) -> Vec<Item> {
-    let parts = ORDER.into_iter().rev();
-    let items = parts.flat_map(|part| Family::ALL.map(|family| (family, part)));
-    items.filter(|item| state.routing.has_ours(*item)).collect()
-}
-
-/// What is left of ours, a sentence each.
-fn left(state: &State) -> Vec<String> {
-    let mut left: Vec<_> = state.filter.names();
-    for name in &mut left {
-        *name = format!("table {name} is left");
-    }
-    let items = ours(state).into_iter();
-    left.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
-    left
 }

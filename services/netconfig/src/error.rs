@@ -6,7 +6,9 @@ use netns::{EnterError, OpenError};
 use workload::{Failure, NetnsId, Reason, SandboxRef};
 
 use crate::link::ReachError;
-pub use crate::netlink::KernelError;
+pub use crate::{
+    apply::NoIpv6, backend::BackendError, iptables::ProgramError, netlink::KernelError,
+};
 
 /// Why a redirection could not be applied.
 #[derive(Debug, thiserror::Error)]
@@ -14,11 +16,20 @@ pub enum ApplyError {
     /// The netns could not be reached.
     #[error("cannot apply the rules")]
     Reach(#[from] ReachError),
-    /// The kernel refused.
+    /// Nothing can be redirected in a netns whose loopback interface is down.
+    #[error("cannot apply the rules while `lo` is down in the netns: `ip link set lo up` there")]
+    LoopbackDown(#[source] KernelError),
+    /// IPv6 is to be captured where there is none.
+    #[error(transparent)]
+    NoIpv6(#[from] NoIpv6),
+    /// The connections that go past ztunnel could not be counted; the rules are there.
+    #[error("the rules are applied")]
+    Inspect(#[from] InspectError),
+    /// The kernel or a program refused.
     #[error("cannot apply the rules")]
-    Kernel {
+    Backend {
         /// What it refused.
-        source: KernelError,
+        source: BackendError,
         /// What could not be put back after that.
         undo_failures: Vec<String>,
     },
@@ -32,12 +43,18 @@ pub enum ApplyError {
     },
 }
 
-impl From<KernelError> for ApplyError {
-    fn from(source: KernelError) -> Self {
-        Self::Kernel {
+impl From<BackendError> for ApplyError {
+    fn from(source: BackendError) -> Self {
+        Self::Backend {
             source,
             undo_failures: Vec::new(),
         }
+    }
+}
+
+impl From<KernelError> for ApplyError {
+    fn from(source: KernelError) -> Self {
+        BackendError::from(source).into()
     }
 }
 
@@ -51,10 +68,10 @@ impl ApplyError {
 
     pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {
         match &mut self {
-            Self::Kernel { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
+            Self::Backend { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
                 *undo_failures = failures;
             }
-            Self::Reach(_) => {}
+            Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => {}
         }
         self
     }
@@ -66,9 +83,12 @@ pub enum VerifyError {
     /// The netns could not be reached.
     #[error("cannot read the rules")]
     Reach(#[from] ReachError),
-    /// The kernel refused.
+    /// IPv6 is to be captured where there is none.
+    #[error(transparent)]
+    NoIpv6(#[from] NoIpv6),
+    /// The kernel or a program refused.
     #[error("cannot read the rules")]
-    Kernel(#[from] KernelError),
+    Backend(#[from] BackendError),
 }
 
 /// Why a redirection could not be taken away.
@@ -80,25 +100,20 @@ pub enum RemoveError {
     /// Its connections could not be counted.
     #[error("cannot remove the rules")]
     Inspect(#[from] InspectError),
-    /// The kernel refused.
+    /// They could not be read.
     #[error("cannot remove the rules")]
-    Kernel {
-        /// What it refused.
-        source: KernelError,
-        /// What is left, a sentence each.
-        left: Vec<String>,
-    },
-    /// The kernel took the change and holds something else.
-    #[error("the rules were removed, but {}", .0.join("; "))]
+    Backend(#[from] BackendError),
+    /// They could not give way to those of the first phase.
+    #[error("cannot remove the rules")]
+    Drain(#[source] Box<ApplyError>),
+    /// What failed and what is left when it is read back, a sentence each.
+    #[error("the rules are not all removed: {}", .0.join("; "))]
     Left(Vec<String>),
 }
 
 impl From<KernelError> for RemoveError {
     fn from(source: KernelError) -> Self {
-        Self::Kernel {
-            source,
-            left: Vec::new(),
-        }
+        BackendError::from(source).into()
     }
 }
 
@@ -217,14 +232,18 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 impl IntoFailure for ApplyError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Reach(_) | Self::Kernel { .. } | Self::Differs { .. } => Reason::KernelRefused,
+            Self::Reach(_) | Self::LoopbackDown(_) | Self::Inspect(_) | Self::Differs { .. } => {
+                Reason::KernelRefused
+            }
+            Self::NoIpv6(_) => Reason::Ipv6Unavailable,
+            Self::Backend { source, .. } => reason_of_backend(source),
         }
     }
 
     fn undo_failures(&self) -> &[String] {
         match self {
-            Self::Reach(_) => &[],
-            Self::Kernel { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
+            Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
+            Self::Backend { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
                 undo_failures
             }
         }
@@ -234,7 +253,9 @@ impl IntoFailure for ApplyError {
 impl IntoFailure for VerifyError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Reach(_) | Self::Kernel(_) => Reason::KernelRefused,
+            Self::Reach(_) => Reason::KernelRefused,
+            Self::NoIpv6(_) => Reason::Ipv6Unavailable,
+            Self::Backend(error) => reason_of_backend(error),
         }
     }
 }
@@ -242,16 +263,17 @@ impl IntoFailure for VerifyError {
 impl IntoFailure for RemoveError {
     fn reason(&self) -> Reason {
         match self {
-            Self::Reach(_) | Self::Inspect(_) | Self::Kernel { .. } | Self::Left(_) => {
-                Reason::KernelRefused
-            }
+            Self::Reach(_) | Self::Inspect(_) | Self::Left(_) => Reason::KernelRefused,
+            Self::Backend(error) => reason_of_backend(error),
+            Self::Drain(error) => error.reason(),
         }
     }
 
     fn undo_failures(&self) -> &[String] {
         match self {
-            Self::Kernel { left, .. } | Self::Left(left) => left,
-            Self::Reach(_) | Self::Inspect(_) => &[],
+            Self::Left(left) => left,
+            Self::Drain(error) => error.undo_failures(),
+            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) => &[],
         }
     }
 }
@@ -288,6 +310,13 @@ impl IntoFailure for ClaimError {
             Self::Unknown(_) => "sandbox",
             Self::Inspect(_) => "",
         }
+    }
+}
+
+fn reason_of_backend(error: &BackendError) -> Reason {
+    match error {
+        BackendError::Kernel(_) => Reason::KernelRefused,
+        BackendError::Program(ProgramError::Missing(_)) => Reason::BackendUnavailable,
     }
 }
 

@@ -5,10 +5,14 @@
 //! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's.
 
 pub mod apply;
+mod backend;
 mod claims;
 mod config;
+mod conntrack;
 pub mod error;
+mod family;
 pub mod inspect;
+mod iptables;
 mod link;
 mod marks;
 mod metrics;
@@ -19,9 +23,13 @@ mod plan;
 mod routes;
 pub mod rules;
 mod server;
+mod sysctl;
 mod watch;
 
+pub use backend::{Backend, BackendError};
 pub use config::Config;
+pub use family::Family;
+pub use iptables::{ProgramError, Programs, Variant};
 pub use link::ReachError;
 pub use marks::Mark;
 
@@ -30,7 +38,7 @@ use std::sync::Arc;
 use daemon::Daemon;
 use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer;
 
-use crate::{claims::Claims, server::Handler};
+use crate::{apply::Writer, claims::Claims, server::Handler};
 
 /// What this service is.
 pub const SERVICE: daemon::Service = daemon::Service {
@@ -55,7 +63,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         Arc::clone(&claims),
         daemon.clone(),
     ));
-    let handler = Handler::new(claims, netns_roots, &daemon);
+    let handler = Handler::new(claims, netns_roots, Writer::default(), Vec::new(), &daemon);
     let result = daemon
         .server()
         .add_service(NetconfigServiceServer::new(handler))

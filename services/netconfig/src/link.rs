@@ -1,18 +1,34 @@
-//! A netns's packet filter and routes, within reach: sockets that were opened in it and are used from home.
+//! A netns's packet filter and routes, within reach: sockets that were opened in it and are used from home, and
+//! programs that run in it.
 
-use std::{fs, io};
+use std::{fs, io, path::Path};
 
 use netns::{EnterError, Netns};
 
 use crate::{
+    backend::{Backend, BackendError, Change, Observed, RuleBackend},
+    family::Family,
+    iptables::{Iptables, Programs, Variant},
     netlink::KernelError,
-    nftables::{Nftables, Observed, RuleBackend},
-    routes::{Routes, Routing},
-    rules::ambient::TABLES,
+    nftables::Nftables,
+    plan::State,
+    routes::Routes,
+    rules::{Ruleset, Table},
+    sysctl,
 };
 
 /// Whether IPv6 is switched off where it matters to us. Of the netns that the reading thread is in.
 const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+
+/// The tables of iptables-legacy that are in use, a name a line; not there before the first one is (ip_tables.c and
+/// ip6_tables.c). Of the netns that the reading thread is in.
+const LEGACY_TABLES: [&str; 2] = [
+    "/proc/thread-self/net/ip_tables_names",
+    "/proc/thread-self/net/ip6_tables_names",
+];
+
+/// How chains are named by inpod and by Istio's node agent, in tables of iptables.
+const CHAIN_PREFIXES: [&str; 2] = ["INPOD_", "ISTIO_"];
 
 /// Why a netns could not be reached.
 #[derive(Debug, thiserror::Error)]
@@ -20,58 +36,165 @@ pub enum ReachError {
     /// It could not be entered.
     #[error("cannot reach into the netns")]
     Enter(#[from] EnterError),
-    /// A netlink socket could not be opened in it.
-    #[error("cannot open a netlink socket in the netns")]
+    /// A netlink socket could not be opened in it, or a sysctl not be read.
+    #[error("cannot open a netlink socket in the netns, or read its sysctls")]
     Socket(#[from] io::Error),
-}
-
-/// What is in a netns that could be ours.
-#[derive(Clone, Debug)]
-pub(crate) struct State {
-    pub(crate) filter: Observed,
-    pub(crate) routing: Routing,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Link<B = Nftables> {
-    pub(crate) filter: B,
+pub(crate) struct Link<'a> {
+    pub(crate) netns: &'a Netns,
+    programs: &'a Programs,
+    pub(crate) nftables: Nftables,
     pub(crate) routes: Routes,
-    pub(crate) has_ipv6: bool,
+    facts: Facts,
 }
 
-impl Link {
+/// What was seen inside.
+#[derive(Clone, Copy, Debug)]
+struct Facts {
+    has_ipv6: bool,
+    has_legacy_tables: bool,
+    migrates: Option<bool>,
+}
+
+impl<'a> Link<'a> {
     /// Does something through a link.
     pub(crate) fn with<T, E: From<ReachError>>(
-        netns: &Netns,
+        netns: &'a Netns,
+        programs: &'a Programs,
         work: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut link = Self::open(netns)?;
+        let mut link = Self::open(netns, programs)?;
         let result = work(&mut link);
-        link.filter.close();
+        link.nftables.close();
         result
     }
 
-    /// Enters the netns for as long as it takes to open two sockets.
-    fn open(netns: &Netns) -> Result<Self, ReachError> {
+    /// Enters the netns for as long as it takes to open two sockets and to look.
+    fn open(netns: &'a Netns, programs: &'a Programs) -> Result<Self, ReachError> {
         let link = netns.within(|| {
             io::Result::Ok(Self {
-                filter: Nftables::open()?,
+                netns,
+                programs,
+                nftables: Nftables::open()?,
                 routes: Routes::open()?,
-                has_ipv6: has_ipv6(),
+                facts: Facts {
+                    has_ipv6: has_ipv6(),
+                    has_legacy_tables: LEGACY_TABLES.iter().any(is_filled),
+                    migrates: sysctl::migrates()?,
+                },
             })
         })?;
         Ok(link?)
     }
+
+    /// The families that are switched on.
+    pub(crate) fn families(&self) -> &'static [Family] {
+        if self.facts.has_ipv6 {
+            &Family::ALL
+        } else {
+            &[Family::V4]
+        }
+    }
+
+    /// Reads everything back: what the backend holds that is to be used if nothing is there, and every other one of
+    /// which there are signs.
+    pub(crate) fn read(&mut self, preferred: Backend) -> Result<State, BackendError> {
+        let mut seen = vec![(Backend::Nftables, self.nftables.read()?)];
+        for variant in [Variant::Nft, Variant::Legacy] {
+            let backend = variant.into();
+            if preferred == backend || self.has_signs(variant)? {
+                seen.push((backend, self.iptables(variant).read()?));
+            }
+        }
+        Ok(State {
+            seen,
+            routing: self.routes.read()?,
+            migrates: self.facts.migrates,
+        })
+    }
+
+    /// Whether a variant of iptables may hold something of ours or the incumbent's. The names of nf_tables' chains are
+    /// certain. Of legacy tables it is only known that they are used: where its programs are missing, nobody here
+    /// wrote them.
+    fn has_signs(&mut self, variant: Variant) -> Result<bool, KernelError> {
+        match variant {
+            Variant::Nft => {
+                let chains = self.nftables.chains_of_iptables()?;
+                let is_known =
+                    |chain: &String| CHAIN_PREFIXES.iter().any(|known| chain.starts_with(known));
+                Ok(chains.iter().any(is_known))
+            }
+            Variant::Legacy => Ok(self.facts.has_legacy_tables && self.programs.has(variant)),
+        }
+    }
+
+    fn iptables(&self, variant: Variant) -> Iptables<'a> {
+        Iptables::new(self.programs, variant, self.netns)
+    }
+
+    /// The tables of a ruleset as a backend keeps them.
+    pub(crate) fn shape(&self, backend: Backend, ruleset: &Ruleset) -> Vec<Table> {
+        match variant_of(backend) {
+            None => self.nftables.shape(ruleset),
+            Some(variant) => self.iptables(variant).shape(ruleset),
+        }
+    }
+
+    /// What a backend holds.
+    pub(crate) fn read_of(&mut self, backend: Backend) -> Result<Observed, BackendError> {
+        match variant_of(backend) {
+            None => self.nftables.read(),
+            Some(variant) => self.iptables(variant).read(),
+        }
+    }
+
+    /// Changes what a backend holds.
+    pub(crate) fn change(
+        &mut self,
+        backend: Backend,
+        seen: &Observed,
+        change: &Change,
+    ) -> Result<(), BackendError> {
+        match variant_of(backend) {
+            None => self.nftables.change(seen, change),
+            Some(variant) => self.iptables(variant).change(seen, change),
+        }
+    }
+
+    /// A change in the words of the backend's program.
+    pub(crate) fn script(&self, backend: Backend, seen: &Observed, change: &Change) -> String {
+        match variant_of(backend) {
+            None => self.nftables.script(seen, change),
+            Some(variant) => self.iptables(variant).script(seen, change),
+        }
+    }
+
+    /// Switches the sysctl.
+    pub(crate) fn set_migrates(&mut self, on: bool) -> Result<(), ReachError> {
+        self.netns.within(|| sysctl::set_migrates(on))??;
+        self.facts.migrates = Some(on);
+        Ok(())
+    }
 }
 
-impl<B: RuleBackend> Link<B> {
-    /// Reads everything back.
-    pub(crate) fn read(&mut self) -> Result<State, KernelError> {
-        Ok(State {
-            routing: self.routes.read()?,
-            filter: self.filter.read(&TABLES)?,
-        })
+/// `None` for the backend that is no iptables.
+fn variant_of(backend: Backend) -> Option<Variant> {
+    match backend {
+        Backend::Nftables => None,
+        Backend::IptablesNft => Some(Variant::Nft),
+        Backend::IptablesLegacy => Some(Variant::Legacy),
+    }
+}
+
+impl From<Variant> for Backend {
+    fn from(variant: Variant) -> Self {
+        match variant {
+            Variant::Nft => Self::IptablesNft,
+            Variant::Legacy => Self::IptablesLegacy,
+        }
     }
 }
 
@@ -81,4 +204,8 @@ fn has_ipv6() -> bool {
         Ok(text) => text.trim() != "1",
         Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
+}
+
+fn is_filled(path: impl AsRef<Path>) -> bool {
+    fs::read(path).is_ok_and(|text| !text.is_empty())
 }

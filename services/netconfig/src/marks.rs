@@ -65,6 +65,15 @@ pub(crate) const INBOUND_PLAINTEXT_PORT: u16 = 15006;
 /// Where ztunnel takes inbound connections from other ztunnels (HBONE).
 pub(crate) const INBOUND_HBONE_PORT: u16 = 15008;
 
+/// Where ztunnel answers names, over UDP and TCP.
+pub(crate) const ZTUNNEL_DNS_PORT: u16 = 15053;
+
+/// Where names are asked for.
+pub(crate) const DNS_PORT: u16 = 53;
+
+/// In which zone of connection tracking ztunnel's own questions are: the application's may come from the same port.
+pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
+
 /// Everything that ztunnel takes connections on.
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];

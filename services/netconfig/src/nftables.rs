@@ -8,73 +8,25 @@ mod lower;
 mod number;
 mod op;
 mod read;
+mod script;
 
 use std::io;
 
 use nix::sys::socket::SockProtocol;
 
 use crate::{
+    backend::{BackendError, Change, Observed, RuleBackend},
+    conntrack,
     netlink::{KernelError, Socket},
-    rules::{Table, Tag},
+    rules::{Ruleset, Table},
 };
 
-/// What holds rules. Takes and gives plain data, so that another backend can take its place.
-pub(crate) trait RuleBackend {
-    /// The tables of these names, as they are now.
-    fn read(&mut self, names: &[&str]) -> Result<Observed, KernelError>;
-
-    /// Makes a change in one step, provided that nothing has changed since `seen` was read; otherwise the error is a
-    /// race and nothing is changed.
-    fn change(&mut self, seen: &Observed, change: &Change<'_>) -> Result<(), KernelError>;
-}
-
-/// Tables that were read together.
-#[derive(Clone, Debug)]
-pub(crate) struct Observed {
-    /// Counts the changes to the netns's packet filter; anybody's.
-    generation: u32,
-    pub(crate) tables: Vec<ObservedTable>,
-}
-
-/// A table that was read.
-#[derive(Clone, Debug)]
-pub(crate) struct ObservedTable {
-    pub(crate) table: Table,
-    pub(crate) comment: Option<String>,
-    /// Sets and other objects in it, of which ours have none.
-    pub(crate) others: u32,
-}
-
-impl Observed {
-    /// The names of those that are there.
-    pub(crate) fn names(&self) -> Vec<String> {
-        let names = self.tables.iter().map(|found| found.table.name.clone());
-        names.collect()
-    }
-}
-
-impl ObservedTable {
-    pub(crate) fn tag(&self) -> Option<Tag> {
-        self.comment.as_deref()?.parse().ok()
-    }
-}
-
-/// What is to be different.
-#[derive(Debug, Default)]
-pub(crate) struct Change<'a> {
-    /// Tables to delete. They must exist: deleting what may not exist takes creating it first, and closing a socket
-    /// that deleted something takes the kernel tens of milliseconds (crates-and-floor.md, 0.4).
-    pub(crate) delete: Vec<String>,
-    /// Tables to create.
-    pub(crate) create: Vec<NewTable<'a>>,
-}
-
-/// A table to create.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NewTable<'a> {
-    pub(crate) table: &'a Table,
-    pub(crate) comment: &'a str,
-}
+/// The tables of Istio's node agent (shared facts: istio-ambient.md, 1.8).
+const INCUMBENT_TABLES: [&str; 3] = [
+    "istio-ambient-nat",
+    "istio-ambient-mangle",
+    "istio-ambient-raw",
+];
 
 /// The kernel's nf_tables in one netns.
 #[derive(Debug)]
@@ -103,13 +55,34 @@ impl Nftables {
     }
 }
 
-impl RuleBackend for Nftables {
-    fn read(&mut self, names: &[&str]) -> Result<Observed, KernelError> {
-        read::read(&mut self.socket, names)
+impl Nftables {
+    /// Deletes what connection tracking knows of questions for names: it is reached by the same kind of socket.
+    pub(crate) fn forget_names(&mut self) -> Result<(), KernelError> {
+        conntrack::forget_names(&mut self.socket)
     }
 
-    fn change(&mut self, seen: &Observed, change: &Change<'_>) -> Result<(), KernelError> {
-        self.has_deleted |= !change.delete.is_empty();
-        change::change(&mut self.socket, seen.generation, change)
+    /// Chains of iptables-nft, by their names: tables of nf_tables that others write.
+    pub(crate) fn chains_of_iptables(&mut self) -> Result<Vec<String>, KernelError> {
+        read::chains_of_iptables(&mut self.socket)
+    }
+}
+
+impl RuleBackend for Nftables {
+    fn shape(&self, ruleset: &Ruleset) -> Vec<Table> {
+        ruleset.tables.clone()
+    }
+
+    fn read(&mut self) -> Result<Observed, BackendError> {
+        Ok(read::read(&mut self.socket)?)
+    }
+
+    /// One transaction.
+    fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
+        self.has_deleted |= !change.delete.is_empty() || change.delete_incumbent;
+        Ok(change::change(&mut self.socket, seen, change)?)
+    }
+
+    fn script(&self, seen: &Observed, change: &Change) -> String {
+        script::script(seen, change)
     }
 }

@@ -7,32 +7,15 @@ pub(crate) use kernel::Routes;
 
 use std::fmt;
 
-use crate::marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL};
+use crate::{
+    family::Family,
+    marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL},
+};
 
 /// Who made a route or rule: a number of our own among those free for use (rtnetlink(7), "rtm_protocol"; the well-known
 /// ones stand in /etc/iproute2/rt_protos). By it ours are told from equal ones of others, which are not ours to
 /// delete.
 const PROTOCOL: u8 = 105;
-
-/// An address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::V4 => "IPv4",
-            Self::V6 => "IPv6",
-        })
-    }
-}
 
 /// One of the two things that a family needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +46,25 @@ pub(crate) type Item = (Family, Part);
 /// In the order in which they are added: a rule must not lead to an empty table.
 pub(crate) const ORDER: [Part; 2] = [Part::Route, Part::Rule];
 
+/// What adds, replaces or deletes an item, in the words of ip.
+pub(crate) fn command(verb: &str, (family, part): Item) -> String {
+    let ip = match family {
+        Family::V4 => "ip",
+        Family::V6 => "ip -6",
+    };
+    match part {
+        Part::Route => {
+            format!("{ip} route {verb} local default dev lo table {TABLE} proto {PROTOCOL}")
+        }
+        Part::Rule => {
+            let verb = if verb == "replace" { "add" } else { verb };
+            format!(
+                "{ip} rule {verb} fwmark {TO_ZTUNNEL} pref {RULE_PRIORITY} lookup {TABLE} protocol {PROTOCOL}"
+            )
+        }
+    }
+}
+
 /// What is there.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routing {
@@ -79,6 +81,18 @@ impl Routing {
     /// Whether the item is there and ours.
     pub(crate) fn has_ours(&self, item: Item) -> bool {
         self.ours.contains(&item)
+    }
+
+    /// What does the same as ours, and is not.
+    pub(crate) fn equal(&self) -> Vec<Item> {
+        self.equal.clone()
+    }
+
+    /// All of ours, in the order in which they go: nothing is led to a table that is empty.
+    pub(crate) fn ours(&self) -> Vec<Item> {
+        let parts = ORDER.into_iter().rev();
+        let items = parts.flat_map(|part| Family::ALL.map(|family| (family, part)));
+        items.filter(|item| self.has_ours(*item)).collect()
     }
 
     fn note(&mut self, item: Item, protocol: u8) {

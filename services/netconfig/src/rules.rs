@@ -7,52 +7,89 @@ pub mod ambient;
 mod expr;
 mod fingerprint;
 mod render;
+pub mod scenarios;
+mod settings;
 mod tag;
 
-pub use expr::Expr;
+pub use expr::{Expr, Transport};
 pub use fingerprint::Fingerprint;
+pub use settings::{
+    Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork,
+};
 pub use tag::{ForeignComment, Tag};
 
+use std::fmt;
+
 /// The version of how rules are written and tagged. A netns that carries another one is rewritten.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// How a pod's traffic is to be redirected. The whole of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
     /// To the node's ztunnel, which listens in the pod's netns.
-    Ambient,
+    Ambient(Ambient),
 }
 
 impl Redirection {
     /// The rules that do it.
-    pub fn ruleset(self) -> Ruleset {
+    pub fn ruleset(&self) -> Ruleset {
         match self {
-            Self::Ambient => ambient::ruleset(),
+            Self::Ambient(settings) => ambient::ruleset(settings),
+        }
+    }
+
+    /// Whether IPv6 is captured.
+    pub(crate) fn ipv6(&self) -> Ipv6 {
+        match self {
+            Self::Ambient(settings) => settings.ipv6,
         }
     }
 }
 
-/// Tables of family inet, each with its chains.
+/// Tables, each with its chains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ruleset {
     /// The tables, in the order in which they take effect: the last one commits.
     pub tables: Vec<Table>,
 }
 
-impl Ruleset {
-    /// Identifies the rules: equal rules, equal fingerprint.
-    pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(&format!("schema {SCHEMA}\n{self}"))
-    }
-}
-
 /// A table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
+    /// The packets that it sees.
+    pub family: TableFamily,
     /// Its name.
     pub name: String,
     /// Its chains, in no order that matters.
     pub chains: Vec<Chain>,
+}
+
+impl Table {
+    /// Which table it is.
+    pub(crate) fn id(&self) -> (TableFamily, String) {
+        (self.family, self.name.clone())
+    }
+}
+
+/// The packets that a table sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TableFamily {
+    /// Those of both families. nf_tables alone has such tables.
+    Inet,
+    /// Those of IPv4.
+    Ip,
+    /// Those of IPv6.
+    Ip6,
+}
+
+impl fmt::Display for TableFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Inet => "inet",
+            Self::Ip => "ip",
+            Self::Ip6 => "ip6",
+        })
+    }
 }
 
 /// A chain.

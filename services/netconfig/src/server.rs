@@ -26,14 +26,16 @@ use tonic::{Request, Response, Status};
 use workload::{NetnsRef, SandboxRef};
 
 use crate::{
-    apply::{self, Applied},
+    apply::{self, Applied, Planned, Removed, Writer},
     claims::{Claim, Claims, proof},
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     inspect,
     metrics::Metrics,
     watch,
 };
-use wire::{describe, describe_process, invalid, missing, phase_of, redirection_of, refusal};
+use wire::{
+    backend_of, describe, describe_process, invalid, missing, phase_of, redirection_of, refusal,
+};
 use work::{blocking, detached};
 
 /// Answers calls.
@@ -41,6 +43,8 @@ use work::{blocking, detached};
 pub(crate) struct Handler {
     claims: Arc<Claims>,
     roots: Arc<[PathBuf]>,
+    writer: Arc<Writer>,
+    probe_sources: Vec<IpAddr>,
     instance_id: String,
     shutdown: Shutdown,
     metrics: Metrics,
@@ -49,13 +53,21 @@ pub(crate) struct Handler {
 type Answer<T> = Result<Response<T>, Status>;
 
 impl Handler {
-    pub(crate) fn new(claims: Arc<Claims>, roots: Vec<PathBuf>, daemon: &Daemon) -> Self {
+    pub(crate) fn new(
+        claims: Arc<Claims>,
+        roots: Vec<PathBuf>,
+        writer: Writer,
+        probe_sources: Vec<IpAddr>,
+        daemon: &Daemon,
+    ) -> Self {
         let metrics = daemon
             .metrics()
             .register(|registry| Metrics::register(registry, &claims));
         Self {
             claims,
             roots: roots.into(),
+            writer: Arc::new(writer),
+            probe_sources,
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
             metrics,
@@ -150,12 +162,14 @@ impl NetconfigService for Handler {
 
     async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
         let request = request.into_inner();
-        let redirection = redirection_of(request.redirection)?;
+        let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let claim = self.claim_of(request.sandbox)?;
+        let writer = Arc::clone(&self.writer);
         let applied = self.in_turn("apply", claim, |applied: &Applied| applied.changed, move |claim| {
-            let applied = apply::apply(&claim.netns, redirection, &claim.sandbox)?;
-            let fingerprint = applied.fingerprint;
-            tracing::info!(sandbox = %claim.sandbox, %fingerprint, changed = applied.changed, "Applied rules");
+            let applied = writer.apply(&claim.netns, &redirection, &claim.sandbox)?;
+            let Applied { fingerprint, backend, changed, direct_flows } = applied;
+            let sandbox = &claim.sandbox;
+            tracing::info!(%sandbox, %fingerprint, %backend, changed, direct_flows, "Applied rules");
             Ok::<_, ApplyError>(applied)
         });
         let applied = applied.await?;
@@ -163,12 +177,33 @@ impl NetconfigService for Handler {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
             changed: applied.changed,
-            ..ApplyRulesResponse::default()
+            backend: backend_of(applied.backend).into(),
+            direct_flows: applied.direct_flows,
         }))
     }
 
-    async fn plan_rules(&self, _request: Request<PlanRulesRequest>) -> Answer<PlanRulesResponse> {
-        Err(Status::unimplemented("PlanRules"))
+    async fn plan_rules(&self, request: Request<PlanRulesRequest>) -> Answer<PlanRulesResponse> {
+        let request = request.into_inner();
+        let redirection = redirection_of(request.redirection, &self.probe_sources)?;
+        let claim = self.claim_of(request.sandbox)?;
+        let writer = Arc::clone(&self.writer);
+        let planned = self.in_turn(
+            "plan",
+            claim,
+            |_| false,
+            move |claim| writer.preview(&claim.netns, &redirection, &claim.sandbox),
+        );
+        let Planned {
+            verified,
+            transaction,
+        } = planned.await?;
+        Ok(Response::new(PlanRulesResponse {
+            instance_id: self.instance_id.clone(),
+            fingerprint: verified.fingerprint.to_string(),
+            backend: backend_of(verified.backend).into(),
+            differences: verified.differences,
+            transaction,
+        }))
     }
 
     async fn find_netns(&self, _request: Request<FindNetnsRequest>) -> Answer<FindNetnsResponse> {
@@ -197,12 +232,14 @@ impl NetconfigService for Handler {
             apply::Phase::Drain => "drain",
             apply::Phase::Final => "remove",
         };
+        let writer = Arc::clone(&self.writer);
         let removed = self.in_turn(
             operation,
             claim,
             |_| true,
             move |claim| {
-                let captured_flows = apply::remove(&claim.netns, &claim.sandbox, phase)?;
+                let Removed { captured_flows } =
+                    writer.remove(&claim.netns, &claim.sandbox, phase)?;
                 tracing::info!(sandbox = %claim.sandbox, ?phase, captured_flows, "Removed rules");
                 Ok::<_, RemoveError>(captured_flows)
             },
@@ -218,14 +255,15 @@ impl NetconfigService for Handler {
         request: Request<VerifyRulesRequest>,
     ) -> Answer<VerifyRulesResponse> {
         let request = request.into_inner();
-        let redirection = redirection_of(request.redirection)?;
+        let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let claim = self.claim_of(request.sandbox)?;
+        let writer = Arc::clone(&self.writer);
         // In turn, or an apply under way would look like drift.
         let verified = self.in_turn(
             "verify",
             claim,
             |_| false,
-            move |claim| apply::verify(&claim.netns, redirection),
+            move |claim| writer.verify(&claim.netns, &redirection),
         );
         let verified = verified.await?;
         if !verified.differences.is_empty() {

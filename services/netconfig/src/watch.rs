@@ -12,7 +12,7 @@ use watch_drift_response::Event as Said;
 use workload::{Failure, Reason};
 
 use crate::{
-    apply::tag_of,
+    apply::Writer,
     claims::{Claim, Claims, Event},
     error::chain,
 };
@@ -69,7 +69,10 @@ async fn next(claims: &Claims, events: &mut Receiver<Event>) -> Option<Item> {
 /// What the kernel holds at this moment. A netns that cannot be read has no rules to vouch for.
 async fn state(claim: Arc<Claim>) -> WatchDriftResponse {
     let (sandbox, netns) = (claim.sandbox.clone(), claim.netns.id());
-    let read = tokio::task::spawn_blocking(move || tag_of(&claim.netns));
+    let read = tokio::task::spawn_blocking(move || {
+        let observed = Writer::default().observe(&claim.netns);
+        observed.map(|observed| observed.tag)
+    });
     let tag = match read.await {
         Ok(Ok(tag)) => tag,
         Ok(Err(error)) => {

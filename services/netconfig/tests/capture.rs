@@ -10,14 +10,10 @@ use std::{
     time::Duration,
 };
 
-use netconfig::{
-    apply::{Phase, apply, remove},
-    inspect,
-    rules::Redirection::Ambient,
-};
+use netconfig::{apply::Phase, inspect};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use support::{Fresh, sandbox};
+use support::{Fresh, ambient, plain, sandbox};
 
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -50,7 +46,9 @@ fn pod_and_client() -> (Fresh, Fresh) {
         fresh.ip(&format!("addr add {v6} dev eth0 nodad"));
         fresh.ip("link set eth0 up");
     }
-    apply(&pod.netns, Ambient, &sandbox("c1")).unwrap();
+    plain()
+        .apply(&pod.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     (pod, client)
 }
 
@@ -161,7 +159,12 @@ fn without_mangle_rules_ip_rule_or_route_those_answers_are_lost() {
         let arguments: Vec<_> = arguments.split(' ').collect();
         pod.command(program, &arguments);
         assert!(!answered(), "{program} {arguments:?}");
-        assert!(apply(&pod.netns, Ambient, &sandbox("c1")).unwrap().changed);
+        assert!(
+            plain()
+                .apply(&pod.netns, &ambient(), &sandbox("c1"))
+                .unwrap()
+                .changed
+        );
     }
 }
 
@@ -174,13 +177,30 @@ fn a_captured_connection_survives_a_new_apply_and_a_drain_and_new_ones_go_direct
     assert_eq!(inspect::captured_flows(&pod.netns).unwrap(), 1);
     talk(&mut captured);
     pod.nft("delete table inet inpod-mangle");
-    assert!(apply(&pod.netns, Ambient, &sandbox("c1")).unwrap().changed);
+    assert!(
+        plain()
+            .apply(&pod.netns, &ambient(), &sandbox("c1"))
+            .unwrap()
+            .changed
+    );
     talk(&mut captured);
-    assert_eq!(remove(&pod.netns, &sandbox("c1"), Phase::Drain).unwrap(), 1);
+    assert_eq!(
+        plain()
+            .remove(&pod.netns, &sandbox("c1"), Phase::Drain)
+            .unwrap()
+            .captured_flows,
+        1
+    );
     talk(&mut captured);
     let mut direct = (dial(), application.accept().unwrap().0);
     talk(&mut direct);
-    assert_eq!(remove(&pod.netns, &sandbox("c1"), Phase::Final).unwrap(), 1);
+    assert_eq!(
+        plain()
+            .remove(&pod.netns, &sandbox("c1"), Phase::Final)
+            .unwrap()
+            .captured_flows,
+        1
+    );
 }
 
 fn talk((a, b): &mut (TcpStream, TcpStream)) {

@@ -12,22 +12,32 @@ use std::{
 };
 
 use netconfig::{
-    apply::{Phase, apply, remove, tag_of, verify},
+    apply::Phase,
     error::ApplyError,
     inspect,
-    rules::Redirection::Ambient,
+    rules::{Redirection, Tag, scenarios},
 };
 
-use support::{Fresh, sandbox};
+use support::{Fresh, ambient, plain, sandbox};
 
 fn applied() -> Fresh {
     let fresh = Fresh::new();
-    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     fresh
 }
 
+/// The tag of the rules in a netns.
+fn tag_of(fresh: &Fresh) -> Option<Tag> {
+    plain().observe(&fresh.netns).unwrap().tag
+}
+
 fn differences(fresh: &Fresh) -> Vec<String> {
-    verify(&fresh.netns, Ambient).unwrap().differences
+    plain()
+        .verify(&fresh.netns, &ambient())
+        .unwrap()
+        .differences
 }
 
 /// Everything that can be ours, as the tools show it.
@@ -50,7 +60,8 @@ fn is_told_and_mended(fresh: &Fresh, named: &str) {
         "{named}: {told:?}"
     );
     assert!(
-        apply(&fresh.netns, Ambient, &sandbox("c1"))
+        plain()
+            .apply(&fresh.netns, &ambient(), &sandbox("c1"))
             .unwrap()
             .changed
     );
@@ -60,33 +71,93 @@ fn is_told_and_mended(fresh: &Fresh, named: &str) {
 #[test]
 fn what_was_applied_is_there_and_applying_it_again_writes_nothing() {
     let fresh = Fresh::new();
-    let first = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    let first = plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     assert_eq!(differences(&fresh), [""; 0]);
     let before = everything(&fresh);
-    let second = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    let second = plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     assert_eq!((first.changed, second.changed), (true, false));
     assert_eq!(first.fingerprint, second.fingerprint);
     assert_eq!(everything(&fresh), before);
-    let tag = tag_of(&fresh.netns).unwrap().unwrap();
+    let tag = tag_of(&fresh).unwrap();
     assert_eq!(
         (tag.fingerprint, tag.sandbox.as_str()),
         (first.fingerprint, "net/c1/eth0")
     );
 }
 
+/// What nft lists, without our tags.
+fn untagged(listed: &str) -> String {
+    let is_tag = |line: &&str| line.contains("comment \"inpod schema=");
+    let lines = listed.lines().filter(|line| !is_tag(line));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// And every toggle leads from every scenario to the next, with nothing stale.
 #[test]
-fn nft_lists_what_was_applied_as_it_lists_the_recorded_script() {
-    let ours = applied();
-    let theirs = Fresh::new();
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/ambient.nft");
-    theirs.command("nft", &["-f", script]);
-    let listed = ours.nft("list ruleset");
-    let untagged = listed
-        .lines()
-        .filter(|line| !line.contains("comment \"inpod schema="));
-    let untagged: String = untagged.map(|line| format!("{line}\n")).collect();
-    assert_ne!(untagged, listed);
-    assert_eq!(untagged, theirs.nft("list ruleset"));
+fn nft_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_script() {
+    let ours = Fresh::new();
+    for (name, settings) in scenarios::all() {
+        let redirection = Redirection::Ambient(settings);
+        let applied = plain().apply(&ours.netns, &redirection, &sandbox("c1"));
+        assert!(applied.unwrap().changed, "{name}");
+        let theirs = Fresh::new();
+        let script = format!("{}/tests/golden/{name}.nft", env!("CARGO_MANIFEST_DIR"));
+        theirs.command("nft", &["-f", &script]);
+        let listed = ours.nft("list ruleset");
+        assert_ne!(untagged(&listed), listed);
+        assert_eq!(untagged(&listed), theirs.nft("list ruleset"), "{name}");
+    }
+}
+
+#[test]
+fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
+    let (ours, theirs) = (Fresh::new(), Fresh::new());
+    for (name, settings) in scenarios::all() {
+        let redirection = Redirection::Ambient(settings);
+        let plan = |fresh: &Fresh| {
+            plain()
+                .preview(&fresh.netns, &redirection, &sandbox("c1"))
+                .unwrap()
+        };
+        let planned = plan(&ours);
+        assert_ne!(planned.verified.differences, [""; 0], "{name}");
+        carry_out(&theirs, &planned.transaction);
+        plain()
+            .apply(&ours.netns, &redirection, &sandbox("c1"))
+            .unwrap();
+        let after = plan(&ours);
+        assert_eq!(after.verified.differences, [""; 0], "{name}");
+        assert_eq!(after.transaction, "", "{name}");
+        assert_eq!(everything(&theirs), everything(&ours), "{name}");
+    }
+}
+
+/// Lines of sysctl, ip and conntrack are commands; all else is a script for nft.
+fn carry_out(fresh: &Fresh, transaction: &str) {
+    let mut script = String::new();
+    for line in transaction.lines() {
+        let is_command = ["sysctl ", "ip ", "conntrack "]
+            .iter()
+            .any(|known| line.starts_with(known));
+        if is_command {
+            let line = line.to_owned();
+            // conntrack fails where there is no entry to delete.
+            fresh.command(
+                "sh",
+                &["-c", &format!("{line} || expr '{line}' : conntrack")],
+            );
+        } else {
+            script.push_str(line);
+            script.push('\n');
+        }
+    }
+    if !script.is_empty() {
+        fresh.nft(&script);
+    }
 }
 
 #[test]
@@ -175,34 +246,46 @@ fn what_others_add_to_or_change_in_our_tables_is_told_and_mended() {
 fn a_last_removal_leaves_nothing_and_can_be_repeated() {
     let fresh = Fresh::new();
     let before = everything(&fresh);
-    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     assert_ne!(everything(&fresh), before);
     for _ in 0..2 {
         assert_eq!(
-            remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap(),
+            plain()
+                .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
+                .unwrap()
+                .captured_flows,
             0
         );
         assert_eq!(everything(&fresh), before);
     }
-    assert_eq!(tag_of(&fresh.netns).unwrap(), None);
+    assert_eq!(tag_of(&fresh), None);
 }
 
 #[test]
 fn a_drain_replaces_capture_keeps_the_rest_and_can_be_repeated() {
     let fresh = applied();
-    let mangle = fresh.nft("list table inet inpod-mangle");
-    let tag = tag_of(&fresh.netns).unwrap();
+    let mangle = || untagged(&fresh.nft("list table inet inpod-mangle"));
+    let before = mangle();
+    let tag = tag_of(&fresh);
     for _ in 0..2 {
-        remove(&fresh.netns, &sandbox("c1"), Phase::Drain).unwrap();
+        plain()
+            .remove(&fresh.netns, &sandbox("c1"), Phase::Drain)
+            .unwrap();
         let nat = fresh.nft("list table inet inpod-nat");
         assert!(!nat.contains("redirect"), "{nat}");
         assert_eq!(nat.matches("ct state new counter").count(), 2, "{nat}");
-        assert_eq!(fresh.nft("list table inet inpod-mangle"), mangle);
+        assert_eq!(mangle(), before);
     }
-    assert_ne!(tag_of(&fresh.netns).unwrap(), tag);
+    assert_ne!(tag_of(&fresh), tag);
     is_told_and_mended(&fresh, "redirect to :15001` is missing in inpod-nat output");
-    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
-    remove(&fresh.netns, &sandbox("c1"), Phase::Drain).unwrap();
+    plain()
+        .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
+        .unwrap();
+    plain()
+        .remove(&fresh.netns, &sandbox("c1"), Phase::Drain)
+        .unwrap();
     assert_eq!(fresh.nft("list ruleset"), "");
 }
 
@@ -214,9 +297,13 @@ fn tables_rules_and_routes_of_others_stay() {
     fresh.ip("rule add fwmark 0x7/0xff pref 32764 lookup 100");
     fresh.ip("route add local 10.1.0.0/16 dev lo table 100");
     let before = everything(&fresh);
-    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     assert_eq!(differences(&fresh), [""; 0]);
-    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
+    plain()
+        .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
+        .unwrap();
     assert_eq!(everything(&fresh), before);
 }
 
@@ -226,9 +313,13 @@ fn an_equal_route_and_rule_of_others_are_used_and_not_taken_away() {
     fresh.ip("rule add fwmark 0x111/0xfff pref 32764 lookup 100");
     fresh.ip("route add local default dev lo table 100");
     let before = everything(&fresh);
-    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     assert_eq!(differences(&fresh), [""; 0]);
-    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
+    plain()
+        .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
+        .unwrap();
     assert_eq!(everything(&fresh), before);
 }
 
@@ -236,19 +327,26 @@ fn an_equal_route_and_rule_of_others_are_used_and_not_taken_away() {
 fn a_netns_without_ipv6_gets_no_ipv6_routes() {
     let fresh = Fresh::new();
     fresh.run(|| std::fs::write("/proc/sys/net/ipv6/conf/lo/disable_ipv6", "1").unwrap());
-    apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap();
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
     assert_eq!(differences(&fresh), [""; 0]);
     assert!(!fresh.ip("-6 rule").contains("32764"));
     assert!(fresh.ip("rule").contains("32764"));
-    remove(&fresh.netns, &sandbox("c1"), Phase::Final).unwrap();
+    plain()
+        .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
+        .unwrap();
 }
 
 #[test]
 fn a_netns_whose_loopback_is_down_is_refused_and_left_as_it_was() {
     let fresh = Fresh::down();
     let before = everything(&fresh);
-    let error = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap_err();
-    assert!(matches!(error, ApplyError::Kernel { .. }), "{error:?}");
+    let error = plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap_err();
+    assert!(matches!(error, ApplyError::LoopbackDown(_)), "{error:?}");
+    assert!(error.to_string().contains("`lo` is down"), "{error}");
     assert_eq!(everything(&fresh), before);
 }
 
@@ -266,9 +364,11 @@ fn a_refused_transaction_takes_routes_and_rules_back() {
         assert!(Instant::now() < deadline, "nft did not make its table");
     }
     let before = everything(&fresh);
-    let error = apply(&fresh.netns, Ambient, &sandbox("c1")).unwrap_err();
+    let error = plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap_err();
     assert!(
-        matches!(&error, ApplyError::Kernel { undo_failures, .. } if undo_failures.is_empty()),
+        matches!(&error, ApplyError::Backend { undo_failures, .. } if undo_failures.is_empty()),
         "{error:?}"
     );
     assert_eq!(everything(&fresh), before);

@@ -11,12 +11,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netconfig::{
-    apply::{Phase, apply, remove, verify},
-    rules::Redirection::Ambient,
-};
+use netconfig::apply::Phase;
 
-use support::{Fresh, sandbox};
+use support::{Fresh, ambient, plain, sandbox};
 
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
@@ -50,15 +47,25 @@ fn a_hundred_applies_at_once_leave_no_thread_abroad_and_no_descriptor() {
         for chunk in pods.chunks(4) {
             scope.spawn(move || {
                 for pod in chunk {
-                    assert!(apply(&pod.netns, Ambient, &sandbox("c1")).unwrap().changed);
-                    assert_eq!(verify(&pod.netns, Ambient).unwrap().differences, [""; 0]);
+                    assert!(
+                        plain()
+                            .apply(&pod.netns, &ambient(), &sandbox("c1"))
+                            .unwrap()
+                            .changed
+                    );
+                    assert_eq!(
+                        plain().verify(&pod.netns, &ambient()).unwrap().differences,
+                        [""; 0]
+                    );
                 }
             });
         }
     });
     assert_eq!((strays(), descriptors()), (0, before));
     for pod in &pods {
-        remove(&pod.netns, &sandbox("c1"), Phase::Final).unwrap();
+        plain()
+            .remove(&pod.netns, &sandbox("c1"), Phase::Final)
+            .unwrap();
     }
     eventually("a thread is in a foreign netns", || strays() == 0);
     eventually("descriptors were left open", || descriptors() == before);

@@ -3,13 +3,14 @@
 use netlink_bindings::nftables::{Nfgenmsg, Request};
 
 use super::{
-    Change, encode,
+    encode,
     lower::lower,
-    number::{comment_out, hook_number, inet, kind_name, policy_number},
+    number::{comment_out, header, hook_number, kind_name, policy_number},
 };
 use crate::{
+    backend::{Change, Observed},
     netlink::{Batch, KernelError, Socket},
-    rules::{Chain, Rule, Table},
+    rules::{Chain, Rule, Table, TableFamily},
 };
 
 /// NFNL_SUBSYS_NFTABLES: whose transaction it is.
@@ -18,29 +19,33 @@ const SUBSYSTEM: u16 = 10;
 /// Sends a transaction. The kernel refuses it whole when the generation has moved on, or when any part is refused.
 pub(super) fn change(
     socket: &mut Socket,
-    generation: u32,
-    change: &Change<'_>,
+    seen: &Observed,
+    change: &Change,
 ) -> Result<(), KernelError> {
-    if change.delete.is_empty() && change.create.is_empty() {
+    if change.is_empty() {
         return Ok(());
     }
     let mut batch = socket.batch();
     let mut begin = Request::new().op_batch_begin_do(&batch_header());
-    begin.encode().push_genid(generation);
+    begin.encode().push_genid(seen.generation);
     batch.push(&begin);
-    for name in &change.delete {
-        push_delete(&mut batch, name);
+    for (family, name) in &change.delete {
+        push_delete(&mut batch, *family, name);
+    }
+    let incumbent = seen.incumbent.iter();
+    for name in incumbent.filter(|_| change.delete_incumbent) {
+        push_delete(&mut batch, TableFamily::Inet, name);
     }
     for new in &change.create {
-        push_table(&mut batch, new.table, new.comment);
+        push_table(&mut batch, &new.table, &new.comment);
     }
     batch.acknowledge_last();
     batch.push(&Request::new().op_batch_end_do(&batch_header()));
     socket.transact("change the tables", &batch)
 }
 
-fn push_delete(batch: &mut Batch, name: &str) {
-    let mut request = Request::new().op_deltable_do(&inet());
+fn push_delete(batch: &mut Batch, family: TableFamily, name: &str) {
+    let mut request = Request::new().op_deltable_do(&header(family));
     request.encode().push_name_bytes(name.as_bytes());
     batch.push(&request);
 }
@@ -49,7 +54,7 @@ fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     let mut request = Request::new()
         .set_create()
         .set_excl()
-        .op_newtable_do(&inet());
+        .op_newtable_do(&header(table.family));
     let attributes = request.encode().push_name_bytes(table.name.as_bytes());
     drop(attributes.push_userdata(&comment_out(comment)));
     batch.push(&request);
@@ -62,7 +67,7 @@ fn push_chain(batch: &mut Batch, table: &Table, chain: &Chain) {
     let mut request = Request::new()
         .set_create()
         .set_excl()
-        .op_newchain_do(&inet());
+        .op_newchain_do(&header(table.family));
     let attributes = request.encode().push_table_bytes(table.name.as_bytes());
     let attributes = attributes.push_name_bytes(chain.name.as_bytes());
     if let Some(base) = &chain.base {
@@ -83,7 +88,7 @@ fn push_rule(batch: &mut Batch, table: &Table, chain: &Chain, rule: &Rule) {
     let mut request = Request::new()
         .set_create()
         .set_append()
-        .op_newrule_do(&inet());
+        .op_newrule_do(&header(table.family));
     let attributes = request.encode().push_table_bytes(table.name.as_bytes());
     let attributes = attributes.push_chain_bytes(chain.name.as_bytes());
     let mut list = attributes.nested_expressions();

@@ -6,16 +6,20 @@ use netlink_bindings::{
         ExprListAttrs, ExprOps, IterableDataAttrs, IterableExprAttrs, IterableExprBitwiseAttrs,
         IterableExprCmpAttrs, IterableExprCtAttrs, IterableExprImmediateAttrs,
         IterableExprListAttrs, IterableExprMetaAttrs, IterableExprPayloadAttrs,
+        IterableExprTproxyAttrs,
     },
     utils::find_attr,
 };
 
 use super::{
     encode::{
-        ACCEPT, EQUAL, EXPR_DATA, EXPR_NAME, NOT_EQUAL, REDIR_PORT_MIN, REGISTER, VERDICT_REGISTER,
+        ACCEPT, DROP, EQUAL, EXPR_DATA, EXPR_NAME, NOT_EQUAL, REDIR_PORT_MIN, REGISTER,
+        UNSPECIFIED, VERDICT_REGISTER,
     },
+    lower::protocol_family,
     op::{Base, Ct, Meta, Op},
 };
+use crate::family::Family;
 
 /// NFTA_REDIR_REG_PROTO_MAX.
 const REDIR_PORT_MAX: u16 = 2;
@@ -59,6 +63,7 @@ fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
         ExprOps::Bitwise(bitwise) => self::bitwise(&bitwise),
         ExprOps::Immediate(immediate) => self::immediate(&immediate),
         ExprOps::Counter(_) => Some(Op::Counter),
+        ExprOps::Tproxy(tproxy) => self::tproxy(&tproxy),
         _ => None,
     }
 }
@@ -122,10 +127,24 @@ fn immediate(immediate: &IterableExprImmediateAttrs<'_>) -> Option<Op> {
         REGISTER => Some(Op::Immediate(value(&data)?)),
         VERDICT_REGISTER => {
             let code = data.get_verdict().ok()?.get_code().ok()?;
-            (code == ACCEPT).then_some(Op::Accept)
+            match code {
+                ACCEPT => Some(Op::Accept),
+                DROP => Some(Op::Drop),
+                _ => None,
+            }
         }
         _ => None,
     }
+}
+
+/// To a port of whatever address the packet goes to.
+fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
+    is_register(tproxy.get_reg_port().ok()?)?;
+    let number = tproxy.get_family().ok()?;
+    let mut families = Family::ALL.into_iter();
+    let family = families.find(|family| u32::from(protocol_family(*family)) == number);
+    let is_plain = tproxy.get_reg_addr().is_err() && (family.is_some() || number == UNSPECIFIED);
+    is_plain.then_some(Op::Tproxy(family))
 }
 
 fn is_redirect(expr: &IterableExprAttrs<'_>) -> bool {

@@ -6,7 +6,7 @@ use netlink_bindings::{
     utils::{finalize_nested_header, push_header, push_nested_header},
 };
 
-use super::op::Op;
+use super::{lower::protocol_family, op::Op};
 
 /// NFT_REG_1: the register that all of ours work on.
 pub(super) const REGISTER: u32 = 1;
@@ -14,10 +14,14 @@ pub(super) const REGISTER: u32 = 1;
 pub(super) const VERDICT_REGISTER: u32 = 0;
 /// NF_ACCEPT.
 pub(super) const ACCEPT: u32 = 1;
+/// NF_DROP.
+pub(super) const DROP: u32 = 0;
 /// NFT_CMP_EQ.
 pub(super) const EQUAL: u32 = 0;
 /// NFT_CMP_NEQ.
 pub(super) const NOT_EQUAL: u32 = 1;
+/// NFPROTO_UNSPEC: either family.
+pub(super) const UNSPECIFIED: u32 = 0;
 /// NFTA_EXPR_NAME.
 pub(super) const EXPR_NAME: u16 = 1;
 /// NFTA_EXPR_DATA.
@@ -58,15 +62,23 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
             value.end_nested().end_nested().end_nested()
         }
         Op::Counter => elem.nested_data_counter().end_nested().end_nested(),
-        Op::Accept => {
-            let immediate = elem.nested_data_immediate().push_dreg(VERDICT_REGISTER);
-            let verdict = immediate.nested_data().nested_verdict().push_code(ACCEPT);
-            verdict.end_nested().end_nested().end_nested().end_nested()
-        }
+        Op::Accept => push_verdict(elem, ACCEPT),
+        Op::Drop => push_verdict(elem, DROP),
         Op::Redirect => push_redirect(elem),
+        Op::Tproxy(family) => {
+            let family = family.map_or(UNSPECIFIED, |family| protocol_family(family).into());
+            let tproxy = elem.nested_data_tproxy().push_family(family);
+            tproxy.push_reg_port(REGISTER).end_nested().end_nested()
+        }
         // Of a table that is not ours. The kernel does not know the name and refuses the transaction.
         Op::Unknown(what) => elem.push_name_bytes(what.as_bytes()).end_nested(),
     }
+}
+
+fn push_verdict<P: Pusher>(elem: PushExprAttrs<P>, code: u32) -> P {
+    let immediate = elem.nested_data_immediate().push_dreg(VERDICT_REGISTER);
+    let verdict = immediate.nested_data().nested_verdict().push_code(code);
+    verdict.end_nested().end_nested().end_nested().end_nested()
 }
 
 fn push_cmp<P: Pusher>(elem: PushExprAttrs<P>, equal: bool, data: &[u8]) -> P {

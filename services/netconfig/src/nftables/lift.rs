@@ -3,22 +3,26 @@
 use std::net::IpAddr;
 
 use super::{
-    lower::{DESTINATION_PORT, DESTINATION_V4, DESTINATION_V6, IPV4, IPV6, STATE_NEW, TCP},
+    lower::{
+        DESTINATION_PORT, FLAGS_THAT_COUNT, SOURCE_PORT, STATE_KNOWN, STATE_NEW, SYN, TCP_FLAGS,
+        destination_of, protocol, protocol_family, source_of,
+    },
     op::{Base, Ct, Meta, Op},
 };
 use crate::{
+    family::Family,
     marks::Mark,
-    rules::{Expr, Rule},
+    rules::{Expr, InterfaceName, Network, Rule, Transport},
 };
 
-/// What the kernel's expressions mean. Those that mean nothing of ours become [`Expr::Unknown`].
+/// What the kernel's expressions mean. Those that mean nothing of ours become [`Expr::Unknown`]. The longest
+/// beginning that means something counts.
 pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     let mut exprs = Vec::new();
     while let Some((first, rest)) = ops.split_first() {
-        let lifted = four(ops)
-            .or_else(|| three(ops))
-            .or_else(|| two(ops))
-            .or_else(|| one(ops));
+        let lifted = [tproxy, address, three, two, one]
+            .iter()
+            .find_map(|lift| lift(ops));
         let (expr, after) = lifted.unwrap_or_else(|| (unknown(first), rest));
         exprs.push(expr);
         ops = after;
@@ -29,41 +33,77 @@ pub(crate) fn lift(mut ops: &[Op]) -> Rule {
 /// An expression, and what is left after it.
 type Lifted<'a> = Option<(Expr, &'a [Op])>;
 
-fn four(ops: &[Op]) -> Lifted<'_> {
-    let ([load, family, payload, compare], rest) = ops.split_first_chunk()?;
-    let (
-        Op::Meta(Meta::Family),
-        Op::Cmp {
-            equal: true,
-            data: family,
-        },
-    ) = (load, family)
-    else {
+fn tproxy(ops: &[Op]) -> Lifted<'_> {
+    let ([Op::Immediate(to), Op::Tproxy(family)], rest) = ops.split_first_chunk()? else {
         return None;
+    };
+    let (Expr::Mark(mark), rest) = three(rest)? else {
+        return None;
+    };
+    let (Op::Accept, rest) = rest.split_first()? else {
+        return None;
+    };
+    Some((Expr::Tproxy(*family, port(to)?, mark), rest))
+}
+
+/// An address is compared whole or, with a mask, as a network.
+fn address(ops: &[Op]) -> Lifted<'_> {
+    let (Expr::Version(family), rest) = two(ops)? else {
+        return None;
+    };
+    let (load, rest) = rest.split_first()?;
+    let (mask, rest) = match rest.split_first()? {
+        (Op::Bitwise { mask, xor }, rest) if xor.iter().all(|byte| *byte == 0) => {
+            (Some(mask), rest)
+        }
+        _ => (None, rest),
+    };
+    let (Op::Cmp { equal, data }, rest) = rest.split_first()? else {
+        return None;
+    };
+    let found = ip(family, data)?;
+    let network = match mask {
+        Some(mask) => {
+            Network::of_mask(found, ip(family, mask)?).filter(|found| !found.is_host())?
+        }
+        None => Network::host(found),
     };
     let Op::Payload {
         base: Base::Network,
         offset,
         len,
-    } = payload
+    } = load
     else {
         return None;
     };
-    let Op::Cmp { equal: false, data } = compare else {
-        return None;
-    };
-    let address = match (family.as_slice(), (*offset, *len)) {
-        ([IPV4], DESTINATION_V4) => IpAddr::from(<[u8; 4]>::try_from(data.as_slice()).ok()?),
-        ([IPV6], DESTINATION_V6) => IpAddr::from(<[u8; 16]>::try_from(data.as_slice()).ok()?),
+    let place = (*offset, *len);
+    let expr = match (
+        place == source_of(family),
+        place == destination_of(family),
+        equal,
+    ) {
+        (true, _, true) => Expr::Source(network),
+        (_, true, true) => Expr::Destination(network),
+        (_, true, false) if mask.is_none() => Expr::DestinationNot(found),
         _ => return None,
     };
-    Some((Expr::DestinationNot(address), rest))
+    Some((expr, rest))
+}
+
+fn ip(family: Family, data: &[u8]) -> Option<IpAddr> {
+    match family {
+        Family::V4 => Some(<[u8; 4]>::try_from(data).ok()?.into()),
+        Family::V6 => Some(<[u8; 16]>::try_from(data).ok()?.into()),
+    }
 }
 
 fn three(ops: &[Op]) -> Lifted<'_> {
     let ([first, Op::Bitwise { mask, xor }, last], rest) = ops.split_first_chunk()? else {
         return None;
     };
+    if is_beginning(first, mask, xor, last) {
+        return Some((Expr::Begins, rest));
+    }
     let (mask, xor) = (number(mask)?, number(xor)?);
     let expr = match (first, last) {
         (Op::Meta(Meta::Mark), Op::SetMeta(Meta::Mark)) => Expr::Mark(Mark::new(xor, !mask)?),
@@ -74,12 +114,32 @@ fn three(ops: &[Op]) -> Lifted<'_> {
     Some((expr, rest))
 }
 
+fn is_beginning(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
+    let Op::Payload {
+        base: Base::Transport,
+        offset,
+        len,
+    } = load
+    else {
+        return false;
+    };
+    let syn = Op::Cmp {
+        equal: true,
+        data: vec![SYN],
+    };
+    (*offset, *len) == TCP_FLAGS && mask == [FLAGS_THAT_COUNT] && xor == [0] && *compare == syn
+}
+
 fn compared(load: &Op, mask: u32, equal: bool, value: u32) -> Option<Expr> {
     match (load, equal) {
         (Op::Meta(Meta::Mark), true) => Some(Expr::Marked(Mark::new(value, mask)?)),
         (Op::Meta(Meta::Mark), false) => Some(Expr::NotMarked(Mark::new(value, mask)?)),
         (Op::Ct(Ct::Mark), true) => Some(Expr::ConnectionMarked(Mark::new(value, mask)?)),
-        (Op::Ct(Ct::State), false) if (mask, value) == (STATE_NEW, 0) => Some(Expr::NewConnection),
+        (Op::Ct(Ct::State), false) => match (mask, value) {
+            (STATE_NEW, 0) => Some(Expr::NewConnection),
+            (STATE_KNOWN, 0) => Some(Expr::KnownConnection),
+            _ => None,
+        },
         _ => None,
     }
 }
@@ -87,22 +147,50 @@ fn compared(load: &Op, mask: u32, equal: bool, value: u32) -> Option<Expr> {
 fn two(ops: &[Op]) -> Lifted<'_> {
     let ([first, second], rest) = ops.split_first_chunk()?;
     let expr = match (first, second) {
-        (Op::Meta(Meta::OutName), Op::Cmp { equal: true, data }) => {
-            Expr::LeavesBy(interface_name(data)?)
-        }
-        (Op::Meta(Meta::Protocol), Op::Cmp { equal: true, data }) if data == &[TCP] => Expr::Tcp,
+        (Op::Meta(meta), Op::Cmp { equal, data }) => property(*meta, *equal, data)?,
         (
             Op::Payload {
                 base: Base::Transport,
                 offset,
                 len,
             },
-            Op::Cmp { equal: false, data },
-        ) if (*offset, *len) == DESTINATION_PORT => Expr::PortNot(port(data)?),
+            Op::Cmp { equal, data },
+        ) => ported((*offset, *len), *equal, port(data)?)?,
         (Op::Immediate(data), Op::Redirect) => Expr::Redirect(port(data)?),
+        (Op::Immediate(data), Op::SetCt(Ct::Zone)) => {
+            Expr::Zone(u16::from_ne_bytes(data.as_slice().try_into().ok()?))
+        }
         _ => return None,
     };
     Some((expr, rest))
+}
+
+fn property(meta: Meta, equal: bool, data: &[u8]) -> Option<Expr> {
+    match (meta, equal) {
+        (Meta::InName, true) => interface_name(data).map(Expr::ArrivesBy),
+        (Meta::OutName, true) => interface_name(data).map(Expr::LeavesBy),
+        (Meta::OutName, false) => interface_name(data).map(Expr::NotLeavesBy),
+        (Meta::Family, true) => {
+            let mut families = Family::ALL.into_iter();
+            let found = families.find(|family| data == [protocol_family(*family)]);
+            found.map(Expr::Version)
+        }
+        (Meta::Protocol, true) => {
+            let mut transports = [Transport::Tcp, Transport::Udp].into_iter();
+            let found = transports.find(|transport| data == [protocol(*transport)]);
+            found.map(Expr::Protocol)
+        }
+        (Meta::Mark, _) | (Meta::InName | Meta::Family | Meta::Protocol, false) => None,
+    }
+}
+
+fn ported(place: (u32, u32), equal: bool, port: u16) -> Option<Expr> {
+    match (place, equal) {
+        (SOURCE_PORT, true) => Some(Expr::SourcePort(port)),
+        (DESTINATION_PORT, true) => Some(Expr::Port(port)),
+        (DESTINATION_PORT, false) => Some(Expr::PortNot(port)),
+        _ => None,
+    }
 }
 
 fn one(ops: &[Op]) -> Lifted<'_> {
@@ -110,6 +198,7 @@ fn one(ops: &[Op]) -> Lifted<'_> {
     let expr = match first {
         Op::Counter => Expr::Counter,
         Op::Accept => Expr::Accept,
+        Op::Drop => Expr::Drop,
         Op::Meta(_)
         | Op::SetMeta(_)
         | Op::Ct(_)
@@ -119,6 +208,7 @@ fn one(ops: &[Op]) -> Lifted<'_> {
         | Op::Bitwise { .. }
         | Op::Immediate(_)
         | Op::Redirect
+        | Op::Tproxy(_)
         | Op::Unknown(_) => return None,
     };
     Some((expr, rest))
@@ -140,20 +230,21 @@ fn port(data: &[u8]) -> Option<u16> {
 }
 
 /// A whole name; shorter data would be the beginning of one (`oifname "lo*"`).
-fn interface_name(data: &[u8]) -> Option<String> {
+fn interface_name(data: &[u8]) -> Option<InterfaceName> {
     let data: &[u8; 16] = data.try_into().ok()?;
     let name = data.split(|byte| *byte == 0).next()?;
-    Some(String::from_utf8_lossy(name).into_owned())
+    std::str::from_utf8(name).ok()?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::{super::lower::lower, *};
-    use crate::rules::ambient;
+    use crate::rules::{Redirection, ambient, scenarios};
 
     #[test]
     fn every_rule_of_ours_survives_the_way_to_the_kernels_form_and_back() {
-        for ruleset in [ambient::ruleset(), ambient::drain()] {
+        let all = scenarios::all().map(|(_, ambient)| Redirection::Ambient(ambient).ruleset());
+        for ruleset in all.chain([ambient::drain()]) {
             let chains = ruleset.tables.iter().flat_map(|table| &table.chains);
             for rule in chains.flat_map(|chain| &chain.rules) {
                 assert_eq!(&lift(&lower(rule)), rule);

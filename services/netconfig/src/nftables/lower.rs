@@ -4,24 +4,37 @@ use std::net::IpAddr;
 
 use super::op::{Base, Ct, Meta, Op};
 use crate::{
+    family::Family,
     marks::Mark,
-    rules::{Expr, Rule},
+    rules::{Expr, InterfaceName, Network, Rule, Transport},
 };
 
-/// IPPROTO_TCP.
-pub(super) const TCP: u8 = 6;
 /// NFPROTO_IPV4.
-pub(super) const IPV4: u8 = 2;
+const IPV4: u8 = 2;
 /// NFPROTO_IPV6.
-pub(super) const IPV6: u8 = 10;
+const IPV6: u8 = 10;
 /// NF_CT_STATE_BIT(IP_CT_NEW) of linux/netfilter/nf_conntrack_common.h.
 pub(super) const STATE_NEW: u32 = 8;
+/// NF_CT_STATE_BIT of IP_CT_ESTABLISHED and of IP_CT_RELATED.
+pub(super) const STATE_KNOWN: u32 = 2 | 4;
+/// Where the source address stands in an IPv4 header.
+const SOURCE_V4: (u32, u32) = (12, 4);
 /// Where the destination address stands in an IPv4 header.
-pub(super) const DESTINATION_V4: (u32, u32) = (16, 4);
+const DESTINATION_V4: (u32, u32) = (16, 4);
+/// Where the source address stands in an IPv6 header.
+const SOURCE_V6: (u32, u32) = (8, 16);
 /// Where the destination address stands in an IPv6 header.
-pub(super) const DESTINATION_V6: (u32, u32) = (24, 16);
-/// Where the destination port stands in a TCP header.
+const DESTINATION_V6: (u32, u32) = (24, 16);
+/// Where the source port stands in a TCP or UDP header.
+pub(super) const SOURCE_PORT: (u32, u32) = (0, 2);
+/// Where the destination port stands in a TCP or UDP header.
 pub(super) const DESTINATION_PORT: (u32, u32) = (2, 2);
+/// Where the flags stand in a TCP header.
+pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
+/// fin, syn, rst and ack.
+pub(super) const FLAGS_THAT_COUNT: u8 = 0x17;
+/// syn.
+pub(super) const SYN: u8 = 0x02;
 /// IFNAMSIZ: an interface name is compared with its padding.
 const INTERFACE_NAME_BYTES: usize = 16;
 
@@ -32,48 +45,127 @@ pub(crate) fn lower(rule: &Rule) -> Vec<Op> {
 
 fn lower_expr(expr: &Expr) -> Vec<Op> {
     match expr {
-        Expr::DestinationNot(address) => destination_not(*address),
+        Expr::Version(family) => version(*family),
+        Expr::Source(network) => address(*network, source_of(network.family()), is),
+        Expr::Destination(network) => address(*network, destination_of(network.family()), is),
+        Expr::DestinationNot(other) => {
+            let other = Network::host(*other);
+            address(other, destination_of(other.family()), not)
+        }
+        Expr::ArrivesBy(name) => vec![Op::Meta(Meta::InName), is(interface_name(name))],
         Expr::LeavesBy(name) => vec![Op::Meta(Meta::OutName), is(interface_name(name))],
-        Expr::Tcp => vec![Op::Meta(Meta::Protocol), is([TCP])],
-        Expr::PortNot(port) => vec![
-            payload(Base::Transport, DESTINATION_PORT),
-            not(port.to_be_bytes()),
+        Expr::NotLeavesBy(name) => vec![Op::Meta(Meta::OutName), not(interface_name(name))],
+        Expr::Protocol(transport) => vec![Op::Meta(Meta::Protocol), is([protocol(*transport)])],
+        Expr::SourcePort(port) => vec![transport(SOURCE_PORT), is(port.to_be_bytes())],
+        Expr::Port(port) => vec![transport(DESTINATION_PORT), is(port.to_be_bytes())],
+        Expr::PortNot(port) => vec![transport(DESTINATION_PORT), not(port.to_be_bytes())],
+        Expr::Begins => vec![
+            transport(TCP_FLAGS),
+            Op::Bitwise {
+                mask: vec![FLAGS_THAT_COUNT],
+                xor: vec![0],
+            },
+            is([SYN]),
         ],
         Expr::Marked(mark) => masked(Op::Meta(Meta::Mark), *mark, is),
         Expr::NotMarked(mark) => masked(Op::Meta(Meta::Mark), *mark, not),
         Expr::ConnectionMarked(mark) => masked(Op::Ct(Ct::Mark), *mark, is),
-        Expr::NewConnection => {
-            let new = Op::Bitwise {
-                mask: number(STATE_NEW),
-                xor: number(0),
-            };
-            vec![Op::Ct(Ct::State), new, not(number(0))]
-        }
+        Expr::NewConnection => state(STATE_NEW),
+        Expr::KnownConnection => state(STATE_KNOWN),
         Expr::Counter => vec![Op::Counter],
-        Expr::Mark(mark) => vec![
-            Op::Meta(Meta::Mark),
-            with_bits(*mark),
-            Op::SetMeta(Meta::Mark),
-        ],
+        Expr::Mark(mark) => set_mark(*mark),
         Expr::MarkConnection(mark) => vec![Op::Ct(Ct::Mark), with_bits(*mark), Op::SetCt(Ct::Mark)],
+        Expr::Zone(zone) => vec![
+            Op::Immediate(zone.to_ne_bytes().into()),
+            Op::SetCt(Ct::Zone),
+        ],
         Expr::Accept => vec![Op::Accept],
+        Expr::Drop => vec![Op::Drop],
         Expr::Redirect(port) => vec![Op::Immediate(port.to_be_bytes().into()), Op::Redirect],
+        Expr::Tproxy(family, port, mark) => tproxy(*family, *port, *mark),
         Expr::Unknown(what) => vec![Op::Unknown(what.clone())],
     }
 }
 
+/// Found no socket, the rule ends before it marks.
+fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
+    let mut ops = vec![Op::Immediate(port.to_be_bytes().into()), Op::Tproxy(family)];
+    ops.extend(set_mark(mark));
+    ops.push(Op::Accept);
+    ops
+}
+
 /// In a table of family inet an address can only be looked at when the packet is known to have one of its family.
-fn destination_not(address: IpAddr) -> Vec<Op> {
-    let (family, place, bytes) = match address {
-        IpAddr::V4(v4) => (IPV4, DESTINATION_V4, v4.octets().to_vec()),
-        IpAddr::V6(v6) => (IPV6, DESTINATION_V6, v6.octets().to_vec()),
+fn address<C: Fn(Vec<u8>) -> Op>(network: Network, place: (u32, u32), compare: C) -> Vec<Op> {
+    let mut ops = version(network.family());
+    ops.push(payload(Base::Network, place));
+    if !network.is_host() {
+        let mask = bytes(network.mask());
+        let xor = vec![0; mask.len()];
+        ops.push(Op::Bitwise { mask, xor });
+    }
+    ops.push(compare(bytes(network.address())));
+    ops
+}
+
+fn version(family: Family) -> Vec<Op> {
+    vec![Op::Meta(Meta::Family), is([protocol_family(family)])]
+}
+
+pub(super) fn protocol_family(family: Family) -> u8 {
+    match family {
+        Family::V4 => IPV4,
+        Family::V6 => IPV6,
+    }
+}
+
+pub(super) fn source_of(family: Family) -> (u32, u32) {
+    match family {
+        Family::V4 => SOURCE_V4,
+        Family::V6 => SOURCE_V6,
+    }
+}
+
+pub(super) fn destination_of(family: Family) -> (u32, u32) {
+    match family {
+        Family::V4 => DESTINATION_V4,
+        Family::V6 => DESTINATION_V6,
+    }
+}
+
+/// IPPROTO_TCP and IPPROTO_UDP.
+pub(super) fn protocol(transport: Transport) -> u8 {
+    match transport {
+        Transport::Tcp => 6,
+        Transport::Udp => 17,
+    }
+}
+
+fn bytes(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().into(),
+        IpAddr::V6(v6) => v6.octets().into(),
+    }
+}
+
+fn state(bits: u32) -> Vec<Op> {
+    let mask = Op::Bitwise {
+        mask: number(bits),
+        xor: number(0),
     };
+    vec![Op::Ct(Ct::State), mask, not(number(0))]
+}
+
+fn set_mark(mark: Mark) -> Vec<Op> {
     vec![
-        Op::Meta(Meta::Family),
-        is([family]),
-        payload(Base::Network, place),
-        not(bytes),
+        Op::Meta(Meta::Mark),
+        with_bits(mark),
+        Op::SetMeta(Meta::Mark),
     ]
+}
+
+fn transport(place: (u32, u32)) -> Op {
+    payload(Base::Transport, place)
 }
 
 fn masked<C: Fn(Vec<u8>) -> Op>(load: Op, mark: Mark, compare: C) -> Vec<Op> {
@@ -115,8 +207,8 @@ fn number(number: u32) -> Vec<u8> {
     number.to_ne_bytes().into()
 }
 
-fn interface_name(name: &str) -> Vec<u8> {
-    let mut bytes = name.as_bytes().to_vec();
+fn interface_name(name: &InterfaceName) -> Vec<u8> {
+    let mut bytes = name.as_str().as_bytes().to_vec();
     bytes.resize(INTERFACE_NAME_BYTES, 0);
     bytes
 }

@@ -4,20 +4,46 @@ use std::ffi::CStr;
 
 use netlink_bindings::nftables::Nfgenmsg;
 
-use crate::rules::{Hook, Kind, Policy};
+use crate::rules::{Hook, Kind, Policy, TableFamily};
 
+/// NFPROTO_UNSPEC: in a question, every family.
+const UNSPECIFIED: u8 = 0;
 /// NFPROTO_INET.
 const INET: u8 = 1;
+/// NFPROTO_IPV4.
+const IPV4: u8 = 2;
+/// NFPROTO_IPV6.
+const IPV6: u8 = 10;
 
 /// NFTNL_UDATA_TABLE_COMMENT: a table's user data is a list of (kind, length, value); nft writes comments so.
 const UDATA_COMMENT: u8 = 0;
 
-/// The header of every message about a table of ours, or what is in it.
-pub(super) fn inet() -> Nfgenmsg {
+/// The header of every message about a table, or what is in it.
+pub(super) fn header(family: TableFamily) -> Nfgenmsg {
+    of_family(match family {
+        TableFamily::Inet => INET,
+        TableFamily::Ip => IPV4,
+        TableFamily::Ip6 => IPV6,
+    })
+}
+
+/// The header of a question about tables of every family.
+pub(super) fn every_family() -> Nfgenmsg {
+    of_family(UNSPECIFIED)
+}
+
+fn of_family(nfgen_family: u8) -> Nfgenmsg {
     Nfgenmsg {
-        nfgen_family: INET,
+        nfgen_family,
         ..Nfgenmsg::new()
     }
+}
+
+/// The family that a header says. Others (bridge, arp, netdev) are nobody's here.
+pub(super) fn family_of(header: &Nfgenmsg) -> Option<TableFamily> {
+    let families = [TableFamily::Inet, TableFamily::Ip, TableFamily::Ip6];
+    let mut families = families.into_iter();
+    families.find(|family| self::header(*family).nfgen_family == header.nfgen_family)
 }
 
 /// The kernel's number of a hook (enum nf_inet_hooks in linux/netfilter.h).

@@ -1,3 +1,5 @@
+use crate::family::Family;
+
 /// An expression as the kernel holds it. All of ours work on one register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
@@ -21,8 +23,12 @@ pub(crate) enum Op {
     Counter,
     /// The packet goes on.
     Accept,
+    /// The packet is gone.
+    Drop,
     /// Redirects the connection to the port in the register.
     Redirect,
+    /// Hands the packet to the transparent socket on the port in the register; ends the rule where there is none.
+    Tproxy(Option<Family>),
     /// Not among ours.
     Unknown(String),
 }
@@ -31,14 +37,16 @@ pub(crate) enum Op {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meta {
     Mark,
+    InName,
     OutName,
     Family,
     Protocol,
 }
 
 impl Meta {
-    const NUMBERS: [(Self, u32); 4] = [
+    const NUMBERS: [(Self, u32); 5] = [
         (Self::Mark, 3),
+        (Self::InName, 6),
         (Self::OutName, 7),
         (Self::Family, 15),
         (Self::Protocol, 16),
@@ -58,10 +66,11 @@ impl Meta {
 pub(crate) enum Ct {
     State,
     Mark,
+    Zone,
 }
 
 impl Ct {
-    const NUMBERS: [(Self, u32); 2] = [(Self::State, 0), (Self::Mark, 3)];
+    const NUMBERS: [(Self, u32); 3] = [(Self::State, 0), (Self::Mark, 3), (Self::Zone, 17)];
 
     pub(crate) fn number(self) -> u32 {
         number_of(self, &Self::NUMBERS)

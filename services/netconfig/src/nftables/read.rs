@@ -11,32 +11,33 @@ use netlink_bindings::{
 };
 
 use super::{
-    Observed, ObservedTable, decode,
+    INCUMBENT_TABLES, decode,
     lift::lift,
-    number::{comment_in, hook_of, inet, kind_of},
+    number::{comment_in, every_family, family_of, header, hook_of, kind_of},
 };
 use crate::{
+    backend::{Observed, ObservedTable},
     netlink::{KernelError, Socket},
-    rules::{Base, Chain, Policy, Rule, Table},
+    rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
 };
 
 /// How often a read is begun again because somebody changed something meanwhile.
 const ATTEMPTS: usize = 8;
 
-/// Reads tables with everything in them, as they were at one time.
-pub(super) fn read(socket: &mut Socket, names: &[&str]) -> Result<Observed, KernelError> {
+/// Reads our tables with everything in them, as they were at one time.
+pub(super) fn read(socket: &mut Socket) -> Result<Observed, KernelError> {
     let mut attempt = 1;
     loop {
-        match read_once(socket, names) {
+        match read_once(socket) {
             Err(error) if error.is_race() && attempt < ATTEMPTS => attempt += 1,
             result => return result,
         }
     }
 }
 
-fn read_once(socket: &mut Socket, names: &[&str]) -> Result<Observed, KernelError> {
+fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
     let generation = generation(socket)?;
-    let mut tables = read_tables(socket, names)?;
+    let (mut tables, incumbent) = read_tables(socket)?;
     if !tables.is_empty() {
         read_chains(socket, &mut tables)?;
         for table in &mut tables {
@@ -50,7 +51,11 @@ fn read_once(socket: &mut Socket, names: &[&str]) -> Result<Observed, KernelErro
         let chains = u32::try_from(observed.table.chains.len()).unwrap_or(u32::MAX);
         observed.others = observed.others.saturating_sub(chains);
     }
-    Ok(Observed { generation, tables })
+    Ok(Observed {
+        generation,
+        tables,
+        incumbent,
+    })
 }
 
 fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
@@ -62,20 +67,40 @@ fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
         .map_err(|error| KernelError::new(act, error))
 }
 
-fn read_tables(socket: &mut Socket, names: &[&str]) -> Result<Vec<ObservedTable>, KernelError> {
-    let payloads = socket.dump("read the tables", &Request::new().op_gettable_dump(&inet()))?;
+/// Ours, empty yet and in our order, and the names of the incumbent's.
+fn read_tables(socket: &mut Socket) -> Result<(Vec<ObservedTable>, Vec<String>), KernelError> {
+    let request = Request::new().op_gettable_dump(&header(TableFamily::Inet));
+    let payloads = socket.dump("read the tables", &request)?;
     let tables = payloads
         .iter()
         .map(|payload| OpGettableDump::decode_reply(payload).1);
-    let tables = tables.filter_map(|attributes| table(&attributes));
-    Ok(tables
-        .filter(|found| names.contains(&found.table.name.as_str()))
-        .collect())
+    let found: Vec<_> = tables.filter_map(|attributes| table(&attributes)).collect();
+    let known = |names: &'static [&str]| {
+        let named = |name: &&str| found.iter().find(|found| found.table.name == **name);
+        names.iter().filter_map(named)
+    };
+    let incumbent = known(&INCUMBENT_TABLES);
+    let names = incumbent.map(|found| found.table.name.clone()).collect();
+    Ok((known(&TABLES).cloned().collect(), names))
+}
+
+/// The names of the chains in tables of the families that iptables-nft writes.
+pub(super) fn chains_of_iptables(socket: &mut Socket) -> Result<Vec<String>, KernelError> {
+    let request = Request::new().op_getchain_dump(&every_family());
+    let payloads = socket.dump("read the chains", &request)?;
+    let chains = payloads.iter().filter_map(|payload| {
+        let (header, attributes) = OpGetchainDump::decode_reply(payload);
+        let is_theirs = matches!(family_of(&header), Some(TableFamily::Ip | TableFamily::Ip6));
+        let name = attributes.get_name().ok()?;
+        is_theirs.then(|| text(name))
+    });
+    Ok(chains.collect())
 }
 
 fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
     Some(ObservedTable {
         table: Table {
+            family: TableFamily::Inet,
             name: text(attributes.get_name().ok()?),
             chains: Vec::new(),
         },
@@ -85,7 +110,10 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
 }
 
 fn read_chains(socket: &mut Socket, tables: &mut [ObservedTable]) -> Result<(), KernelError> {
-    let payloads = socket.dump("read the chains", &Request::new().op_getchain_dump(&inet()))?;
+    let payloads = socket.dump(
+        "read the chains",
+        &Request::new().op_getchain_dump(&header(TableFamily::Inet)),
+    )?;
     for payload in &payloads {
         let (_, attributes) = OpGetchainDump::decode_reply(payload);
         let Ok(name) = attributes.get_table().map(text) else {
@@ -121,7 +149,7 @@ fn base(attributes: &IterableChainAttrs<'_>) -> Option<Base> {
 }
 
 fn read_rules(socket: &mut Socket, table: &mut Table) -> Result<(), KernelError> {
-    let mut request = Request::new().op_getrule_dump(&inet());
+    let mut request = Request::new().op_getrule_dump(&header(table.family));
     request.encode().push_table_bytes(table.name.as_bytes());
     for payload in &socket.dump("read the rules", &request)? {
         let (_, attributes) = OpGetruleDump::decode_reply(payload);

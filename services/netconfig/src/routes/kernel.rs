@@ -11,8 +11,9 @@ use netlink_bindings::{
 };
 use nix::sys::socket::SockProtocol;
 
-use super::{Family, Item, PROTOCOL, Part, Routing};
+use super::{Item, PROTOCOL, Part, Routing};
 use crate::{
+    family::Family,
     marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL},
     netlink::{KernelError, Socket},
 };
@@ -116,6 +117,32 @@ impl Routes {
         forgive(result, &[nix::Error::EEXIST])
     }
 
+    /// Makes one that another made ours. There is no moment without it.
+    pub(crate) fn adopt(&mut self, item: Item) -> Result<(), KernelError> {
+        let (family, part) = item;
+        match part {
+            Part::Route => {
+                let request = rt_route::Request::new().set_create().set_replace();
+                let mut request = request.op_newroute_do(&route_header(family));
+                drop(request.encode().push_oif(LOOPBACK));
+                self.0
+                    .act(&format!("take over the {family} {part}"), &request)
+            }
+            // Two that differ in who made them stand beside each other, and the older one is found first.
+            Part::Rule => {
+                self.add(item)?;
+                self.delete_first(family)
+            }
+        }
+    }
+
+    fn delete_first(&mut self, family: Family) -> Result<(), KernelError> {
+        let mut request = rt_rule::Request::new().op_delrule_do(&rule_header(family));
+        drop(match_rule(request.encode()));
+        let act = format!("delete the {family} ip rule that was taken over");
+        forgive(self.0.act(&act, &request), &[nix::Error::ENOENT])
+    }
+
     /// Deletes ours; one that is gone already is fine.
     pub(crate) fn delete(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
@@ -179,10 +206,13 @@ fn rule_header(family: Family) -> FibRuleHdr {
 }
 
 fn describe_rule<P: Pusher>(attributes: PushFibRuleAttrs<P>) {
+    drop(match_rule(attributes).push_protocol(PROTOCOL));
+}
+
+fn match_rule<P: Pusher>(attributes: PushFibRuleAttrs<P>) -> PushFibRuleAttrs<P> {
     let attributes = attributes.push_priority(RULE_PRIORITY);
     let attributes = attributes.push_fwmark(TO_ZTUNNEL.value());
-    let attributes = attributes.push_fwmask(TO_ZTUNNEL.mask());
-    drop(attributes.push_protocol(PROTOCOL));
+    attributes.push_fwmask(TO_ZTUNNEL.mask())
 }
 
 /// Everything goes to `lo` as local: no destination, and nothing that sends it elsewhere.

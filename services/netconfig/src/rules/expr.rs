@@ -1,36 +1,106 @@
 use std::net::IpAddr;
 
-use crate::marks::Mark;
+use super::settings::{InterfaceName, Network};
+use crate::{family::Family, marks::Mark};
 
 /// What a rule is made of. A closed list: what the kernel holds beyond it is [`Expr::Unknown`] and never ours.
+///
+/// In a rule they stand in the order of this list, which is the order in which `iptables-save` prints them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
+    /// Is of that family.
+    Version(Family),
+    /// Comes from there.
+    Source(Network),
+    /// Goes there.
+    Destination(Network),
     /// Of the address's family, and not to that address.
     DestinationNot(IpAddr),
-    /// Leaves by the interface of that name.
-    LeavesBy(String),
-    /// Is TCP.
-    Tcp,
-    /// Is not to that port. After [`Expr::Tcp`] only.
+    /// Arrives by that interface.
+    ArrivesBy(InterfaceName),
+    /// Leaves by that interface.
+    LeavesBy(InterfaceName),
+    /// Does not leave by that interface.
+    NotLeavesBy(InterfaceName),
+    /// Is of that protocol.
+    Protocol(Transport),
+    /// Comes from that port. After [`Expr::Protocol`] only, as the next three.
+    SourcePort(u16),
+    /// Goes to that port.
+    Port(u16),
+    /// Does not go to that port.
     PortNot(u16),
+    /// Begins a TCP connection: of the flags fin, syn, rst and ack, syn alone.
+    Begins,
     /// The packet carries the mark.
     Marked(Mark),
     /// The packet does not carry the mark.
     NotMarked(Mark),
     /// The packet's connection carries the mark.
     ConnectionMarked(Mark),
-    /// The packet begins a connection.
+    /// The packet is the first that is seen of its connection.
     NewConnection,
+    /// The packet belongs to a connection that is known, or to one related to it.
+    KnownConnection,
     /// Counts.
     Counter,
     /// Gives the packet the mark, in the mark's bits alone.
     Mark(Mark),
     /// Gives the packet's connection the mark, in the mark's bits alone.
     MarkConnection(Mark),
+    /// The packet's connection is tracked in that zone, apart from all others.
+    Zone(u16),
     /// The packet goes on; no later rule of the chain sees it.
     Accept,
+    /// The packet is gone.
+    Drop,
     /// The connection goes to that port of this netns.
     Redirect(u16),
+    /// The packet goes to the transparent socket on that port, with the mark, and no later rule of the chain sees it.
+    /// Where there is no such socket: the next rule. Of the family that the rule demands, if it demands one.
+    Tproxy(Option<Family>, u16, Mark),
     /// Something else.
     Unknown(String),
+}
+
+/// A protocol with ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Expr {
+    /// The family that packets must be of, where the expression demands one.
+    pub(crate) fn family(&self) -> Option<Family> {
+        match self {
+            Self::Version(family) => Some(*family),
+            Self::Source(network) | Self::Destination(network) => Some(network.family()),
+            Self::DestinationNot(address) => Some(Family::of(*address)),
+            Self::ArrivesBy(_)
+            | Self::LeavesBy(_)
+            | Self::NotLeavesBy(_)
+            | Self::Protocol(_)
+            | Self::SourcePort(_)
+            | Self::Port(_)
+            | Self::PortNot(_)
+            | Self::Begins
+            | Self::Marked(_)
+            | Self::NotMarked(_)
+            | Self::ConnectionMarked(_)
+            | Self::NewConnection
+            | Self::KnownConnection
+            | Self::Counter
+            | Self::Mark(_)
+            | Self::MarkConnection(_)
+            | Self::Zone(_)
+            | Self::Accept
+            | Self::Drop
+            | Self::Redirect(_)
+            | Self::Tproxy(..)
+            | Self::Unknown(_) => None,
+        }
+    }
 }

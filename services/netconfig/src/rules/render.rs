@@ -1,8 +1,9 @@
 //! Rules as a script for `nft -f`: for goldens, plans and logs.
 
-use std::{fmt, net::IpAddr};
+use std::fmt;
 
-use super::{Base, Chain, Expr, Hook, Kind, Policy, Rule, Ruleset, Table};
+use super::{Base, Chain, Expr, Hook, Kind, Network, Policy, Rule, Ruleset, Table, Transport};
+use crate::{family::Family, marks::Mark};
 
 impl fmt::Display for Ruleset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -12,7 +13,7 @@ impl fmt::Display for Ruleset {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "table inet {} {{", self.name)?;
+        writeln!(f, "table {} {} {{", self.family, self.name)?;
         self.chains.iter().try_for_each(|chain| chain.fmt(f))?;
         writeln!(f, "}}")
     }
@@ -89,40 +90,72 @@ impl fmt::Display for Rule {
     }
 }
 
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        })
+    }
+}
+
 impl fmt::Display for Expr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::DestinationNot(IpAddr::V4(address)) => write!(f, "ip daddr != {address}"),
-            Self::DestinationNot(IpAddr::V6(address)) => write!(f, "ip6 daddr != {address}"),
+            Self::Version(Family::V4) => write!(f, "meta nfproto ipv4"),
+            Self::Version(Family::V6) => write!(f, "meta nfproto ipv6"),
+            Self::Source(network) => address(f, *network, "saddr"),
+            Self::Destination(network) => address(f, *network, "daddr"),
+            Self::DestinationNot(other) => address(f, Network::host(*other), "daddr !="),
+            Self::ArrivesBy(name) => write!(f, "iifname \"{name}\""),
             Self::LeavesBy(name) => write!(f, "oifname \"{name}\""),
-            Self::Tcp => write!(f, "meta l4proto tcp"),
-            Self::PortNot(port) => write!(f, "tcp dport != {port}"),
-            Self::Marked(mark) => {
-                write!(f, "meta mark & {:#x} == {:#x}", mark.mask(), mark.value())
-            }
-            Self::NotMarked(mark) => {
-                write!(f, "meta mark & {:#x} != {:#x}", mark.mask(), mark.value())
-            }
-            Self::ConnectionMarked(mark) => {
-                write!(f, "ct mark & {:#x} == {:#x}", mark.mask(), mark.value())
-            }
+            Self::NotLeavesBy(name) => write!(f, "oifname != \"{name}\""),
+            Self::Protocol(transport) => write!(f, "meta l4proto {transport}"),
+            Self::SourcePort(port) => write!(f, "th sport {port}"),
+            Self::Port(port) => write!(f, "th dport {port}"),
+            Self::PortNot(port) => write!(f, "th dport != {port}"),
+            Self::Begins => write!(f, "tcp flags & (fin|syn|rst|ack) == syn"),
+            Self::Marked(mark) => masked(f, "meta mark", *mark, "=="),
+            Self::NotMarked(mark) => masked(f, "meta mark", *mark, "!="),
+            Self::ConnectionMarked(mark) => masked(f, "ct mark", *mark, "=="),
             Self::NewConnection => write!(f, "ct state new"),
+            Self::KnownConnection => write!(f, "ct state established,related"),
             Self::Counter => write!(f, "counter"),
-            Self::Mark(mark) => {
-                let kept = !mark.mask();
-                write!(
-                    f,
-                    "meta mark set meta mark & {kept:#x} | {:#x}",
-                    mark.value()
-                )
-            }
-            Self::MarkConnection(mark) => {
-                let kept = !mark.mask();
-                write!(f, "ct mark set ct mark & {kept:#x} | {:#x}", mark.value())
-            }
+            Self::Mark(mark) => set(f, "meta mark", *mark),
+            Self::MarkConnection(mark) => set(f, "ct mark", *mark),
+            Self::Zone(zone) => write!(f, "ct zone set {zone}"),
             Self::Accept => write!(f, "accept"),
+            Self::Drop => write!(f, "drop"),
             Self::Redirect(port) => write!(f, "redirect to :{port}"),
+            Self::Tproxy(family, port, mark) => {
+                let family = match family {
+                    None => "",
+                    Some(Family::V4) => " ip",
+                    Some(Family::V6) => " ip6",
+                };
+                write!(f, "tproxy{family} to :{port} ")?;
+                set(f, "meta mark", *mark)?;
+                write!(f, " accept")
+            }
             Self::Unknown(what) => write!(f, "<{what}>"),
         }
     }
+}
+
+fn address(f: &mut fmt::Formatter<'_>, network: Network, field: &str) -> fmt::Result {
+    let header = match network.family() {
+        Family::V4 => "ip",
+        Family::V6 => "ip6",
+    };
+    write!(f, "{header} {field} {network}")
+}
+
+fn masked(f: &mut fmt::Formatter<'_>, what: &str, mark: Mark, relation: &str) -> fmt::Result {
+    let (mask, value) = (mark.mask(), mark.value());
+    write!(f, "{what} & {mask:#x} {relation} {value:#x}")
+}
+
+fn set(f: &mut fmt::Formatter<'_>, what: &str, mark: Mark) -> fmt::Result {
+    let (kept, value) = (!mark.mask(), mark.value());
+    write!(f, "{what} set {what} & {kept:#x} | {value:#x}")
 }

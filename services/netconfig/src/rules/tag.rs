@@ -14,13 +14,18 @@ pub struct Tag {
     pub schema: u32,
     /// Which rules they are.
     pub fingerprint: Fingerprint,
+    /// Whether `net.ipv4.tcp_migrate_req` was switched on with them, and is to be switched off again.
+    pub migrates: bool,
     /// For whom they were written. For people: a sandbox may be renamed while its rules stay.
     pub sandbox: String,
 }
 
+/// Stands in a tag where the sysctl was switched on.
+const MIGRATES: &str = " switched=tcp_migrate_req";
+
 impl Tag {
     /// The tag of rules that are written now.
-    pub fn new(fingerprint: Fingerprint, sandbox: &SandboxRef) -> Self {
+    pub fn new(fingerprint: Fingerprint, migrates: bool, sandbox: &SandboxRef) -> Self {
         let text = sandbox.to_string();
         let sandbox = if text.len() <= LONGEST_SANDBOX {
             text
@@ -30,6 +35,7 @@ impl Tag {
         Self {
             schema: SCHEMA,
             fingerprint,
+            migrates,
             sandbox,
         }
     }
@@ -40,11 +46,13 @@ impl fmt::Display for Tag {
         let Self {
             schema,
             fingerprint,
+            migrates,
             sandbox,
         } = self;
+        let migrates = if *migrates { MIGRATES } else { "" };
         write!(
             f,
-            "inpod schema={schema} fingerprint={fingerprint} sandbox={sandbox}"
+            "inpod schema={schema} fingerprint={fingerprint}{migrates} sandbox={sandbox}"
         )
     }
 }
@@ -64,10 +72,13 @@ impl FromStr for Tag {
 fn parse(text: &str) -> Option<Tag> {
     let rest = text.strip_prefix("inpod schema=")?;
     let (schema, rest) = rest.split_once(" fingerprint=")?;
-    let (fingerprint, sandbox) = rest.split_once(" sandbox=")?;
+    let (rest, sandbox) = rest.split_once(" sandbox=")?;
+    let without = rest.strip_suffix(MIGRATES);
+    let fingerprint = without.unwrap_or(rest);
     Some(Tag {
         schema: schema.parse().ok()?,
         fingerprint: fingerprint.parse().ok()?,
+        migrates: without.is_some(),
         sandbox: sandbox.to_owned(),
     })
 }
@@ -82,13 +93,26 @@ mod tests {
             container_id: container_id.parse().unwrap(),
             ifname: "eth0".parse().unwrap(),
         };
-        Tag::new(Fingerprint::of("x"), &sandbox)
+        Tag::new(Fingerprint::of("x"), true, &sandbox)
     }
 
     #[test]
     fn a_tag_survives_the_way_through_its_text() {
-        let tag = tag("c1");
+        let migrates = tag("c1");
+        assert_eq!(migrates.to_string().parse(), Ok(migrates.clone()));
+        let tag = Tag {
+            migrates: false,
+            ..migrates
+        };
         assert_eq!(tag.to_string().parse(), Ok(tag));
+    }
+
+    #[test]
+    fn the_tag_of_the_first_schema_is_understood() {
+        let tag: Tag = "inpod schema=1 fingerprint=3717c2e820bb1348 sandbox=net/c1/eth0"
+            .parse()
+            .unwrap();
+        assert_eq!((tag.schema, tag.migrates), (1, false));
     }
 
     #[test]

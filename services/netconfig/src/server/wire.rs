@@ -1,13 +1,17 @@
 //! Between messages and what they stand for.
 
+mod redirection;
+
+pub(super) use redirection::redirection_of;
+
 use inpod_proto::{
     Invalid, addresses_to, into_status,
-    netconfig::v1::{self, RemovePhase, redirection::Mode},
+    netconfig::v1::{self, RemovePhase},
 };
 use tonic::Status;
 use workload::Failure;
 
-use crate::{apply::Phase, claims::Claim, error::IntoFailure, inspect, rules::Redirection};
+use crate::{apply::Phase, backend::Backend, claims::Claim, error::IntoFailure, inspect};
 
 pub(super) fn describe(claim: &Claim) -> v1::Claim {
     v1::Claim {
@@ -34,11 +38,11 @@ pub(super) fn describe_process(process: inspect::Process) -> v1::Process {
     }
 }
 
-pub(super) fn redirection_of(redirection: Option<v1::Redirection>) -> Result<Redirection, Status> {
-    let redirection = redirection.ok_or_else(|| missing("redirection"))?;
-    match redirection.mode {
-        Some(Mode::Ambient(_)) => Ok(Redirection::Ambient),
-        None => Err(missing("redirection.mode")),
+pub(super) fn backend_of(backend: Backend) -> v1::Backend {
+    match backend {
+        Backend::Nftables => v1::Backend::Nftables,
+        Backend::IptablesNft => v1::Backend::IptablesNft,
+        Backend::IptablesLegacy => v1::Backend::IptablesLegacy,
     }
 }
 

@@ -7,6 +7,10 @@ use std::{
     thread::JoinHandle,
 };
 
+use netconfig::{
+    apply::Writer,
+    rules::{Ambient, Redirection},
+};
 use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
 use workload::SandboxRef;
@@ -115,4 +119,14 @@ pub(crate) fn sandbox(container_id: &str) -> SandboxRef {
         container_id: container_id.parse().unwrap(),
         ifname: "eth0".parse().unwrap(),
     }
+}
+
+/// Writes with nf_tables.
+pub(crate) fn plain() -> Writer {
+    Writer::default()
+}
+
+/// Ambient mode as it is by default.
+pub(crate) fn ambient() -> Redirection {
+    Redirection::Ambient(Ambient::default())
 }

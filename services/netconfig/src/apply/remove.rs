@@ -1,0 +1,130 @@
+//! Takes a netns's redirection away.
+
+use netns::Netns;
+use workload::SandboxRef;
+
+use super::{ATTEMPTS, Writer, make_so};
+use crate::{
+    backend::{Backend, BackendError, Change},
+    error::{ApplyError, RemoveError, chain},
+    inspect,
+    link::Link,
+    plan::State,
+    rules::ambient,
+};
+
+/// How far a redirection is taken away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// New connections go direct, captured ones live on.
+    Drain,
+    /// Nothing of ours is left.
+    Final,
+}
+
+/// What a removal came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// Connections that were captured when it was done.
+    pub captured_flows: u32,
+}
+
+impl Writer {
+    /// Takes a netns's redirection away as far as the phase says.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel or a program refuses, or something is left when it is read back.
+    pub fn remove(
+        &self,
+        netns: &Netns,
+        sandbox: &SandboxRef,
+        phase: Phase,
+    ) -> Result<Removed, RemoveError> {
+        let captured_flows = inspect::captured_flows(netns)?;
+        Link::with(netns, &self.programs, |link| match phase {
+            Phase::Drain => self.drain(link, sandbox),
+            Phase::Final => self.remove_all(link),
+        })?;
+        Ok(Removed { captured_flows })
+    }
+
+    /// The rules give way to ones that capture nothing new; routes stay, for what is captured lives on.
+    fn drain(&self, link: &mut Link<'_>, sandbox: &SandboxRef) -> Result<(), RemoveError> {
+        let before = self.read(link)?;
+        if !before.has_rules() {
+            return Ok(());
+        }
+        let families = link.families();
+        let plan = self.plan_of(link, &before, &ambient::drain(), families);
+        make_so(link, &plan, before, sandbox)
+            .map(drop)
+            .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
+    }
+
+    /// The tables, then ip rules, then routes: nothing is led to a table that is empty. What fails does not keep the
+    /// rest.
+    fn remove_all(&self, link: &mut Link<'_>) -> Result<(), RemoveError> {
+        let seen = self.read(link)?;
+        let mut failures = Vec::new();
+        let mut note = |result: Result<(), BackendError>| {
+            failures.extend(result.err().map(|error| chain(&error)));
+        };
+        for (backend, _) in &seen.seen {
+            note(clear(link, *backend));
+        }
+        if seen.has_incumbent() {
+            // Whatever is equal to ours was the incumbent's, and becomes ours to delete.
+            for item in seen.routing.equal() {
+                note(link.routes.adopt(item).map_err(Into::into));
+            }
+        }
+        for item in link.routes.read()?.ours() {
+            note(link.routes.delete(item).map_err(Into::into));
+        }
+        if seen.captures_names() {
+            note(link.nftables.forget_names().map_err(Into::into));
+        }
+        if seen.tag().is_some_and(|tag| tag.migrates) {
+            let switched = link.set_migrates(false);
+            failures.extend(switched.err().map(|error| chain(&error)));
+        }
+        failures.extend(left(&self.read(link)?));
+        RemoveError::unless_empty(failures)
+    }
+}
+
+/// Again when somebody else was faster.
+fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
+    let mut attempts = ATTEMPTS;
+    loop {
+        attempts -= 1;
+        let seen = link.read_of(backend)?;
+        let change = Change {
+            delete: seen.ids(),
+            create: Vec::new(),
+            delete_incumbent: !seen.incumbent.is_empty(),
+        };
+        if change.is_empty() {
+            return Ok(());
+        }
+        match link.change(backend, &seen, &change) {
+            Err(error) if error.is_race() && attempts > 0 => {}
+            result => return result,
+        }
+    }
+}
+
+/// What is left, a sentence each.
+fn left(state: &State) -> Vec<String> {
+    let mut left = Vec::new();
+    for (backend, seen) in &state.seen {
+        let ours = seen.tables.iter().map(|seen| &seen.table.name);
+        left.extend(ours.map(|name| format!("table {name} is left in {backend}")));
+        let incumbent = seen.incumbent.iter();
+        left.extend(incumbent.map(|name| format!("{name} is left in {backend}")));
+    }
+    let items = state.routing.ours().into_iter();
+    left.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
+    left
+}

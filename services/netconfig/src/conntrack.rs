@@ -1,0 +1,114 @@
+//! Connection tracking of a netns, as far as it keeps captured what is to go direct, or the other way round.
+
+use netlink_bindings::{
+    conntrack::{Nfgenmsg, OpGetDump, Request},
+    traits::{NetlinkRequest, Protocol},
+    utils::find_attr,
+};
+use crate::{
+    marks::DNS_PORT,
+    netlink::{KernelError, Socket},
+};
+
+/// NFNL_SUBSYS_CTNETLINK and IPCTNL_MSG_CT_DELETE (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h).
+const DELETE: u16 = (1 << 8) | 2;
+/// CTA_TUPLE_ORIG: who began it, and how.
+const TUPLE_ORIG: u16 = 1;
+/// CTA_ZONE.
+const ZONE: u16 = 18;
+/// NLA_F_NESTED.
+const NESTED: u16 = 0x8000;
+/// IPPROTO_UDP.
+const UDP: u8 = 17;
+/// How often a dump is begun again because entries came and went meanwhile.
+const ATTEMPTS: usize = 8;
+
+/// Deletes the entries of questions for names over UDP, in every zone and both families.
+pub(crate) fn forget_names(socket: &mut Socket) -> Result<(), KernelError> {
+    for entry in questions(socket)? {
+        match socket.act("delete a connection tracking entry", &entry) {
+            // It ended by itself.
+            Err(error) if error.is(nix::Error::ENOENT) => {}
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+/// An entry, as a request that deletes it.
+struct Entry(Vec<u8>);
+
+impl NetlinkRequest for Entry {
+    fn protocol(&self) -> Protocol {
+        Protocol::Raw {
+            protonum: PROTOCOL,
+            request_type: DELETE,
+        }
+    }
+
+    fn flags(&self) -> u16 {
+        0
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.0
+    }
+
+    type ReplyType<'buf> = ();
+
+    fn decode_reply(_: &[u8]) {}
+}
+
+/// NETLINK_NETFILTER of linux/netlink.h.
+const PROTOCOL: u16 = 12;
+
+/// A dump that entries came to or went from while it was made may lack some.
+fn questions(socket: &mut Socket) -> Result<Vec<Entry>, KernelError> {
+    let mut attempts = ATTEMPTS;
+    loop {
+        attempts -= 1;
+        let request = Request::new().op_get_dump(&Nfgenmsg::new());
+        match socket.dump("read the connection tracking entries", &request) {
+            Err(error) if error.is_race() && attempts > 0 => {}
+            Err(error) => return Err(error),
+            Ok(payloads) => {
+                return Ok(payloads
+                    .iter()
+                    .filter_map(|found| question(found))
+                    .collect());
+            }
+        }
+    }
+}
+
+fn question(payload: &[u8]) -> Option<Entry> {
+    let (header, attributes) = OpGetDump::decode_reply(payload);
+    let proto = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
+    let is_question =
+        proto.get_proto_num().ok()? == UDP && proto.get_proto_dst_port().ok()? == DNS_PORT;
+    is_question.then(|| delete(&header, attributes.get_buf()))?
+}
+
+/// An entry is named by its first packet and its zone.
+fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
+    let mut payload = vec![header.nfgen_family, 0, 0, 0];
+    push(
+        &mut payload,
+        TUPLE_ORIG | NESTED,
+        find_attr(attributes, TUPLE_ORIG)?,
+    )?;
+    if let Some(zone) = find_attr(attributes, ZONE) {
+        push(&mut payload, ZONE, zone)?;
+    }
+    Some(Entry(payload))
+}
+
+/// An attribute: its length with the four bytes of its head, its kind, its bytes, and what fills up to four.
+fn push(payload: &mut Vec<u8>, kind: u16, bytes: &[u8]) -> Option<()> {
+    let length = u16::try_from(bytes.len().checked_add(4)?).ok()?;
+    payload.extend(length.to_ne_bytes());
+    payload.extend(kind.to_ne_bytes());
+    payload.extend(bytes);
+    payload.resize(payload.len().next_multiple_of(4), 0);
+    Some(())
+}

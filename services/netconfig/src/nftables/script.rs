@@ -1,0 +1,31 @@
+use std::fmt::Write as _;
+
+use crate::{
+    backend::{Change, NewTable, Observed},
+    rules::TableFamily,
+};
+
+/// A change as a script for `nft -f`, which takes it in one transaction as well.
+pub(super) fn script(seen: &Observed, change: &Change) -> String {
+    let ours = change.delete.iter();
+    let mut lines: Vec<_> = ours
+        .map(|(family, name)| format!("delete table {family} {name}\n"))
+        .collect();
+    if change.delete_incumbent {
+        let names = seen.incumbent.iter();
+        let family = TableFamily::Inet;
+        lines.extend(names.map(|name| format!("delete table {family} {name}\n")));
+    }
+    lines.extend(change.create.iter().map(create));
+    lines.concat()
+}
+
+/// The tag is the table's comment.
+fn create(new: &NewTable) -> String {
+    let text = new.table.to_string();
+    let (head, body) = text.split_once('\n').unwrap_or((&text, ""));
+    let mut script = format!("{head}\n");
+    // Writing to a string cannot fail.
+    let _ = writeln!(script, "\tcomment \"{}\"", new.comment);
+    script + body
+}

@@ -1,0 +1,305 @@
+//! How what is there differs from what belongs there, a sentence per difference.
+
+use super::{Plan, State};
+use crate::{
+    backend::{Observed, ObservedTable},
+    routes::{Item, Routing},
+    rules::{Chain, Rule, SCHEMA, Table, TableFamily, Tag},
+};
+
+impl Plan {
+    /// Empty where everything is as it belongs.
+    pub(crate) fn differences(&self, state: &State) -> Vec<String> {
+        let nothing = Observed::default();
+        let mut differences = self.table_differences(state.of(self.backend).unwrap_or(&nothing));
+        differences.extend(self.leftovers(state));
+        differences.extend(self.routing_differences(&state.routing));
+        if state.migrates == Some(false) {
+            differences.push("net.ipv4.tcp_migrate_req is 0".to_owned());
+        }
+        differences
+    }
+
+    /// The same of the tables of its backend alone.
+    pub(crate) fn table_differences(&self, seen: &Observed) -> Vec<String> {
+        let mut differences = Vec::new();
+        for table in &self.tables {
+            match seen
+                .tables
+                .iter()
+                .find(|seen| seen.table.id() == table.id())
+            {
+                None => differences.push(format!("table {} is missing", label(table))),
+                Some(found) => {
+                    differences.extend(self.tag_difference(found));
+                    differences.extend(table_differences(table, found));
+                }
+            }
+        }
+        let belongs = |id| self.tables.iter().any(|table| table.id() == id);
+        let stale = seen.tables.iter().map(|found| &found.table);
+        let stale = stale.filter(|found| !belongs(found.id()));
+        differences.extend(stale.map(|table| format!("table {} is left over", label(table))));
+        differences
+    }
+
+    /// What other backends hold, and what Istio's node agent left.
+    fn leftovers(&self, state: &State) -> Vec<String> {
+        let mut leftovers = Vec::new();
+        for (backend, seen) in &state.seen {
+            if *backend != self.backend && !seen.tables.is_empty() {
+                leftovers.push(format!("rules of inpod are left in {backend}"));
+            }
+            if !seen.incumbent.is_empty() {
+                let names = seen.incumbent.join(", ");
+                leftovers.push(format!("Istio's node agent left {names} in {backend}"));
+            }
+        }
+        leftovers
+    }
+
+    fn routing_differences(&self, routing: &Routing) -> Vec<String> {
+        let missing = self.routing.iter().filter(|item| !routing.has(**item));
+        let missing = missing.map(|(family, part)| format!("the {family} {part} is missing"));
+        let surplus = self.surplus(routing).into_iter();
+        let surplus = surplus.map(|(family, part)| format!("the {family} {part} is left over"));
+        missing.chain(surplus).collect()
+    }
+
+    /// Routes and ip rules of ours that do not belong there, in the order in which they go.
+    pub(crate) fn surplus(&self, routing: &Routing) -> Vec<Item> {
+        let ours = routing.ours();
+        let surplus = ours.into_iter().filter(|item| !self.routing.contains(item));
+        surplus.collect()
+    }
+
+    fn tag_difference(&self, found: &ObservedTable) -> Option<String> {
+        let name = label(&found.table);
+        let Some(Tag {
+            schema,
+            fingerprint,
+            ..
+        }) = found.tag()
+        else {
+            return Some(format!("table {name} does not bear inpod's tag"));
+        };
+        if schema != SCHEMA {
+            return Some(format!("table {name} is of schema {schema}, not {SCHEMA}"));
+        }
+        let wanted = self.fingerprint;
+        (fingerprint != wanted)
+            .then(|| format!("table {name} bears the fingerprint {fingerprint}, not {wanted}"))
+    }
+}
+
+/// A table's name; with its family where that is not both.
+fn label(table: &Table) -> String {
+    match table.family {
+        TableFamily::Inet => table.name.clone(),
+        TableFamily::Ip | TableFamily::Ip6 => format!("{} {}", table.family, table.name),
+    }
+}
+
+fn table_differences(table: &Table, found: &ObservedTable) -> Vec<String> {
+    let mut differences = Vec::new();
+    let name = label(table);
+    if found.others > 0 {
+        let others = found.others;
+        differences.push(format!(
+            "table {name} holds {others} foreign sets or objects"
+        ));
+    }
+    for chain in &table.chains {
+        let found = found
+            .table
+            .chains
+            .iter()
+            .find(|found| found.name == chain.name);
+        match found {
+            None => differences.push(format!("chain {name} {} is missing", chain.name)),
+            Some(found) => differences.extend(chain_differences(&name, chain, found)),
+        }
+    }
+    let belongs = |found: &Chain| table.chains.iter().any(|chain| chain.name == found.name);
+    let foreign = found.table.chains.iter().filter(|found| !belongs(found));
+    differences.extend(foreign.map(|found| format!("chain {name} {} is foreign", found.name)));
+    differences
+}
+
+fn chain_differences(table: &str, chain: &Chain, found: &Chain) -> Vec<String> {
+    let name = format!("{table} {}", chain.name);
+    let mut differences = Vec::new();
+    if chain.base != found.base {
+        let base = |chain: &Chain| {
+            let base = chain.base.as_ref();
+            base.map_or_else(|| "no base chain".to_owned(), |base| format!("`{base}`"))
+        };
+        let (wanted, found) = (base(chain), base(found));
+        differences.push(format!("chain {name} is {found}, not {wanted}"));
+    }
+    let (missing, foreign) = unmatched(&chain.rules, &found.rules);
+    if missing.is_empty() && foreign.is_empty() && chain.rules != found.rules {
+        differences.push(format!("the rules of chain {name} are in another order"));
+    }
+    differences.extend(
+        missing
+            .iter()
+            .map(|rule| format!("rule `{rule}` is missing in {name}")),
+    );
+    differences.extend(
+        foreign
+            .iter()
+            .map(|rule| format!("rule `{rule}` is foreign in {name}")),
+    );
+    differences
+}
+
+/// The rules that are missing, and those that are too much. A changed rule is one of each.
+fn unmatched<'a>(wanted: &'a [Rule], found: &'a [Rule]) -> (Vec<&'a Rule>, Vec<&'a Rule>) {
+    let mut left: Vec<_> = found.iter().collect();
+    let mut missing = Vec::new();
+    for rule in wanted {
+        match left.iter().position(|found| *found == rule) {
+            Some(at) => drop(left.remove(at)),
+            None => missing.push(rule),
+        }
+    }
+    (missing, left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::Backend,
+        family::Family,
+        rules::{Ambient, Base, Expr, Policy, Redirection},
+    };
+
+    fn plan() -> Plan {
+        let ruleset = Redirection::Ambient(Ambient::default()).ruleset();
+        Plan::new(Backend::Nftables, ruleset.tables, &Family::ALL)
+    }
+
+    /// The tables as they are after an apply.
+    fn applied(plan: &Plan) -> Vec<ObservedTable> {
+        let fingerprint = plan.fingerprint;
+        let observed = |table: &Table| ObservedTable {
+            table: table.clone(),
+            comment: Some(format!(
+                "inpod schema=2 fingerprint={fingerprint} sandbox=n/c/e"
+            )),
+            others: 0,
+        };
+        plan.tables.iter().map(observed).collect()
+    }
+
+    fn differences_after(change: impl FnOnce(&mut Vec<ObservedTable>)) -> Vec<String> {
+        let plan = plan();
+        let mut seen = Observed {
+            tables: applied(&plan),
+            ..Observed::default()
+        };
+        change(&mut seen.tables);
+        plan.table_differences(&seen)
+    }
+
+    #[test]
+    fn what_was_applied_does_not_differ() {
+        assert_eq!(differences_after(|_| ()), [""; 0]);
+    }
+
+    #[test]
+    fn a_missing_rule_is_named() {
+        let differences = differences_after(|found| drop(found[1].table.chains[1].rules.remove(0)));
+        let rule = "meta l4proto tcp meta mark & 0xfff == 0x111 counter accept";
+        assert_eq!(
+            differences,
+            [format!("rule `{rule}` is missing in inpod-nat output")]
+        );
+    }
+
+    #[test]
+    fn a_foreign_rule_is_named() {
+        let rule = Rule(vec![Expr::Counter]);
+        let differences = differences_after(|found| found[1].table.chains[0].rules.push(rule));
+        assert_eq!(
+            differences,
+            ["rule `counter` is foreign in inpod-nat prerouting"]
+        );
+    }
+
+    #[test]
+    fn another_order_is_a_difference() {
+        let differences = differences_after(|found| found[1].table.chains[1].rules.swap(1, 2));
+        assert_eq!(
+            differences,
+            ["the rules of chain inpod-nat output are in another order"]
+        );
+    }
+
+    #[test]
+    fn a_changed_policy_is_named() {
+        let differences = differences_after(|found| {
+            let base = found[0].table.chains[0].base.unwrap();
+            let policy = Policy::Drop;
+            found[0].table.chains[0].base = Some(Base { policy, ..base });
+        });
+        assert_eq!(differences.len(), 1);
+        assert!(differences[0].contains("policy drop"), "{differences:?}");
+    }
+
+    #[test]
+    fn a_missing_table_and_a_foreign_tag_are_named() {
+        let differences = differences_after(|found| {
+            found.remove(0);
+            found[0].comment = Some("mine".into());
+        });
+        let wanted = [
+            "table inpod-mangle is missing",
+            "table inpod-nat does not bear inpod's tag",
+        ];
+        assert_eq!(differences, wanted);
+    }
+
+    fn state(routing: Routing, seen: Vec<(Backend, Observed)>) -> State {
+        State {
+            seen,
+            routing,
+            migrates: Some(true),
+        }
+    }
+
+    #[test]
+    fn what_is_left_in_another_backend_or_by_the_incumbent_is_named() {
+        let plan = plan();
+        let incumbent = Observed {
+            incumbent: vec!["istio-ambient-nat".into()],
+            ..Observed::default()
+        };
+        let other = Observed {
+            tables: applied(&plan),
+            ..Observed::default()
+        };
+        let seen = vec![
+            (Backend::Nftables, incumbent),
+            (Backend::IptablesNft, other),
+        ];
+        let differences = plan.leftovers(&state(Routing::default(), seen));
+        let wanted = [
+            "Istio's node agent left istio-ambient-nat in nftables",
+            "rules of inpod are left in iptables-nft",
+        ];
+        assert_eq!(differences, wanted);
+    }
+
+    #[test]
+    fn a_sysctl_that_was_switched_back_is_named() {
+        let state = State {
+            migrates: Some(false),
+            ..state(Routing::default(), Vec::new())
+        };
+        let differences = plan().differences(&state);
+        assert!(differences.contains(&"net.ipv4.tcp_migrate_req is 0".to_owned()));
+    }
+}

@@ -1,0 +1,143 @@
+//! What is to be done, as data: carried out by an apply, printed by a plan.
+
+use std::fmt::Write as _;
+
+use super::{Plan, State};
+use crate::{
+    backend::{Backend, Change, NewTable, Observed},
+    routes::{self, Item},
+    rules::Tag,
+};
+
+/// One step. In between two of them traffic is neither let out nor lost.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// Connections are to be given to another listener when theirs closes.
+    Migrate,
+    /// A route or ip rule is added.
+    Add(Item),
+    /// A route or ip rule that another one made, and that does the same, becomes ours.
+    Adopt(Item),
+    /// Our tables are written.
+    Write(Change),
+    /// What another backend holds of ours, or Istio's node agent left, is deleted.
+    Clear(Backend, Change),
+    /// A route or ip rule of ours goes.
+    Delete(Item),
+    /// Connection tracking forgets which way questions for names went: a socket that lives on would go on as before
+    /// (kernel-facts.md, 5).
+    ForgetNames,
+}
+
+impl Plan {
+    /// Everything that is to be done, in order: what is new comes first, and what is old goes when that is there.
+    pub(crate) fn steps(&self, state: &State, tag: &Tag) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if state.migrates == Some(false) {
+            steps.push(Step::Migrate);
+        }
+        steps.extend(self.additions(state));
+        let nothing = Observed::default();
+        let write = self.write(state.of(self.backend).unwrap_or(&nothing), tag);
+        steps.extend((!write.is_empty()).then_some(Step::Write(write)));
+        steps.extend(self.clearings(state));
+        steps.extend(self.surplus(&state.routing).into_iter().map(Step::Delete));
+        if state.captures_names() != self.captures_names() {
+            steps.push(Step::ForgetNames);
+        }
+        steps
+    }
+
+    /// Routes of the incumbent are taken over with its rules: nobody else would ever delete them.
+    fn additions(&self, state: &State) -> Vec<Step> {
+        let step = |item: &Item| {
+            if state.routing.has_ours(*item) {
+                None
+            } else if !state.routing.has(*item) {
+                Some(Step::Add(*item))
+            } else {
+                state.has_incumbent().then_some(Step::Adopt(*item))
+            }
+        };
+        self.routing.iter().filter_map(step).collect()
+    }
+
+    /// How our tables become what they are to be. Where they are the ones of this plan, those that differ are written;
+    /// else all are, since each bears the plan's fingerprint.
+    pub(crate) fn write(&self, seen: &Observed, tag: &Tag) -> Change {
+        let differs = |table: &_| {
+            let alone = Self {
+                tables: vec![Clone::clone(table)],
+                routing: Vec::new(),
+                ..*self
+            };
+            let found = seen
+                .tables
+                .iter()
+                .filter(|seen| seen.table.id() == table.id());
+            let seen = Observed {
+                tables: found.cloned().collect(),
+                ..Observed::default()
+            };
+            !alone.table_differences(&seen).is_empty()
+        };
+        let stale = |id: &_| !self.tables.iter().any(|table| table.id() == *id);
+        let written: Vec<_> = self.tables.iter().filter(|table| differs(table)).collect();
+        let goes = |id: &_| stale(id) || written.iter().any(|table| table.id() == *id);
+        Change {
+            delete: seen.ids().into_iter().filter(goes).collect(),
+            create: written.into_iter().map(|table| new(table, tag)).collect(),
+            delete_incumbent: false,
+        }
+    }
+
+    fn clearings(&self, state: &State) -> Vec<Step> {
+        let clearing = |(backend, seen): &(Backend, Observed)| {
+            let is_own = *backend == self.backend;
+            let change = Change {
+                delete: if is_own { Vec::new() } else { seen.ids() },
+                create: Vec::new(),
+                delete_incumbent: !seen.incumbent.is_empty(),
+            };
+            (!change.is_empty()).then_some(Step::Clear(*backend, change))
+        };
+        state.seen.iter().filter_map(clearing).collect()
+    }
+}
+
+fn new(table: &crate::rules::Table, tag: &Tag) -> NewTable {
+    NewTable {
+        table: table.clone(),
+        comment: tag.to_string(),
+    }
+}
+
+/// The steps in the words of sysctl, ip, nft and iptables-restore.
+pub(crate) fn print(
+    steps: &[Step],
+    state: &State,
+    plan: &Plan,
+    script: impl Fn(Backend, &Observed, &Change) -> String,
+) -> String {
+    let nothing = Observed::default();
+    let mut text = String::new();
+    for step in steps {
+        // Writing to a string cannot fail.
+        let _ = match step {
+            Step::Migrate => writeln!(text, "sysctl -w net.ipv4.tcp_migrate_req=1"),
+            Step::Add(item) => writeln!(text, "{}", routes::command("add", *item)),
+            Step::Adopt(item) => writeln!(text, "{}", routes::command("replace", *item)),
+            Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
+            Step::ForgetNames => writeln!(text, "conntrack -D -p udp --orig-port-dst 53"),
+            Step::Write(change) => {
+                let seen = state.of(plan.backend).unwrap_or(&nothing);
+                write!(text, "{}", script(plan.backend, seen, change))
+            }
+            Step::Clear(backend, change) => {
+                let seen = state.of(*backend).unwrap_or(&nothing);
+                write!(text, "{}", script(*backend, seen, change))
+            }
+        };
+    }
+    text
+}

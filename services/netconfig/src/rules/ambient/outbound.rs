@@ -1,0 +1,83 @@
+//! What is done with what the pod sends: the nat table's part.
+
+use std::net::IpAddr;
+
+use super::{begins, either_family, is_captured, is_loopback, loopbacks, one_family};
+use crate::{
+    marks::{DNS_PORT, FROM_ZTUNNEL, OUTBOUND_PORT, TO_ZTUNNEL, ZTUNNEL_DNS_PORT},
+    rules::{Ambient, Expr, Network, Rule, Transport},
+};
+
+const TCP: Expr = Expr::Protocol(Transport::Tcp);
+
+/// Name resolution if wished, then all TCP but for what is spared.
+pub(super) fn capture(settings: &Ambient) -> Vec<Rule> {
+    let mut rules = answers_to_probes(settings);
+    if settings.dns_capture {
+        rules.push(queries_over_udp(settings));
+        rules.extend(loopbacks(settings).map(|loopback| {
+            let packets = vec![Expr::DestinationNot(loopback), TCP, Expr::Port(DNS_PORT)];
+            redirect(settings, packets, ZTUNNEL_DNS_PORT)
+        }));
+    }
+    rules.push(replies_to_ztunnel(settings));
+    rules.extend(loopbacks(settings).map(own_addresses));
+    rules.extend(excluded(settings));
+    rules.extend(loopbacks(settings).map(|loopback| {
+        let packets = vec![Expr::DestinationNot(loopback), TCP];
+        redirect(settings, packets, OUTBOUND_PORT)
+    }));
+    rules
+}
+
+fn redirect(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> Rule {
+    packets.extend(begins(settings));
+    packets.push(Expr::NotMarked(FROM_ZTUNNEL));
+    one_family(packets, Expr::Redirect(port))
+}
+
+fn queries_over_udp(settings: &Ambient) -> Rule {
+    let packets = vec![
+        is_loopback(Expr::NotLeavesBy),
+        Expr::Protocol(Transport::Udp),
+        Expr::Port(DNS_PORT),
+        Expr::NotMarked(FROM_ZTUNNEL),
+    ];
+    either_family(settings, packets, Expr::Redirect(ZTUNNEL_DNS_PORT))
+}
+
+/// Replies on the way back to ztunnel are no outbound connections.
+fn replies_to_ztunnel(settings: &Ambient) -> Rule {
+    let packets = vec![TCP, Expr::Marked(TO_ZTUNNEL)];
+    either_family(settings, packets, Expr::Accept)
+}
+
+/// A pod that calls itself by its own address is not captured.
+fn own_addresses(loopback: IpAddr) -> Rule {
+    let packets = vec![Expr::DestinationNot(loopback), is_loopback(Expr::LeavesBy)];
+    one_family(packets, Expr::Accept)
+}
+
+fn answers_to_probes(settings: &Ambient) -> Vec<Rule> {
+    let sources = settings.probe_sources.iter().copied().map(Network::host);
+    to(settings, sources)
+}
+
+fn excluded(settings: &Ambient) -> Vec<Rule> {
+    let mut rules = to(
+        settings,
+        settings.exclusions.outbound_networks.iter().copied(),
+    );
+    let ports = settings.exclusions.outbound_ports.iter();
+    rules.extend(ports.map(|port| {
+        let packets = vec![TCP, Expr::Port(port.get())];
+        either_family(settings, packets, Expr::Accept)
+    }));
+    rules
+}
+
+fn to(settings: &Ambient, networks: impl Iterator<Item = Network>) -> Vec<Rule> {
+    let networks = networks.filter(|network| is_captured(settings, *network));
+    let rule = |network| one_family(vec![Expr::Destination(network), TCP], Expr::Accept);
+    networks.map(rule).collect()
+}

@@ -1,0 +1,245 @@
+//! What can be chosen about a redirection, parsed: what is here can be programmed.
+
+use std::{fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
+
+use ipnet::IpNet;
+
+use crate::family::Family;
+
+/// IFNAMSIZ of linux/if.h, its final zero included.
+const INTERFACE_NAME_BYTES: usize = 16;
+
+/// Everything that can be chosen about ambient mode in one netns. The default is Istio's, without its DNS capture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ambient {
+    /// Whether name resolution goes to ztunnel.
+    pub dns_capture: bool,
+    /// Whether inbound TCP is left alone.
+    pub bypass_inbound_capture: bool,
+    /// Interfaces whose arriving TCP is taken for outbound.
+    pub virtual_interfaces: Vec<InterfaceName>,
+    /// How inbound TCP is captured.
+    pub inbound_capture: InboundCapture,
+    /// Whether IPv6 is captured.
+    pub ipv6: Ipv6,
+    /// What is left alone.
+    pub exclusions: Exclusions,
+    /// Whether only connections that begin are captured.
+    pub keep_existing_connections: bool,
+    /// The addresses that the node gives to its kubelet's probes, at most one per family. They are not captured.
+    pub probe_sources: Vec<IpAddr>,
+}
+
+impl Ambient {
+    /// The families that are captured.
+    pub(crate) fn families(&self) -> &'static [Family] {
+        match self.ipv6 {
+            Ipv6::Auto | Ipv6::On => &Family::ALL,
+            Ipv6::Off => &[Family::V4],
+        }
+    }
+}
+
+/// How inbound TCP is captured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InboundCapture {
+    /// By destination NAT.
+    #[default]
+    Redirect,
+    /// By TPROXY, as Istio 1.21 did.
+    Tproxy,
+}
+
+/// Whether IPv6 is captured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ipv6 {
+    /// As the netns is.
+    #[default]
+    Auto,
+    /// It is; a netns without it is refused.
+    On,
+    /// It is left alone.
+    Off,
+}
+
+/// What is left alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exclusions {
+    /// TCP ports outside.
+    pub outbound_ports: Vec<NonZeroU16>,
+    /// Networks outside.
+    pub outbound_networks: Vec<Network>,
+    /// TCP ports of the pod.
+    pub inbound_ports: Vec<NonZeroU16>,
+    /// Networks of clients.
+    pub inbound_networks: Vec<Network>,
+}
+
+/// The name of an interface, as `nft` and `iptables` take it too: letters, digits and `._-`, at most 15 bytes, not `.`
+/// or `..` (dev_valid_name in net/core/dev.c allows more: a slash, a colon and white space alone are refused there).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceName(String);
+
+impl InterfaceName {
+    /// The loopback interface, of that name in every netns.
+    pub fn loopback() -> Self {
+        Self("lo".to_owned())
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Why a text names no interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is no interface name: 1 to 15 letters, digits, `.`, `_` or `-`")]
+pub struct NoInterfaceName;
+
+impl FromStr for InterfaceName {
+    type Err = NoInterfaceName;
+
+    fn from_str(text: &str) -> Result<Self, NoInterfaceName> {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+        let fits = (1..INTERFACE_NAME_BYTES).contains(&text.len());
+        if fits && text.bytes().all(is_allowed) && !matches!(text, "." | "..") {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NoInterfaceName)
+        }
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A network: an address without host bits, and a length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network(IpNet);
+
+impl Network {
+    /// One address.
+    pub fn host(address: IpAddr) -> Self {
+        Self(address.into())
+    }
+
+    /// Its lowest address.
+    pub(crate) fn address(self) -> IpAddr {
+        self.0.network()
+    }
+
+    /// The bits that count, set.
+    pub(crate) fn mask(self) -> IpAddr {
+        self.0.netmask()
+    }
+
+    pub(crate) fn family(self) -> Family {
+        Family::of(self.address())
+    }
+
+    /// Whether it is one address.
+    pub(crate) fn is_host(self) -> bool {
+        self.0.prefix_len() == self.0.max_prefix_len()
+    }
+
+    /// The network of an address and a mask. `None` where the mask has gaps or the address host bits.
+    pub(crate) fn of_mask(address: IpAddr, mask: IpAddr) -> Option<Self> {
+        let net = IpNet::with_netmask(address, mask).ok()?;
+        (net == net.trunc()).then_some(Self(net))
+    }
+}
+
+/// Why a text is no network.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoNetwork {
+    /// Not of the form.
+    #[error("is no network: address/length is wanted, such as 10.0.0.0/8")]
+    Form,
+    /// An address within a network.
+    #[error("has host bits: {0} is the network")]
+    HostBits(IpNet),
+}
+
+impl FromStr for Network {
+    type Err = NoNetwork;
+
+    fn from_str(text: &str) -> Result<Self, NoNetwork> {
+        let net: IpNet = text.parse().map_err(|_| NoNetwork::Form)?;
+        if net == net.trunc() {
+            Ok(Self(net))
+        } else {
+            Err(NoNetwork::HostBits(net.trunc()))
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_host() {
+            self.address().fmt(f)
+        } else {
+            self.0.fmt(f)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interface_names_that_a_shell_or_a_script_could_take_for_more_are_refused() {
+        for bad in [
+            "",
+            ".",
+            "..",
+            "a b",
+            "a\nb",
+            "a/b",
+            "a:b",
+            "a\"b",
+            "a;b",
+            "a+",
+            "a*",
+            "ä",
+            "sixteen-bytes-ab",
+        ] {
+            assert_eq!(bad.parse::<InterfaceName>(), Err(NoInterfaceName), "{bad}");
+        }
+        for good in ["eth0", "net1.100", "k6t-eth0", "a_b", "fifteen-bytes-a"] {
+            assert_eq!(good.parse::<InterfaceName>().unwrap().as_str(), good);
+        }
+    }
+
+    #[test]
+    fn networks_with_host_bits_are_refused_and_the_network_is_named() {
+        let error = "10.1.2.3/8".parse::<Network>().unwrap_err();
+        assert!(error.to_string().contains("10.0.0.0/8"), "{error}");
+        for bad in [
+            "10.0.0.0",
+            "10.0.0.0/33",
+            "10.0.0.0/-1",
+            "fd00::/129",
+            "x/8",
+            " 10.0.0.0/8",
+        ] {
+            assert_eq!(bad.parse::<Network>(), Err(NoNetwork::Form), "{bad}");
+        }
+        for good in ["10.0.0.0/8", "0.0.0.0/0", "fd00::/8", "192.168.1.1/32"] {
+            good.parse::<Network>().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_mask_with_gaps_is_no_network() {
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert_eq!(Network::of_mask(ip("10.0.0.0"), ip("255.0.255.0")), None);
+        assert_eq!(Network::of_mask(ip("10.1.0.0"), ip("255.0.0.0")), None);
+        let found = Network::of_mask(ip("10.0.0.0"), ip("255.0.0.0"));
+        assert_eq!(found.unwrap().to_string(), "10.0.0.0/8");
+    }
+}

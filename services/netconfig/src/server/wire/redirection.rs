@@ -1,0 +1,263 @@
+//! A redirection out of its message: what is here can be programmed, whatever the caller meant.
+
+use std::{fmt::Display, net::IpAddr, num::NonZeroU16, str::FromStr};
+
+use inpod_proto::{
+    Invalid,
+    netconfig::v1::{self, redirection::Mode},
+};
+use tonic::Status;
+
+use super::{invalid, missing};
+use crate::{
+    marks::INBOUND_HBONE_PORT,
+    rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Redirection},
+};
+
+/// How many entries a list of exclusions may have: each is a rule that every new connection passes.
+const MOST_EXCLUSIONS: usize = 64;
+
+/// How many interfaces may be rerouted.
+const MOST_INTERFACES: usize = 16;
+
+const INTERFACES: &str = "redirection.ambient.reroute_virtual_interfaces";
+const OUTBOUND_PORTS: &str = "redirection.ambient.exclusions.outbound_ports";
+const OUTBOUND_CIDRS: &str = "redirection.ambient.exclusions.outbound_cidrs";
+const INBOUND_PORTS: &str = "redirection.ambient.exclusions.inbound_ports";
+const INBOUND_CIDRS: &str = "redirection.ambient.exclusions.inbound_cidrs";
+
+/// The redirection that a caller wants, in which the probes of this node are spared.
+pub(in crate::server) fn redirection_of(
+    redirection: Option<v1::Redirection>,
+    probe_sources: &[IpAddr],
+) -> Result<Redirection, Status> {
+    let redirection = redirection.ok_or_else(|| missing("redirection"))?;
+    match redirection.mode {
+        Some(Mode::Ambient(wanted)) => ambient(wanted, probe_sources)
+            .map(Redirection::Ambient)
+            .map_err(invalid),
+        None => Err(missing("redirection.mode")),
+    }
+}
+
+fn ambient(wanted: v1::AmbientRedirection, probe_sources: &[IpAddr]) -> Result<Ambient, Invalid> {
+    let (inbound_capture, ipv6) = (wanted.inbound_capture, wanted.ipv6);
+    Ok(Ambient {
+        dns_capture: wanted.dns_capture,
+        bypass_inbound_capture: wanted.bypass_inbound_capture,
+        virtual_interfaces: interfaces(&wanted.reroute_virtual_interfaces)?,
+        inbound_capture: inbound_capture_of(inbound_capture)?,
+        ipv6: ipv6_of(ipv6)?,
+        exclusions: exclusions(&wanted.exclusions.unwrap_or_default())?,
+        keep_existing_connections: wanted.keep_existing_connections,
+        probe_sources: probe_sources.to_vec(),
+    })
+}
+
+fn inbound_capture_of(number: i32) -> Result<InboundCapture, Invalid> {
+    match v1::InboundCapture::try_from(number) {
+        Ok(v1::InboundCapture::Unspecified | v1::InboundCapture::Redirect) => {
+            Ok(InboundCapture::Redirect)
+        }
+        Ok(v1::InboundCapture::Tproxy) => Ok(InboundCapture::Tproxy),
+        Err(_) => Err(unknown("redirection.ambient.inbound_capture", number)),
+    }
+}
+
+fn ipv6_of(number: i32) -> Result<Ipv6, Invalid> {
+    match v1::Ipv6Capture::try_from(number) {
+        Ok(v1::Ipv6Capture::Unspecified) => Ok(Ipv6::Auto),
+        Ok(v1::Ipv6Capture::On) => Ok(Ipv6::On),
+        Ok(v1::Ipv6Capture::Off) => Ok(Ipv6::Off),
+        Err(_) => Err(unknown("redirection.ambient.ipv6", number)),
+    }
+}
+
+/// What a later release may know is not guessed at.
+fn unknown(field: &'static str, number: i32) -> Invalid {
+    Invalid::new(
+        field,
+        format!("{field} has the value {number}, which this release does not know"),
+    )
+}
+
+fn interfaces(names: &[String]) -> Result<Vec<InterfaceName>, Invalid> {
+    bounded(INTERFACES, names, MOST_INTERFACES)?;
+    parsed(INTERFACES, names)
+}
+
+fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
+    let v1::Exclusions {
+        outbound_ports,
+        outbound_cidrs,
+        inbound_ports,
+        inbound_cidrs,
+    } = wanted;
+    let exclusions = Exclusions {
+        outbound_ports: ports(OUTBOUND_PORTS, outbound_ports)?,
+        outbound_networks: networks(OUTBOUND_CIDRS, outbound_cidrs)?,
+        inbound_ports: ports(INBOUND_PORTS, inbound_ports)?,
+        inbound_networks: networks(INBOUND_CIDRS, inbound_cidrs)?,
+    };
+    let is_hbone = |port: &NonZeroU16| port.get() == INBOUND_HBONE_PORT;
+    if exclusions.inbound_ports.iter().any(is_hbone) {
+        let why =
+            format!("{INBOUND_PORTS}: port {INBOUND_HBONE_PORT} is ztunnel's and never redirected");
+        return Err(Invalid::new(INBOUND_PORTS, why));
+    }
+    Ok(exclusions)
+}
+
+fn ports(field: &'static str, numbers: &[u32]) -> Result<Vec<NonZeroU16>, Invalid> {
+    bounded(field, numbers, MOST_EXCLUSIONS)?;
+    let port = |number: &u32| {
+        let port = u16::try_from(*number).ok().and_then(NonZeroU16::new);
+        port.ok_or_else(|| {
+            Invalid::new(
+                field,
+                format!("{field}: {number} is no port, 1 to 65535 are"),
+            )
+        })
+    };
+    distinct(field, numbers.iter().map(port).collect::<Result<_, _>>()?)
+}
+
+fn networks<T: FromStr<Err: Display> + PartialEq + Display>(
+    field: &'static str,
+    texts: &[String],
+) -> Result<Vec<T>, Invalid> {
+    bounded(field, texts, MOST_EXCLUSIONS)?;
+    parsed(field, texts)
+}
+
+fn parsed<T: FromStr<Err: Display> + PartialEq + Display>(
+    field: &'static str,
+    texts: &[String],
+) -> Result<Vec<T>, Invalid> {
+    let parse = |text: &String| {
+        let parsed = text.parse();
+        parsed.map_err(|why| Invalid::new(field, format!("{field}: {text:?} {why}")))
+    };
+    distinct(field, texts.iter().map(parse).collect::<Result<_, _>>()?)
+}
+
+/// Before anything of it is looked at.
+fn bounded<T>(field: &'static str, entries: &[T], most: usize) -> Result<(), Invalid> {
+    let found = entries.len();
+    if found > most {
+        let why = format!("{field} has {found} entries, at most {most} are taken");
+        return Err(Invalid::new(field, why));
+    }
+    Ok(())
+}
+
+fn distinct<T: PartialEq + Display>(
+    field: &'static str,
+    entries: Vec<T>,
+) -> Result<Vec<T>, Invalid> {
+    for (at, entry) in entries.iter().enumerate() {
+        if entries.iter().take(at).any(|earlier| earlier == entry) {
+            return Err(Invalid::new(
+                field,
+                format!("{field}: {entry} stands there twice"),
+            ));
+        }
+    }
+    Ok(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut v1::AmbientRedirection)) -> Invalid {
+        let mut wanted = v1::AmbientRedirection {
+            exclusions: Some(v1::Exclusions::default()),
+            ..v1::AmbientRedirection::default()
+        };
+        change(&mut wanted);
+        ambient(wanted, &[]).unwrap_err()
+    }
+
+    fn excluded(change: impl FnOnce(&mut v1::Exclusions)) -> Invalid {
+        refused(|wanted| change(wanted.exclusions.as_mut().unwrap()))
+    }
+
+    #[test]
+    fn what_is_not_said_is_off() {
+        let parsed = ambient(v1::AmbientRedirection::default(), &[]).unwrap();
+        assert_eq!(parsed, Ambient::default());
+    }
+
+    #[test]
+    fn ports_0_and_65536_are_refused_by_name() {
+        for bad in [0, 65536, u32::MAX] {
+            let error = excluded(|exclusions| exclusions.outbound_ports = vec![80, bad]);
+            assert_eq!(error.field(), OUTBOUND_PORTS);
+            assert!(error.to_string().contains(&bad.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn ztunnels_own_port_cannot_be_excluded() {
+        let error = excluded(|exclusions| exclusions.inbound_ports = vec![15008]);
+        assert_eq!(error.field(), INBOUND_PORTS);
+    }
+
+    #[test]
+    fn networks_with_host_bits_and_what_is_none_are_refused_by_name() {
+        for bad in [
+            "10.0.0.1/8",
+            "10.0.0.0",
+            "",
+            "fd00::1/64",
+            "10.0.0.0/33",
+            "10.0.0.0/8\nx",
+        ] {
+            let error = excluded(|exclusions| exclusions.inbound_cidrs = vec![bad.to_owned()]);
+            assert_eq!(error.field(), INBOUND_CIDRS, "{bad}");
+        }
+    }
+
+    #[test]
+    fn interface_names_with_spaces_or_newlines_are_refused_by_name() {
+        for bad in [
+            "a b",
+            "a\nb",
+            "eth0; reboot",
+            "",
+            "sixteen-bytes-ab",
+            "a\0b",
+        ] {
+            let error = refused(|wanted| wanted.reroute_virtual_interfaces = vec![bad.to_owned()]);
+            assert_eq!(error.field(), INTERFACES, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn ten_thousand_exclusions_are_refused() {
+        let error = excluded(|exclusions| exclusions.outbound_ports = (1..=10_000).collect());
+        assert!(error.to_string().contains("10000 entries"), "{error}");
+        let error = excluded(|exclusions| exclusions.outbound_cidrs = vec!["x".into(); 10_000]);
+        assert!(error.to_string().contains("10000 entries"), "{error}");
+        let error = refused(|wanted| wanted.reroute_virtual_interfaces = vec!["x".into(); 17]);
+        assert!(error.to_string().contains("17 entries"), "{error}");
+    }
+
+    #[test]
+    fn what_stands_there_twice_is_refused() {
+        let error = excluded(|exclusions| exclusions.outbound_ports = vec![80, 443, 80]);
+        assert!(
+            error.to_string().contains("80 stands there twice"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_value_of_a_later_release_is_not_guessed_at() {
+        let error = refused(|wanted| wanted.inbound_capture = 7);
+        assert_eq!(error.field(), "redirection.ambient.inbound_capture");
+        let error = refused(|wanted| wanted.ipv6 = 7);
+        assert_eq!(error.field(), "redirection.ambient.ipv6");
+    }
+}
