@@ -1,13 +1,13 @@
 //! Connection tracking of a netns, as far as it keeps captured what is to go direct, or the other way round.
 
+use crate::{
+    marks::DNS_PORT,
+    netlink::{KernelError, Socket},
+};
 use netlink_bindings::{
     conntrack::{Nfgenmsg, OpGetDump, Request},
     traits::{NetlinkRequest, Protocol},
     utils::find_attr,
-};
-use crate::{
-    marks::DNS_PORT,
-    netlink::{KernelError, Socket},
 };
 
 /// NFNL_SUBSYS_CTNETLINK and IPCTNL_MSG_CT_DELETE (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h).

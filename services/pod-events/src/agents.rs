@@ -14,11 +14,17 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Request, Response, Status, transport::Channel};
 use workload::{Failure, NetnsId, NetnsRef, Reason, Revision, SandboxRef, Workload};
 
+use crate::{
+    checkpoint::Record,
+    redirection::{Capture, ambient},
+};
+
 /// Clients of netconfig and of the broker. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Agents {
     netconfig: NetconfigServiceClient<Channel>,
     broker: ZtunnelBrokerServiceClient<Channel>,
+    capture: Capture,
 }
 
 /// A netns that netconfig has proven and holds.
@@ -76,18 +82,13 @@ fn incomprehensible(service: &'static str, error: &inpod_proto::Invalid) -> Fail
     Failure::new(Reason::Internal, message)
 }
 
-/// The redirection of an ambient pod.
-fn ambient() -> netconfig::Redirection {
-    let mode = netconfig::redirection::Mode::Ambient(netconfig::AmbientRedirection::default());
-    netconfig::Redirection { mode: Some(mode) }
-}
-
 impl Agents {
     /// Clients over channels that connect when they are first used.
-    pub fn new(netconfig: Channel, broker: Channel) -> Self {
+    pub fn new(netconfig: Channel, broker: Channel, capture: Capture) -> Self {
         Self {
             netconfig: NetconfigServiceClient::new(netconfig),
             broker: ZtunnelBrokerServiceClient::new(broker),
+            capture,
         }
     }
 
@@ -146,11 +147,11 @@ impl Agents {
     /// # Errors
     ///
     /// As the service says.
-    pub async fn apply(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<String, Failure> {
+    pub async fn apply(&self, record: &Record, deadline: Instant) -> Result<String, Failure> {
         let message = netconfig::ApplyRulesRequest {
-            sandbox: Some(sandbox.into()),
-            redirection: Some(ambient()),
-            probe_addresses: Vec::new(),
+            sandbox: Some((&record.sandbox).into()),
+            redirection: Some(ambient(self.capture, &record.wishes)),
+            probe_addresses: addresses_to(&record.addresses),
         };
         let mut client = self.netconfig.clone();
         let applied = call(
@@ -169,12 +170,12 @@ impl Agents {
     /// As the service says.
     pub async fn verify(
         &self,
-        sandbox: &SandboxRef,
+        record: &Record,
         deadline: Instant,
     ) -> Result<netconfig::VerifyRulesResponse, Failure> {
         let message = netconfig::VerifyRulesRequest {
-            sandbox: Some(sandbox.into()),
-            redirection: Some(ambient()),
+            sandbox: Some((&record.sandbox).into()),
+            redirection: Some(ambient(self.capture, &record.wishes)),
         };
         let mut client = self.netconfig.clone();
         call(

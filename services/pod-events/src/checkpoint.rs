@@ -13,7 +13,7 @@ use std::{
 
 use workload::{NetnsId, NetnsRef, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName};
 
-use crate::{moment::Moment, pod::Pod};
+use crate::{moment::Moment, pod::Pod, redirection::Wishes};
 
 /// One sandbox, as far as it is known and as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Record {
     /// Whether the pod was let through before the source knew it. UID and service account are guesses then: the
     /// runtime's word, or where it said none the container's id; and `default`.
     pub let_through: bool,
+    /// What the pod asks of its redirection.
+    pub wishes: Wishes,
 }
 
 impl Record {
@@ -279,11 +281,16 @@ mod tests {
     }
 
     #[test]
-    fn what_was_let_through_and_what_a_runtime_calls_it_is_read_back() {
+    fn what_was_let_through_what_a_runtime_calls_it_and_what_it_asks_for_is_read_back() {
         let (_dir, checkpoint) = checkpoint();
         let record = Record {
             let_through: true,
             runtime_uid: Some("h1".parse().unwrap()),
+            wishes: Wishes {
+                dns_capture: Some(false),
+                bypass_inbound_capture: true,
+                virtual_interfaces: vec!["vm0".into()],
+            },
             ..record("c1")
         };
         checkpoint.write(&record).unwrap();

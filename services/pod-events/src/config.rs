@@ -11,6 +11,8 @@ use daemon::Key;
 use serde::Deserialize;
 use workload::{NamespaceName, NodeName};
 
+use crate::redirection::{Capture, Inbound, Ipv6};
+
 /// The settings of this service alone.
 pub const KEYS: &[Key] = &[
     Key {
@@ -32,6 +34,21 @@ pub const KEYS: &[Key] = &[
         name: "exclude_namespaces",
         default: Some(""),
         help: "Namespaces whose pods are never enrolled",
+    },
+    Key {
+        name: "dns_capture",
+        default: Some("false"),
+        help: "Whether name resolution of pods goes to ztunnel (true or false); a pod's annotation ambient.istio.io/dns-capture says otherwise",
+    },
+    Key {
+        name: "ipv6_capture",
+        default: Some("auto"),
+        help: "Whether IPv6 of pods is captured: auto (where a pod has it), on (a pod without it is refused) or off",
+    },
+    Key {
+        name: "inbound_capture",
+        default: Some("redirect"),
+        help: "How inbound TCP is captured: redirect, or tproxy as Istio 1.21 did",
     },
     Key {
         name: "propagation_wait_seconds",
@@ -68,6 +85,11 @@ pub struct Config {
     /// Namespaces whose pods are never enrolled.
     #[serde(deserialize_with = "daemon::list")]
     pub exclude_namespaces: Vec<NamespaceName>,
+    dns_capture: bool,
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    ipv6_capture: Ipv6,
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    inbound_capture: Inbound,
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
     /// The plugin's `stateDir`.
@@ -101,6 +123,15 @@ impl Config {
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
+    }
+
+    /// What is captured of every pod.
+    pub fn capture(&self) -> Capture {
+        Capture {
+            dns: self.dns_capture,
+            ipv6: self.ipv6_capture,
+            inbound: self.inbound_capture,
+        }
     }
 
     /// How long peers may need to learn that a pod leaves.

@@ -16,6 +16,7 @@ pub mod moment;
 pub mod pipeline;
 pub mod plan;
 pub mod pod;
+pub mod redirection;
 pub mod registry;
 pub mod resolve;
 pub mod server;
@@ -71,6 +72,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let agents = Agents::new(
         daemon.channel("netconfig"),
         daemon.channel("ztunnel-broker"),
+        config.capture(),
     );
     let (synced_sender, synced) = watch::channel(Synced::default());
     let pipeline = Pipeline {

@@ -7,6 +7,8 @@ use workload::{
     InvalidIdentifier, NamespaceName, NodeName, PodRef, PodUid, ServiceAccountName, keys,
 };
 
+use crate::redirection::Wishes;
+
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
@@ -26,6 +28,8 @@ pub struct Pod {
     pub terminal: bool,
     /// What kubelet and runtime call it, where that is not its UID: a static pod's hash.
     pub runtime_uid: Option<PodUid>,
+    /// What it asks of its redirection.
+    pub wishes: Wishes,
 }
 
 impl Pod {
@@ -126,6 +130,7 @@ impl TryFrom<k8s::Pod> for Pod {
             has_sidecar: annotation(keys::SIDECAR_STATUS).is_some(),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
+            wishes: Wishes::of(meta.annotations.as_ref()),
         })
     }
 }

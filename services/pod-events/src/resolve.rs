@@ -13,6 +13,7 @@ use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},
     pipeline::forward,
     pod::Pod,
+    redirection::Wishes,
     source::{Inventory, Learnt, PodKey},
     task::{AddCall, Shared},
 };
@@ -148,6 +149,7 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
         has_sidecar: false,
         terminal: false,
         runtime_uid: None,
+        wishes: Wishes::default(),
     })
 }
 

@@ -126,7 +126,7 @@ impl Server {
             return Ok(Enrollment::None);
         }
         let deadline = Instant::now() + LOOK;
-        let differences = self.agents().verify(sandbox, deadline).await?.differences;
+        let differences = self.agents().verify(&record, deadline).await?.differences;
         if !differences.is_empty() {
             return Err(Failure::new(Reason::RulesDiffer, differences.join("; ")));
         }
@@ -192,7 +192,7 @@ impl Server {
             && !matches!(record.intent, Intent::Out)
         {
             let (rules, seen, workloads) = tokio::join!(
-                self.agents().verify(&record.sandbox, deadline),
+                self.agents().verify(&record, deadline),
                 self.agents().inspect(&record.sandbox, deadline),
                 self.agents().workloads(deadline),
             );

@@ -357,6 +357,10 @@ impl Task {
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
+        let inventory = shared.source.inventory();
+        if let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) {
+            record.wishes.clone_from(&pod.wishes);
+        }
         let stood = Some(record.intent.clone()).filter(Intent::has_stood);
         let broker = shared.pipeline.begin(record)?;
         self.show();

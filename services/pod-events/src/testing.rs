@@ -5,6 +5,7 @@ use workload::{NetnsRef, PodRef, Revision, SandboxRef};
 use crate::{
     checkpoint::{Intent, Record},
     pod::{Namespace, Pod},
+    redirection::Wishes,
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
@@ -21,6 +22,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         has_sidecar: false,
         terminal: false,
         runtime_uid: None,
+        wishes: Wishes::default(),
     }
 }
 
@@ -52,5 +54,6 @@ pub(crate) fn record(container_id: &str) -> Record {
         intent: Intent::Out,
         runtime_uid: None,
         let_through: false,
+        wishes: Wishes::default(),
     }
 }

@@ -28,6 +28,15 @@ pub const ON_UNKNOWN_OPEN: &str = "open";
 /// The value of [`ON_UNKNOWN`] that holds pods back.
 pub const ON_UNKNOWN_CLOSED: &str = "closed";
 
+/// Annotation on a pod, a truth value: whether its name resolution goes to ztunnel, whatever the node says.
+pub const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
+
+/// Annotation on a pod, a truth value: its inbound traffic is not captured ("ingress mode").
+pub const BYPASS_INBOUND_CAPTURE: &str = "ambient.istio.io/bypass-inbound-capture";
+
+/// Annotation on a pod: interfaces, with commas between them, whose arriving TCP is taken for outbound.
+pub const REROUTE_VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
+
 /// Annotation on a pod, written by inpod and read by istiod: the pod's traffic is redirected.
 pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 

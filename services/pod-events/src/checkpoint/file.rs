@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use workload::{InvalidIdentifier, NetnsId, NetnsRef, PodRef, Revision, SandboxRef};
 
 use super::{Intent, Record};
-use crate::moment::Moment;
+use crate::{moment::Moment, redirection::Wishes};
 
 const SCHEMA: u32 = 1;
 
@@ -49,6 +49,8 @@ struct File {
     runtime_uid: Option<String>,
     #[serde(default)]
     let_through: bool,
+    #[serde(default)]
+    wishes: Wishes,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -113,6 +115,7 @@ pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, Parse
         intent: file.intent.into(),
         runtime_uid: file.runtime_uid.map(|uid| uid.parse()).transpose()?,
         let_through: file.let_through,
+        wishes: file.wishes,
     }))
 }
 
@@ -148,6 +151,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         intent: (&record.intent).into(),
         runtime_uid: record.runtime_uid.as_ref().map(ToString::to_string),
         let_through: record.let_through,
+        wishes: record.wishes.clone(),
     };
     // Only a map with keys that are no text cannot be written, and there is none.
     serde_json::to_string_pretty(&file).unwrap_or_default()

@@ -90,14 +90,10 @@ impl Pipeline {
         ) {
             return Ok(true);
         }
-        let differences = self
-            .agents
-            .verify(&record.sandbox, soon(5))
-            .await?
-            .differences;
+        let differences = self.agents.verify(record, soon(5)).await?.differences;
         if !differences.is_empty() {
             tracing::warn!(pod = %record.pod, ?differences, "Mending rules");
-            let fingerprint = self.agents.apply(&record.sandbox, soon(5)).await?;
+            let fingerprint = self.agents.apply(record, soon(5)).await?;
             log.note(format!(
                 "mended rules, now {fingerprint}: {}",
                 differences.join("; ")

@@ -161,7 +161,7 @@ impl Pipeline {
             ));
         }
         let began = Instant::now();
-        let fingerprint = self.agents.apply(&record.sandbox, forward).await?;
+        let fingerprint = self.agents.apply(record, forward).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
         Ok(self.checkpoint.write(record)?)

@@ -120,6 +120,7 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             let_through: false,
+            wishes: pod.wishes.clone(),
             ..record.clone()
         };
         self.shared.pipeline.checkpoint.write(&known)?;
@@ -173,6 +174,7 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             let_through: false,
+            wishes: pod.wishes.clone(),
             netns: call.netns.clone(),
             netns_id: None,
             addresses: call.addresses.clone(),
@@ -250,6 +252,7 @@ fn named_by(known: Record, fresh: Record) -> Record {
         service_account: fresh.service_account,
         runtime_uid: fresh.runtime_uid,
         let_through: fresh.let_through,
+        wishes: fresh.wishes,
         ..known
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     config::PodsFrom,
     moment::Moment,
     pipeline::{Pipeline, Revisions, Synced},
+    redirection::{Capture, Inbound, Ipv6},
     source::Source,
     task::{AddCall, Shared},
     testing::{record, sandbox},
@@ -38,7 +39,7 @@ impl Scene {
             source: source(dir.path().to_owned()).await,
             config: config(),
             pipeline: Pipeline {
-                agents: Agents::new(nobody(), nobody()),
+                agents: Agents::new(nobody(), nobody(), CAPTURE),
                 checkpoint,
                 synced: watch::channel(Synced::default()).1,
                 revisions: Revisions::default(),
@@ -78,7 +79,7 @@ fn config() -> crate::config::Config {
     serde_json::from_value(serde_json::json!({
         "node_name": "node-1", "pods_from": "dir:/nowhere", "kubeconfig": "", "exclude_namespaces": "",
         "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "plugin_state_dir": "/nowhere",
-        "metrics_address": "",
+        "metrics_address": "", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
     }))
     .unwrap()
 }
@@ -107,6 +108,12 @@ fn held(container_id: &str) -> Record {
         ..record(container_id)
     }
 }
+
+const CAPTURE: Capture = Capture {
+    dns: false,
+    ipv6: Ipv6::Auto,
+    inbound: Inbound::Redirect,
+};
 
 #[tokio::test]
 async fn the_end_of_a_sandbox_that_nothing_was_done_to_forgets_it_at_once() {
