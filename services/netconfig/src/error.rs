@@ -5,10 +5,10 @@ use std::io;
 use netns::{EnterError, OpenError};
 use workload::{Failure, NetnsId, Reason, SandboxRef};
 
-use crate::link::ReachError;
 pub use crate::{
     apply::NoIpv6, backend::BackendError, iptables::ProgramError, netlink::KernelError,
 };
+use crate::{link::ReachError, selftest::SelfTestError};
 
 /// Why a redirection could not be applied.
 #[derive(Debug, thiserror::Error)]
@@ -274,6 +274,16 @@ impl IntoFailure for RemoveError {
             Self::Left(left) => left,
             Self::Drain(error) => error.undo_failures(),
             Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) => &[],
+        }
+    }
+}
+
+impl IntoFailure for SelfTestError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::World(_) => Reason::KernelRefused,
+            Self::Apply(error) => error.reason(),
+            Self::Name(_) => Reason::Internal,
         }
     }
 }

@@ -22,6 +22,7 @@ mod nftables;
 mod plan;
 mod routes;
 pub mod rules;
+pub mod selftest;
 mod server;
 mod sysctl;
 mod watch;

@@ -31,10 +31,11 @@ use crate::{
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     inspect,
     metrics::Metrics,
-    watch,
+    selftest, watch,
 };
 use wire::{
-    backend_of, describe, describe_process, invalid, missing, phase_of, redirection_of, refusal,
+    backend_of, describe, describe_process, describe_report, invalid, missing, phase_of,
+    redirection_of, refusal,
 };
 use work::{blocking, detached};
 
@@ -45,6 +46,8 @@ pub(crate) struct Handler {
     roots: Arc<[PathBuf]>,
     writer: Arc<Writer>,
     probe_sources: Vec<IpAddr>,
+    /// Held by the self-test that is under way.
+    self_test: Arc<tokio::sync::Mutex<()>>,
     instance_id: String,
     shutdown: Shutdown,
     metrics: Metrics,
@@ -68,6 +71,7 @@ impl Handler {
             roots: roots.into(),
             writer: Arc::new(writer),
             probe_sources,
+            self_test: Arc::default(),
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
             metrics,
@@ -218,7 +222,16 @@ impl NetconfigService for Handler {
     }
 
     async fn self_test(&self, _request: Request<SelfTestRequest>) -> Answer<SelfTestResponse> {
-        Err(Status::unimplemented("SelfTest"))
+        let (writer, sources) = (Arc::clone(&self.writer), self.probe_sources.clone());
+        let turn = Arc::clone(&self.self_test);
+        let report = detached(async move {
+            let _turn = turn.lock().await;
+            blocking(move || selftest::run(&writer, &sources)).await
+        });
+        Ok(Response::new(SelfTestResponse {
+            instance_id: self.instance_id.clone(),
+            ..describe_report(report.await?)
+        }))
     }
 
     async fn remove_rules(

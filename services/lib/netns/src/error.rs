@@ -79,3 +79,20 @@ pub enum EnterError {
     #[error("cannot enter the netns (CAP_SYS_ADMIN is needed)")]
     Setns(#[source] nix::Error),
 }
+
+/// Why a netns could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// There is no thread to make it in.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// The kernel refused.
+    #[error("cannot make a netns (CAP_SYS_ADMIN is needed)")]
+    Unshare(#[source] nix::Error),
+    /// What was made could not be held.
+    #[error("cannot hold the netns that was made")]
+    Prove(#[source] OpenError),
+    /// A defect.
+    #[error("the thread that makes a netns panicked")]
+    Panicked,
+}

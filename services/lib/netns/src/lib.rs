@@ -9,7 +9,7 @@ mod error;
 mod open;
 mod path;
 
-pub use error::{EnterError, OpenError};
+pub use error::{CreateError, EnterError, OpenError};
 
 use std::{
     fs, io,
@@ -20,6 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::sched::CloneFlags;
 use workload::NetnsId;
 
 /// A network namespace that is held open. While it is held, its inode number cannot be given to another one, and its
@@ -56,6 +57,23 @@ impl Netns {
             source,
         })?;
         Self::prove(fd.into(), path)
+    }
+
+    /// Makes a new one, with nothing in it but `lo`, which is down. It lives as long as it is held; its path leads
+    /// nowhere.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses; CAP_SYS_ADMIN is needed.
+    pub fn create() -> Result<Self, CreateError> {
+        let made = std::thread::Builder::new().spawn(|| {
+            nix::sched::unshare(CloneFlags::CLONE_NEWNET).map_err(CreateError::Unshare)?;
+            Self::current().map_err(CreateError::Prove)
+        });
+        // The thread ends in the new netns, and what it opened is what keeps that alive.
+        made.map_err(CreateError::Thread)?
+            .join()
+            .unwrap_or(Err(CreateError::Panicked))
     }
 
     /// Device and inode tell which namespace it is while it is held. Only the cookie tells it from a later one that

@@ -238,3 +238,16 @@ fn a_path_that_was_taken_away_or_reused_is_not_intact() {
         assert!(!netns.path_intact());
     });
 }
+
+#[test]
+fn a_new_netns_is_another_one_and_lives_while_it_is_held() {
+    let (one, other) = (Netns::create().unwrap(), Netns::create().unwrap());
+    assert!(!one.same_as(&other));
+    assert!(!one.same_as(&Netns::current().unwrap()));
+    let interfaces = one.within(|| std::fs::read_to_string("/proc/thread-self/net/dev"));
+    let interfaces = interfaces.unwrap().unwrap();
+    assert!(
+        interfaces.contains("lo:") && !interfaces.contains("eth"),
+        "{interfaces}"
+    );
+}

@@ -11,7 +11,14 @@ use inpod_proto::{
 use tonic::Status;
 use workload::Failure;
 
-use crate::{apply::Phase, backend::Backend, claims::Claim, error::IntoFailure, inspect};
+use crate::{
+    apply::Phase,
+    backend::Backend,
+    claims::Claim,
+    error::IntoFailure,
+    inspect,
+    selftest::{Check, Report},
+};
 
 pub(super) fn describe(claim: &Claim) -> v1::Claim {
     v1::Claim {
@@ -35,6 +42,21 @@ pub(super) fn describe_process(process: inspect::Process) -> v1::Process {
         start_time,
         command,
         sandbox_own,
+    }
+}
+
+pub(super) fn describe_report(report: Report) -> v1::SelfTestResponse {
+    let passed = report.checks.iter().all(|check| check.outcome.is_ok());
+    let describe = |check: Check| v1::SelfTestCheck {
+        name: check.name,
+        passed: check.outcome.is_ok(),
+        evidence: check.outcome.unwrap_or_else(|why| why),
+    };
+    v1::SelfTestResponse {
+        backend: backend_of(report.backend).into(),
+        passed,
+        checks: report.checks.into_iter().map(describe).collect(),
+        ..v1::SelfTestResponse::default()
     }
 }
 
