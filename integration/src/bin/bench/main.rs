@@ -1,5 +1,6 @@
 //! Measures inpod beside what it replaces, interleaved in one run. Run it through `integration/bench/run`.
 
+mod incumbent;
 mod rules;
 mod services;
 mod table;
@@ -22,6 +23,9 @@ fn main() -> anyhow::Result<()> {
     let load = || fs::read_to_string("/proc/loadavg").unwrap_or_default();
     say(&format!("n = {samples}; load before: {}", load().trim()))?;
     rules::rules(samples)?;
+    rules::again(samples.min(50))?;
+    rules::workers(samples)?;
+    rules::fuller(samples)?;
     verbs::verbs(samples)?;
     verbs::crowd(samples)?;
     services::starts(samples.min(50))?;

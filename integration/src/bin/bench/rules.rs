@@ -9,10 +9,16 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use integration::{fresh_netns, run};
-use netconfig::{apply::apply, rules::Redirection};
+use netconfig::{
+    apply::{Applied, Writer},
+    rules::{Ambient, Redirection},
+};
 use netns::Netns;
 
-use crate::table::{Row, record, table, timed};
+use crate::{
+    incumbent,
+    table::{Row, record, table, timed},
+};
 
 /// Runs something in a network namespace of its own, with `lo` up, and gives the time that it says it took.
 fn in_fresh_netns(
@@ -31,7 +37,7 @@ fn in_fresh_netns(
 }
 
 /// Executes a program of the current netns with text on its standard input.
-fn feed(program: &str, arguments: &[&str], text: &str) -> anyhow::Result<()> {
+pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> anyhow::Result<()> {
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::piped())
@@ -72,17 +78,38 @@ fn routes_by_ip() -> anyhow::Result<()> {
     )
 }
 
-pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
-    let sandbox = workload::SandboxRef {
+fn sandbox() -> anyhow::Result<workload::SandboxRef> {
+    Ok(workload::SandboxRef {
         network_name: "bench".parse()?,
         container_id: "bench".parse()?,
         ifname: "eth0".parse()?,
-    };
-    let script = Redirection::Ambient.ruleset().to_string();
+    })
+}
+
+fn ambient() -> Redirection {
+    Redirection::Ambient(Ambient::default())
+}
+
+/// Everything that Istio's node agent writes by default: DNS and probes too.
+fn everything() -> anyhow::Result<Redirection> {
+    let sources = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
+    let sources = sources.map(str::parse).into_iter();
+    Ok(Redirection::Ambient(Ambient {
+        dns_capture: true,
+        probe_sources: sources.collect::<Result<_, _>>()?,
+        ..Ambient::default()
+    }))
+}
+
+fn apply(netns: &Netns, redirection: &Redirection) -> anyhow::Result<Applied> {
+    Ok(Writer::default().apply(netns, redirection, &sandbox()?)?)
+}
+
+pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
+    let script = ambient().ruleset().to_string();
     let mut rows = [
         Row::new("netconfig: rules, routes and ip rules, all read back"),
         Row::new("netconfig: rules alone (the routes are there), read back"),
-        Row::new("the same applied again: read back, nothing written"),
         Row::new("`nft -f -`, rules alone"),
         Row::new("`iptables-nft-restore` v4 + v6, rules alone"),
         Row::new("`iptables-legacy-restore` v4 + v6, rules alone"),
@@ -90,19 +117,11 @@ pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
     ];
     let program = |netns: &Netns| {
         let started = Instant::now();
-        let applied = apply(netns, Redirection::Ambient, &sandbox)?;
-        ensure!(applied.changed, "nothing was written");
-        Ok(started.elapsed())
-    };
-    let again = |netns: &Netns| {
-        apply(netns, Redirection::Ambient, &sandbox)?;
-        let started = Instant::now();
-        let applied = apply(netns, Redirection::Ambient, &sandbox)?;
-        ensure!(!applied.changed, "something was written");
+        ensure!(apply(netns, &ambient())?.changed, "nothing was written");
         Ok(started.elapsed())
     };
     let rules_alone = |netns: &Netns| {
-        apply(netns, Redirection::Ambient, &sandbox)?;
+        apply(netns, &ambient())?;
         run("nft", &["flush", "ruleset"])?;
         program(netns)
     };
@@ -110,7 +129,6 @@ pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
         let times = [
             in_fresh_netns(program)?,
             in_fresh_netns(rules_alone)?,
-            in_fresh_netns(again)?,
             in_fresh_netns(|_| timed(|| feed("nft", &["-f", "-"], &script)))?,
             in_fresh_netns(|_| timed(|| restore("nft")))?,
             in_fresh_netns(|_| timed(|| restore("legacy")))?,
@@ -119,4 +137,103 @@ pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
         record(&mut rows, times);
     }
     table("Rules in a fresh netns", &rows)
+}
+
+/// What is done for a pod whose rules are as they should be.
+pub(crate) fn again(samples: usize) -> anyhow::Result<()> {
+    let mut rows = [
+        Row::new("netconfig: everything read back, nothing written"),
+        Row::new("the incumbent's check by iptables-nft: two saves, and `-C` for each rule"),
+        Row::new("the incumbent's check by iptables-legacy"),
+    ];
+    let by_netconfig = |netns: &Netns| {
+        let everything = everything()?;
+        apply(netns, &everything)?;
+        let started = Instant::now();
+        ensure!(!apply(netns, &everything)?.changed, "something was written");
+        Ok(started.elapsed())
+    };
+    for _ in 0..samples {
+        let times = [
+            in_fresh_netns(by_netconfig)?,
+            in_fresh_netns(|_| incumbent::check("nft"))?,
+            in_fresh_netns(|_| incumbent::check("legacy"))?,
+        ];
+        record(&mut rows, times);
+    }
+    table("A pod whose rules are there", &rows)
+}
+
+/// Pods at once: two workers, each with netns of its own that are there already.
+pub(crate) fn workers(samples: usize) -> anyhow::Result<()> {
+    let mut rows = [
+        Row::new("netconfig, two workers, per pod: rules, routes and ip rules, read back"),
+        Row::new("`nft -f -`, two workers, per pod: rules alone"),
+    ];
+    let script = ambient().ruleset().to_string();
+    for _ in 0..samples.div_ceil(10) {
+        let by_netconfig = per_pod(|netns| apply(netns, &ambient()).map(drop))?;
+        let by_nft = per_pod(|netns| {
+            let fed = netns.within(|| feed("nft", &["-f", "-"], &script))?;
+            Ok(fed?)
+        })?;
+        record(&mut rows, [by_netconfig, by_nft]);
+    }
+    table("Pods at once", &rows)
+}
+
+/// How long a pod takes on average while two workers do ten each.
+fn per_pod(f: impl Fn(&Netns) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
+    const EACH: u32 = 10;
+    let batches = [pods(EACH)?, pods(EACH)?];
+    let started = Instant::now();
+    thread::scope(|scope| {
+        let worker = |batch: &'_ [Netns]| batch.iter().try_for_each(&f);
+        let workers = batches
+            .each_ref()
+            .map(|batch| scope.spawn(move || worker(batch)));
+        for worker in workers {
+            let done = worker.join();
+            done.unwrap_or_else(|_| anyhow::bail!("a worker panicked"))?;
+        }
+        anyhow::Ok(())
+    })?;
+    Ok(started.elapsed() / (2 * EACH))
+}
+
+fn pods(count: u32) -> anyhow::Result<Vec<Netns>> {
+    let pod = |_| {
+        let netns = Netns::create()?;
+        netns.within(|| run("ip", &["link", "set", "lo", "up"]))??;
+        anyhow::Ok(netns)
+    };
+    (0..count).map(pod).collect()
+}
+
+/// Whether a pod costs more where others have their rules already.
+pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
+    let mut rows = [
+        Row::new("rules of a pod, where 10 have theirs"),
+        Row::new("rules of a pod, where 500 have theirs"),
+    ];
+    let program = |netns: &Netns| timed(|| apply(netns, &ambient()).map(drop));
+    let mut enrolled = enroll(10)?;
+    for _ in 0..samples {
+        let [few, _] = &mut rows;
+        few.times.push(in_fresh_netns(program)?);
+    }
+    enrolled.extend(enroll(490)?);
+    for _ in 0..samples {
+        let [_, many] = &mut rows;
+        many.times.push(in_fresh_netns(program)?);
+    }
+    drop(enrolled);
+    table("Rules on a fuller node", &rows)
+}
+
+fn enroll(count: u32) -> anyhow::Result<Vec<Netns>> {
+    let pods = pods(count)?;
+    pods.iter()
+        .try_for_each(|pod| apply(pod, &ambient()).map(drop))?;
+    Ok(pods)
 }
