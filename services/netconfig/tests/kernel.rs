@@ -338,6 +338,63 @@ fn a_netns_without_ipv6_gets_no_ipv6_routes() {
         .unwrap();
 }
 
+fn migrates(fresh: &Fresh) -> String {
+    fresh.command("sysctl", &["-n", "net.ipv4.tcp_migrate_req"])
+}
+
+#[test]
+fn waiting_connections_migrate_while_a_pod_is_enrolled_and_the_sysctl_is_restored() {
+    let fresh = Fresh::new();
+    assert_eq!(migrates(&fresh), "0\n");
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
+    assert_eq!(migrates(&fresh), "1\n");
+    // What a tag says of it outlives the tag.
+    for phase in [Phase::Drain, Phase::Final] {
+        assert_eq!(migrates(&fresh), "1\n");
+        plain().remove(&fresh.netns, &sandbox("c1"), phase).unwrap();
+    }
+    assert_eq!(migrates(&fresh), "0\n");
+}
+
+#[test]
+fn a_sysctl_that_was_on_stays_on_and_one_that_is_switched_back_is_told_and_mended() {
+    let fresh = Fresh::new();
+    fresh.command("sysctl", &["-q", "net.ipv4.tcp_migrate_req=1"]);
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
+    plain()
+        .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
+        .unwrap();
+    assert_eq!(migrates(&fresh), "1\n");
+    plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
+    fresh.command("sysctl", &["-q", "net.ipv4.tcp_migrate_req=0"]);
+    is_told_and_mended(&fresh, "net.ipv4.tcp_migrate_req is 0");
+}
+
+/// As the first release wrote them, but for two of the rules, which stand for the rest.
+#[test]
+fn rules_of_the_first_schema_are_replaced() {
+    let fresh = Fresh::new();
+    let tag = "comment \"inpod schema=1 fingerprint=3717c2e820bb1348 sandbox=net/c1/eth0\"";
+    fresh.nft(&format!(
+        "table inet inpod-mangle {{ {tag}; chain prerouting {{ type filter hook prerouting priority -150; \
+         meta mark & 0xfff == 0x539 counter ct mark set ct mark & 0xfffff000 | 0x111; }}; }}; \
+         table inet inpod-nat {{ {tag}; chain output {{ type nat hook output priority -100; \
+         ip daddr != 127.0.0.1 meta l4proto tcp meta mark & 0xfff != 0x539 counter redirect to :15001; }}; }}"
+    ));
+    assert_eq!(tag_of(&fresh).unwrap().schema, 1);
+    is_told_and_mended(&fresh, "table inpod-nat is of schema 1, not 2");
+    plain()
+        .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
+        .unwrap();
+    assert_eq!(fresh.nft("list ruleset"), "");
+}
+
 #[test]
 fn a_netns_whose_loopback_is_down_is_refused_and_left_as_it_was() {
     let fresh = Fresh::down();
