@@ -83,6 +83,7 @@ fn every_page_leads_to_what_is_there() {
         "README.md",
         "services/README.md",
         "services/DECISIONS.md",
+        "services/netconfig/README.md",
         "proto/README.md",
         "deploy/README.md",
         "deploy/CHANGELOG.md",

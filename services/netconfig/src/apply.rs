@@ -56,7 +56,7 @@ pub struct Applied {
     pub backend: Backend,
     /// Whether anything had to be written.
     pub changed: bool,
-    /// Connections from before that go past ztunnel.
+    /// Connections from before that go past ztunnel, where those are kept; 0 where they are not.
     pub direct_flows: u32,
 }
 
@@ -114,7 +114,11 @@ impl Writer {
             fingerprint: plan.fingerprint,
             backend: plan.backend,
             changed,
-            direct_flows: inspect::direct_flows(netns)?,
+            direct_flows: if redirection.keeps_existing() {
+                inspect::direct_flows(netns)?
+            } else {
+                0
+            },
         })
     }
 

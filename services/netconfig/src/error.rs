@@ -3,7 +3,7 @@
 use std::io;
 
 use netns::{EnterError, OpenError};
-use workload::{Failure, NetnsId, Reason, SandboxRef};
+use workload::{Failure, InvalidIdentifier, NetnsId, PodUid, Reason, SandboxRef};
 
 pub use crate::{
     apply::NoIpv6, backend::BackendError, iptables::ProgramError, netlink::KernelError,
@@ -194,6 +194,46 @@ pub enum ClaimError {
     Unknown(SandboxRef),
 }
 
+/// Why a pod's netns could not be found, or not claimed.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// The node's processes cannot be listed.
+    #[error("cannot list the node's processes")]
+    List(#[source] io::Error),
+    /// None of the pod's processes is in a netns of the pod.
+    #[error(
+        "no process of pod {pod} is in a netns of its own that holds one of the pod's addresses{}",
+        but(*.hidden, .others)
+    )]
+    Nowhere {
+        /// The pod.
+        pod: PodUid,
+        /// How many of its processes may not be looked at.
+        hidden: usize,
+        /// Why the netns that its processes are in are not its own, a sentence each.
+        others: Vec<String>,
+    },
+    /// It was found, and could not be proven or claimed.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// It cannot be given a name.
+    #[error("cannot name the sandbox")]
+    Name(#[from] InvalidIdentifier),
+}
+
+/// What was seen instead.
+fn but(hidden: usize, others: &[String]) -> String {
+    let mut text = String::new();
+    for other in others {
+        text = format!("{text}; {other}");
+    }
+    if hidden > 0 {
+        let needed = "CAP_SYS_PTRACE is needed";
+        text = format!("{text}; {hidden} of its processes may not be looked at ({needed})");
+    }
+    text
+}
+
 /// How an error looks to a caller.
 pub(crate) trait IntoFailure: std::error::Error + Sized {
     /// The cause in the closed list.
@@ -327,6 +367,17 @@ fn reason_of_backend(error: &BackendError) -> Reason {
     match error {
         BackendError::Kernel(_) => Reason::KernelRefused,
         BackendError::Program(ProgramError::Missing(_)) => Reason::BackendUnavailable,
+    }
+}
+
+impl IntoFailure for FindError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::List(_) => Reason::KernelRefused,
+            Self::Nowhere { .. } => Reason::NetnsNotFound,
+            Self::Claim(error) => error.reason(),
+            Self::Name(_) => Reason::Internal,
+        }
     }
 }
 

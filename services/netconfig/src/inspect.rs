@@ -1,21 +1,24 @@
-//! What is in a netns: addresses, processes, TCP sockets.
+//! What is in a netns: addresses, processes, sockets.
 
 mod address;
 mod cgroup;
 mod diag;
+mod flows;
+mod listeners;
 mod process;
 mod tcp;
 
 pub use address::addresses;
 pub(crate) use address::all_addresses;
+pub use listeners::{Listener, Protocol, listeners};
+pub(crate) use process::{PROC, is_alive, is_inhabited, look_at_process, process_directories};
 pub use process::{Process, processes};
-pub(crate) use process::{is_alive, is_inhabited};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 
 use netns::Netns;
 
-use crate::{error::InspectError, marks::ZTUNNEL_PORTS};
+use crate::error::InspectError;
 
 /// TCP sockets of a netns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,6 +27,8 @@ pub struct Sockets {
     pub listening_ports: BTreeSet<u16>,
     /// Established sockets on ztunnel's ports.
     pub captured_flows: u32,
+    /// Established connections that go past ztunnel.
+    pub direct_flows: u32,
 }
 
 /// Looks at the TCP sockets of a netns.
@@ -32,21 +37,49 @@ pub struct Sockets {
 ///
 /// When it cannot be entered, or the kernel does not tell.
 pub fn sockets(netns: &Netns) -> Result<Sockets, InspectError> {
-    let found = match diag::read(netns) {
-        Err(error) if diag::is_missing(&error) => read_tables(netns)?,
-        found => found?,
-    };
-    let mut sockets = Sockets::default();
-    for socket in found {
-        match socket.state {
-            tcp::State::Listening => drop(sockets.listening_ports.insert(socket.port)),
-            tcp::State::Established if ZTUNNEL_PORTS.contains(&socket.port) => {
-                sockets.captured_flows = sockets.captured_flows.saturating_add(1);
-            }
-            tcp::State::Established | tcp::State::Other => {}
-        }
+    let sockets = read(netns)?;
+    let listening = sockets
+        .iter()
+        .filter(|socket| socket.state == tcp::State::Listening);
+    Ok(Sockets {
+        listening_ports: listening.map(|socket| socket.local.port()).collect(),
+        captured_flows: flows::captured(&sockets),
+        direct_flows: flows::direct(&sockets),
+    })
+}
+
+/// How many connections a ztunnel holds in a netns.
+///
+/// # Errors
+///
+/// As of [`sockets`].
+pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
+    Ok(flows::captured(&read(netns)?))
+}
+
+/// How many established TCP connections go past ztunnel: not with the pod itself, and not ztunnel's own. A kernel
+/// without sock_diag does not tell those to the outside from the application's, and they are counted too.
+///
+/// # Errors
+///
+/// As of [`sockets`].
+pub fn direct_flows(netns: &Netns) -> Result<u32, InspectError> {
+    Ok(flows::direct(&read(netns)?))
+}
+
+fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
+    or_else(diag::read(netns), || read_tables(netns))
+}
+
+/// Reads another way where the kernel is without sock_diag.
+fn or_else<T>(
+    found: Result<T, InspectError>,
+    read: impl FnOnce() -> Result<T, InspectError>,
+) -> Result<T, InspectError> {
+    match found {
+        Err(error) if diag::is_missing(&error) => read(),
+        found => found,
     }
-    Ok(sockets)
 }
 
 /// A table shows the netns in which it was opened, so that only this is done inside: reading takes the kernel
@@ -66,20 +99,20 @@ fn read_tables(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     })
 }
 
-/// How many connections a ztunnel holds in a netns.
-///
-/// # Errors
-///
-/// As of [`sockets`].
-pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
-    Ok(sockets(netns)?.captured_flows)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::KernelError;
 
-/// How many connections go past ztunnel.
-///
-/// # Errors
-///
-/// As of [`sockets`].
-pub fn direct_flows(_netns: &Netns) -> Result<u32, InspectError> {
-    Ok(0)
+    #[test]
+    fn a_kernel_without_sock_diag_is_read_another_way_and_a_refusal_is_an_error() {
+        let failed = |errno| Err(KernelError::new("read the sockets", errno).into());
+        let other = || Ok("tables");
+        assert_eq!(or_else(Ok("diag"), other).unwrap(), "diag");
+        assert_eq!(
+            or_else(failed(nix::Error::ENOENT), other).unwrap(),
+            "tables"
+        );
+        assert!(or_else(failed(nix::Error::EPERM), other).is_err());
+    }
 }

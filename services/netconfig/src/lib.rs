@@ -9,8 +9,10 @@ mod backend;
 mod claims;
 mod config;
 mod conntrack;
+pub mod discover;
 pub mod error;
 mod family;
+pub mod floor;
 pub mod inspect;
 mod iptables;
 mod link;
@@ -20,6 +22,7 @@ mod netlink;
 mod netns_sock;
 mod nftables;
 mod plan;
+pub mod radar;
 mod routes;
 pub mod rules;
 pub mod selftest;
@@ -53,8 +56,9 @@ pub const SERVICE: daemon::Service = daemon::Service {
 ///
 /// # Errors
 ///
-/// When a socket cannot be had.
+/// When the kernel is too old, or a socket cannot be had.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
+    floor::check()?;
     let Config { netns_roots, sweep } = config;
     let claims = Arc::new(Claims::default());
     let broker = netns_sock::listen(&daemon)?;

@@ -38,6 +38,13 @@ impl Redirection {
         }
     }
 
+    /// Whether connections from before go on as they are.
+    pub(crate) fn keeps_existing(&self) -> bool {
+        match self {
+            Self::Ambient(settings) => settings.keep_existing_connections,
+        }
+    }
+
     /// Whether IPv6 is captured.
     pub(crate) fn ipv6(&self) -> Ipv6 {
         match self {

@@ -1,6 +1,7 @@
 //! The gRPC face: parse, call, answer. Work in a netns is done by tasks of their own: a client that goes away takes
 //! its handler with it, and nothing may be left half done.
 
+mod look;
 mod wire;
 mod work;
 
@@ -9,7 +10,7 @@ use std::{net::IpAddr, path::PathBuf, pin::Pin, sync::Arc, time::Instant};
 use daemon::{Daemon, Shutdown, peer};
 use futures_util::Stream;
 use inpod_proto::{
-    Class, addresses_from, addresses_to,
+    addresses_from, addresses_to,
     netconfig::v1::{
         ApplyRulesRequest, ApplyRulesResponse, ClaimNetnsRequest, ClaimNetnsResponse,
         FindNetnsRequest, FindNetnsResponse, InspectNetnsRequest, InspectNetnsResponse,
@@ -17,24 +18,23 @@ use inpod_proto::{
         PlanRulesRequest, PlanRulesResponse, ReleaseNetnsRequest, ReleaseNetnsResponse,
         RemoveRulesRequest, RemoveRulesResponse, SelfTestRequest, SelfTestResponse,
         VerifyRulesRequest, VerifyRulesResponse, WatchDriftRequest, WatchDriftResponse,
-        inspect_netns_request::Target, netconfig_service_server::NetconfigService,
+        netconfig_service_server::NetconfigService,
     },
     required,
 };
-use netns::Netns;
 use tonic::{Request, Response, Status};
 use workload::{NetnsRef, SandboxRef};
 
 use crate::{
     apply::{self, Applied, Planned, Removed, Writer},
     claims::{Claim, Claims, proof},
+    discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
-    inspect,
     metrics::Metrics,
     selftest, watch,
 };
 use wire::{
-    backend_of, describe, describe_process, describe_report, invalid, missing, phase_of,
+    backend_of, describe, describe_found, describe_report, invalid, phase_of, pod_of,
     redirection_of, refusal,
 };
 use work::{blocking, detached};
@@ -210,15 +210,29 @@ impl NetconfigService for Handler {
         }))
     }
 
-    async fn find_netns(&self, _request: Request<FindNetnsRequest>) -> Answer<FindNetnsResponse> {
-        Err(Status::unimplemented("FindNetns"))
+    async fn find_netns(&self, request: Request<FindNetnsRequest>) -> Answer<FindNetnsResponse> {
+        let (pod, addresses) = pod_of(&request.into_inner())?;
+        let claims = Arc::clone(&self.claims);
+        let found = detached(blocking(move || {
+            discover::find_and_claim(&claims, &pod, &addresses)
+        }));
+        let (claim, process) = found.await?;
+        Ok(Response::new(FindNetnsResponse {
+            instance_id: self.instance_id.clone(),
+            ..describe_found(&claim, process)
+        }))
     }
 
     async fn list_listeners(
         &self,
-        _request: Request<ListListenersRequest>,
+        request: Request<ListListenersRequest>,
     ) -> Answer<ListListenersResponse> {
-        Err(Status::unimplemented("ListListeners"))
+        let (peer, target) = (peer::of(&request), request.into_inner().target);
+        let answer = self.look_into(&peer, target, look::listeners).await?;
+        Ok(Response::new(ListListenersResponse {
+            instance_id: self.instance_id.clone(),
+            ..answer
+        }))
     }
 
     async fn self_test(&self, _request: Request<SelfTestRequest>) -> Answer<SelfTestResponse> {
@@ -293,22 +307,8 @@ impl NetconfigService for Handler {
         &self,
         request: Request<InspectNetnsRequest>,
     ) -> Answer<InspectNetnsResponse> {
-        let peer = peer::of(&request);
-        let answer = match request.into_inner().target {
-            Some(Target::Sandbox(sandbox)) => {
-                let claim = self.claim_of(Some(sandbox))?;
-                blocking(move || look(&claim.netns, Some(claim.sandbox.container_id.as_str())))
-                    .await?
-            }
-            Some(Target::Netns(netns)) => {
-                // A path is opened for whoever may claim it, and for nobody else.
-                peer.require(Class::Service)?;
-                let wanted: NetnsRef = required("netns", Some(netns)).map_err(invalid)?;
-                let roots = Arc::clone(&self.roots);
-                blocking(move || look(&proof::open(&wanted, &roots)?, None)).await?
-            }
-            None => return Err(missing("target")),
-        };
+        let (peer, target) = (peer::of(&request), request.into_inner().target);
+        let answer = self.look_into(&peer, target, look::inspect).await?;
         Ok(Response::new(InspectNetnsResponse {
             instance_id: self.instance_id.clone(),
             ..answer
@@ -350,19 +350,4 @@ async fn release(claims: &Claims, sandbox: &SandboxRef) -> bool {
     let released = claims.release(&claim);
     tracing::info!(%sandbox, released, "Released");
     released
-}
-
-fn look(netns: &Netns, container_id: Option<&str>) -> Result<InspectNetnsResponse, ClaimError> {
-    let sockets = inspect::sockets(netns)?;
-    let processes = inspect::processes(netns, container_id)?;
-    Ok(InspectNetnsResponse {
-        instance_id: String::new(),
-        netns: Some(netns.id().into()),
-        addresses: addresses_to(&inspect::addresses(netns)?),
-        processes: processes.into_iter().map(describe_process).collect(),
-        listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
-        captured_flows: sockets.captured_flows,
-        path_intact: netns.path_intact(),
-        ..InspectNetnsResponse::default()
-    })
 }

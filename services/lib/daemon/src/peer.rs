@@ -5,7 +5,7 @@
 
 use std::{
     fmt, fs, io,
-    os::fd::{AsFd, AsRawFd as _},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     str::FromStr,
 };
 
@@ -44,6 +44,8 @@ impl FromStr for Setting {
 pub struct Policy {
     uid: u32,
     service: Service,
+    /// How the kernel is asked for a peer's pidfd.
+    pidfd_of: fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -171,6 +173,7 @@ impl Policy {
         Ok(Self {
             uid: nix::unistd::geteuid().as_raw(),
             service,
+            pidfd_of,
         })
     }
 
@@ -179,6 +182,7 @@ impl Policy {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
             service: Service::Anyone,
+            pidfd_of,
         }
     }
 
@@ -203,7 +207,7 @@ impl Policy {
         if matches!(self.service, Service::Anyone) {
             return Ok(peer);
         }
-        let (pid, cgroup) = cgroup_of(&socket, credentials.pid())?;
+        let (pid, cgroup) = cgroup_of((self.pidfd_of)(socket.as_fd()), credentials.pid())?;
         Ok(Peer {
             pid,
             host: cgroup.is_host(),
@@ -250,10 +254,14 @@ fn own_pod(cgroup: &Cgroup) -> Result<Service, PolicyError> {
     }
 }
 
+fn pidfd_of(socket: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+    getsockopt(&socket, sockopt::PeerPidfd)
+}
+
 /// The peer's pid and cgroup. Through a pidfd (Linux 6.5) what is read is known to be of the process that connected;
 /// before, a process that ends and whose pid is reused between connecting and this look could be mistaken.
-fn cgroup_of(socket: &impl AsFd, credentials_pid: i32) -> Result<(i32, Cgroup), Refused> {
-    let pidfd = match getsockopt(socket, sockopt::PeerPidfd) {
+fn cgroup_of(pidfd: nix::Result<OwnedFd>, credentials_pid: i32) -> Result<(i32, Cgroup), Refused> {
+    let pidfd = match pidfd {
         Ok(pidfd) => Some(pidfd),
         Err(nix::Error::ENOPROTOOPT | nix::Error::EINVAL) => None,
         Err(error) => return Err(Refused::Unseen(error.into())),
@@ -283,77 +291,4 @@ fn pid_of(pidfd: impl AsFd) -> Result<i32, Refused> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-
-    fn policy(service: Service) -> Policy {
-        Policy {
-            uid: nix::unistd::geteuid().as_raw(),
-            service,
-        }
-    }
-
-    #[test]
-    fn a_process_of_the_same_user_may_do_everything_under_uid() {
-        let (left, _right) = UnixStream::pair().unwrap();
-        let peer = policy(Service::Anyone).identify(&left).unwrap();
-        assert_eq!(peer.pid, i32::try_from(std::process::id()).unwrap());
-        assert!(
-            [Class::Read, Class::Cni, Class::Operator, Class::Service]
-                .iter()
-                .all(|class| peer.may(*class))
-        );
-    }
-
-    #[test]
-    fn another_user_is_refused_whatever_the_policy() {
-        let (left, _right) = UnixStream::pair().unwrap();
-        let policy = Policy {
-            uid: 4_000_000,
-            service: Service::Anyone,
-        };
-        assert!(matches!(policy.identify(&left), Err(Refused::Uid(_))));
-    }
-
-    #[test]
-    fn a_process_outside_the_cgroup_is_no_service_but_a_host_process() {
-        let (left, _right) = UnixStream::pair().unwrap();
-        let policy = policy(Service::Below("/nowhere".into()));
-        let peer = policy.identify(&left).unwrap();
-        assert_eq!(peer.pid, i32::try_from(std::process::id()).unwrap());
-        assert!(!peer.may(Class::Service));
-        assert!(matches!(
-            policy.admit(&left, Class::Service),
-            Err(Refused::Class(..))
-        ));
-        assert_eq!(
-            peer.require(Class::Service).unwrap_err().code(),
-            tonic::Code::PermissionDenied
-        );
-    }
-
-    #[test]
-    fn a_call_without_a_known_peer_may_do_nothing() {
-        let peer = of(&tonic::Request::new(()));
-        assert!(
-            [Class::Read, Class::Cni, Class::Operator, Class::Service]
-                .iter()
-                .all(|class| !peer.may(*class))
-        );
-    }
-
-    #[test]
-    fn the_policy_pod_is_refused_outside_of_a_pod() {
-        let host = Cgroup::parse("0::/system.slice/x.service");
-        assert!(matches!(own_pod(&host), Err(PolicyError::NotInPod)));
-    }
-
-    #[test]
-    fn a_misspelt_policy_is_named() {
-        assert!("pods".parse::<Setting>().unwrap_err().contains("pods"));
-        assert!("cgroup:relative".parse::<Setting>().is_err());
-        assert_eq!("cgroup:/a".parse(), Ok(Setting::Cgroup("/a".into())));
-    }
-}
+mod tests;

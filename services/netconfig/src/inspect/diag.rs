@@ -1,8 +1,10 @@
-//! TCP sockets by sock_diag(7): in a third of the time that `/proc/net/tcp` takes, since the kernel tells only of those
+//! Sockets by sock_diag(7): in a third of the time that `/proc/net/tcp` takes, since the kernel tells only of those
 //! that are asked for.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use netlink_bindings::{
-    inet_diag::{self, Msg, OpTcpDiagDump, ReqV2},
+    inet_diag::{self, IterableReplyAttrs, Msg, OpTcpDiagDump, ReqV2},
     traits::NetlinkRequest,
 };
 use netns::Netns;
@@ -14,53 +16,92 @@ use crate::{
     netlink::{KernelError, Socket},
 };
 
-const ACT: &str = "read the TCP sockets";
+const ACT: &str = "read the sockets";
 
 /// AF_INET, AF_INET6.
-const FAMILIES: [u8; 2] = [2, 10];
+const FAMILIES: [u8; 2] = [AF_INET, 10];
+const AF_INET: u8 = 2;
 /// IPPROTO_TCP.
-const TCP: u8 = 6;
-/// TCP_ESTABLISHED (linux/tcp_states.h).
-const ESTABLISHED: u8 = 1;
+pub(super) const TCP: u8 = 6;
+/// IPPROTO_UDP.
+pub(super) const UDP: u8 = 17;
+/// TCP_ESTABLISHED (linux/tcp_states.h); of UDP those that are connected.
+pub(super) const ESTABLISHED: u8 = 1;
+/// TCP_CLOSE; of UDP those that are not connected.
+pub(super) const CLOSE: u8 = 7;
 /// TCP_LISTEN.
-const LISTEN: u8 = 10;
+pub(super) const LISTEN: u8 = 10;
 
 /// The sockets of a netns that listen or are established, of both families.
 pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
+    dump(netns, TCP, &[ESTABLISHED, LISTEN], tcp_socket)
+}
+
+/// Whether an error says that the kernel is without sock_diag or its module for a protocol: it may be built so, or load
+/// no modules any more.
+pub(super) fn is_missing(error: &InspectError) -> bool {
+    let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
+    matches!(error, InspectError::Kernel(error) if errnos.iter().any(|errno| error.is(*errno)))
+}
+
+/// The sockets of a protocol in some states, of both families. A kernel without IPv6 has none of it.
+pub(super) fn dump<T>(
+    netns: &Netns,
+    protocol: u8,
+    states: &[u8],
+    socket_of: impl Fn(&Msg, &IterableReplyAttrs<'_>) -> T,
+) -> Result<Vec<T>, InspectError> {
     let socket = netns.within(|| Socket::open(SockProtocol::NetlinkSockDiag))?;
     let mut socket = socket.map_err(|error| KernelError::new(ACT, error))?;
     let mut found = Vec::new();
     for family in FAMILIES {
         let header = ReqV2 {
             family,
-            protocol: TCP,
-            states: 1 << ESTABLISHED | 1 << LISTEN,
+            protocol,
+            states: states.iter().fold(0, |mask, state| mask | 1 << state),
             ..ReqV2::new()
         };
         let request = inet_diag::Request::new().op_tcp_diag_dump(&header);
         for payload in socket.dump(ACT, &request)? {
-            let (message, _) = <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(&payload);
-            found.push(socket_of(&message));
+            let (message, attributes) =
+                <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(&payload);
+            found.push(socket_of(&message, &attributes));
         }
     }
     Ok(found)
 }
 
-/// Whether an error says that the kernel is without sock_diag or its module for TCP: it may be built so, or load no
-/// modules any more.
-pub(super) fn is_missing(error: &InspectError) -> bool {
-    let errnos = [nix::Error::ENOENT, nix::Error::EPROTONOSUPPORT];
-    matches!(error, InspectError::Kernel(error) if errnos.iter().any(|errno| error.is(*errno)))
+/// Its own end.
+pub(super) fn local(message: &Msg) -> SocketAddr {
+    end(message.family, message.sockid.src, message.sockid.sport())
 }
 
-fn socket_of(message: &Msg) -> tcp::Socket {
+fn remote(message: &Msg) -> SocketAddr {
+    end(message.family, message.sockid.dst, message.sockid.dport())
+}
+
+fn end(family: u8, address: [u8; 16], port: u16) -> SocketAddr {
+    let [a, b, c, d, ..] = address;
+    let address: IpAddr = if family == AF_INET {
+        Ipv4Addr::new(a, b, c, d).into()
+    } else {
+        Ipv6Addr::from(address).into()
+    };
+    SocketAddr::new(address.to_canonical(), port)
+}
+
+fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket {
     tcp::Socket {
-        port: message.sockid.sport(),
+        local: local(message),
+        remote: remote(message),
         state: match message.state {
             ESTABLISHED => tcp::State::Established,
             LISTEN => tcp::State::Listening,
             _ => tcp::State::Other,
         },
+        // INET_DIAG_MARK comes unasked, to a caller with CAP_NET_ADMIN alone (inet_diag_msg_attrs_fill in
+        // net/ipv4/inet_diag.c).
+        mark: attributes.get_mark().ok(),
     }
 }
 
@@ -69,16 +110,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_and_states_are_read_and_a_cut_off_message_is_no_socket_that_counts() {
+    fn both_ends_and_states_are_read_and_a_cut_off_message_is_no_socket_that_counts() {
         let mut message = Msg::new();
+        message.family = AF_INET;
         message.sockid.set_sport(15006);
+        message.sockid.src[..4].copy_from_slice(&[10, 9, 0, 1]);
+        message.sockid.set_dport(40000);
+        message.sockid.dst[..4].copy_from_slice(&[10, 9, 0, 2]);
         message.state = LISTEN;
         let of = |payload: &[u8]| {
-            socket_of(&<OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(payload).0)
+            let (message, attributes) =
+                <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(payload);
+            tcp_socket(&message, &attributes)
         };
         let wanted = tcp::Socket {
-            port: 15006,
+            local: "10.9.0.1:15006".parse().unwrap(),
+            remote: "10.9.0.2:40000".parse().unwrap(),
             state: tcp::State::Listening,
+            mark: None,
         };
         assert_eq!(of(message.as_slice()), wanted);
         assert_eq!(of(&message.as_slice()[..8]).state, tcp::State::Other);

@@ -10,6 +10,9 @@ use workload::NetnsRef;
 use super::cgroup;
 use crate::error::InspectError;
 
+/// Where the node's processes are.
+pub(crate) const PROC: &str = "/proc";
+
 /// A process.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process {
@@ -29,12 +32,13 @@ pub struct Process {
 ///
 /// When procfs cannot be listed. A process that ends meanwhile, or may not be looked at, is left out.
 pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Process>, InspectError> {
-    let directories = process_directories().map_err(|source| InspectError::Read {
-        what: "the processes",
-        source,
-    })?;
+    let directories =
+        process_directories(Path::new(PROC)).map_err(|source| InspectError::Read {
+            what: "the processes",
+            source,
+        })?;
     let inside = directories.filter(|(_, path)| is_inside(netns, path));
-    let found = inside.filter_map(|(pid, path)| look(pid, &path, container_id));
+    let found = inside.filter_map(|(pid, path)| look_at_process(pid, &path, container_id));
     let mut processes: Vec<_> = found.collect();
     processes.sort();
     Ok(processes)
@@ -68,22 +72,31 @@ fn agrees(meant: &NetnsRef, path: &Path) -> bool {
 
 /// Where processes cannot be listed there may be one: nothing is let go on a guess.
 fn any_process(is_it: impl Fn(&Path) -> bool) -> bool {
-    process_directories().map_or(true, |mut found| found.any(|(_, path)| is_it(&path)))
+    process_directories(Path::new(PROC))
+        .map_or(true, |mut found| found.any(|(_, path)| is_it(&path)))
 }
 
 fn is_inside(netns: &Netns, process: &Path) -> bool {
     netns.is_at(&process.join("ns/net")).unwrap_or(false)
 }
 
-fn process_directories() -> io::Result<impl Iterator<Item = (u32, PathBuf)>> {
-    let entries = fs::read_dir("/proc")?.flatten();
+/// The processes that procfs shows, with their directories.
+pub(crate) fn process_directories(
+    proc: &Path,
+) -> io::Result<impl Iterator<Item = (u32, PathBuf)> + use<>> {
+    let entries = fs::read_dir(proc)?.flatten();
     Ok(entries.filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         Some((pid, entry.path()))
     }))
 }
 
-fn look(pid: u32, path: &Path, container_id: Option<&str>) -> Option<Process> {
+/// What procfs says of a process in its directory; `None` where it has ended.
+pub(crate) fn look_at_process(
+    pid: u32,
+    path: &Path,
+    container_id: Option<&str>,
+) -> Option<Process> {
     let stat = fs::read_to_string(path.join("stat")).ok()?;
     let (start_time, command) = parse_stat(&stat)?;
     let cgroup = fs::read_to_string(path.join("cgroup")).unwrap_or_default();

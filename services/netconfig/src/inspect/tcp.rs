@@ -1,12 +1,18 @@
 //! `/proc/net/tcp` and `tcp6` (proc_net(5)): one socket a line, addresses and ports in hexadecimal. For kernels
 //! without sock_diag.
 
-/// A socket.
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// A TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Socket {
-    /// Its own port.
-    pub(super) port: u16,
+    /// Its own end. IPv4 addresses are IPv4 addresses, also of IPv6 sockets.
+    pub(super) local: SocketAddr,
+    /// The other end.
+    pub(super) remote: SocketAddr,
     pub(super) state: State,
+    /// What it marks its packets with; `None` where the kernel does not tell.
+    pub(super) mark: Option<u32>,
 }
 
 /// What it does (enum in linux/tcp_states.h).
@@ -24,50 +30,96 @@ pub(super) fn parse(table: &str) -> impl Iterator<Item = Socket> {
 
 fn parse_line(line: &str) -> Option<Socket> {
     let mut words = line.split_ascii_whitespace();
-    let (_number, local, _remote, state) =
+    let (_number, local, remote, state) =
         (words.next()?, words.next()?, words.next()?, words.next()?);
-    let (_address, port) = local.rsplit_once(':')?;
     Some(Socket {
-        port: u16::from_str_radix(port, 16).ok()?,
+        local: end(local)?,
+        remote: end(remote)?,
         state: match state {
             "01" => State::Established,
             "0A" => State::Listening,
             _ => State::Other,
         },
+        mark: None,
     })
+}
+
+fn end(text: &str) -> Option<SocketAddr> {
+    let (address, port) = text.rsplit_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    Some(SocketAddr::new(
+        self::address(address)?.to_canonical(),
+        port,
+    ))
+}
+
+/// Words of 32 bits, each printed as this machine's number of what stands in the packet's order.
+fn address(text: &str) -> Option<IpAddr> {
+    let words = text.as_bytes().chunks(8).map(|digits| {
+        let digits = std::str::from_utf8(digits).ok()?;
+        u32::from_str_radix(digits, 16).ok().map(u32::to_ne_bytes)
+    });
+    let bytes = words.collect::<Option<Vec<_>>>()?.concat();
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes.as_slice()) {
+        return Some(Ipv4Addr::from(v4).into());
+    }
+    let v6 = <[u8; 16]>::try_from(bytes).ok()?;
+    Some(Ipv6Addr::from(v6).into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// As x86 and arm64 print it.
     const V4: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 00000000:3A9E 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    1: 0200000A:3A99 0100000A:9C40 01 00000000:00000000 00:00000000 00000000     0        0 2 1 0 20 4 30 10 -1
-   2: 0200000A:3A99 0100000A:9C41 06 00000000:00000000 00:00000000 00000000     0        0 3 1 0 20 4 30 10 -1
+   2: 0200000A:3A99 0100000A:9C40 06 00000000:00000000 00:00000000 00000000     0        0 3 1 0 20 4 30 10 -1
 ";
-    const V6: &str = "   0: 00000000000000000000000000000000:3AA0 00000000000000000000000000000000:0000 0A 00000000:00000000\n";
+    const V6: &str = "\
+   0: 00000000000000000000000000000000:3AA0 00000000000000000000000000000000:0000 0A 00000000:00000000
+   1: 000009FD000000000000000001000000:1F90 000009FD000000000000000002000000:9C40 01 00000000:00000000
+   2: 0000000000000000FFFF00000200000A:3A99 0000000000000000FFFF00000100000A:9C40 01 00000000:00000000
+";
 
-    fn socket(port: u16, state: State) -> Socket {
-        Socket { port, state }
+    fn socket(local: &str, remote: &str, state: State) -> Socket {
+        Socket {
+            local: local.parse().unwrap(),
+            remote: remote.parse().unwrap(),
+            state,
+            mark: None,
+        }
     }
 
     #[test]
-    fn ports_and_states_are_read_and_the_heading_is_not() {
+    #[cfg(target_endian = "little")]
+    fn both_ends_and_states_are_read_and_the_heading_is_not() {
         let found: Vec<_> = parse(V4).collect();
         let wanted = [
-            socket(15006, State::Listening),
-            socket(15001, State::Established),
-            socket(15001, State::Other),
+            socket("0.0.0.0:15006", "0.0.0.0:0", State::Listening),
+            socket("10.0.0.2:15001", "10.0.0.1:40000", State::Established),
+            socket("10.0.0.2:15001", "10.0.0.1:40000", State::Other),
         ];
         assert_eq!(found, wanted);
     }
 
     #[test]
-    fn ipv6_addresses_do_not_hide_the_port() {
-        assert_eq!(
-            parse(V6).collect::<Vec<_>>(),
-            [socket(15008, State::Listening)]
-        );
+    #[cfg(target_endian = "little")]
+    fn ipv6_addresses_are_read_and_ipv4_ones_in_them_are_ipv4() {
+        let found: Vec<_> = parse(V6).collect();
+        let wanted = [
+            socket("[::]:15008", "[::]:0", State::Listening),
+            socket("[fd09::1]:8080", "[fd09::2]:40000", State::Established),
+            socket("10.0.0.2:15001", "10.0.0.1:40000", State::Established),
+        ];
+        assert_eq!(found, wanted);
+    }
+
+    #[test]
+    fn an_address_of_another_length_is_none() {
+        for text in ["", "0A00000102", "0A0000010A000001", "ZZZZZZZZ", "0A00000é"] {
+            assert_eq!(address(text), None, "{text}");
+        }
     }
 }

@@ -4,12 +4,14 @@ mod redirection;
 
 pub(super) use redirection::redirection_of;
 
+use std::net::IpAddr;
+
 use inpod_proto::{
-    Invalid, addresses_to, into_status,
-    netconfig::v1::{self, RemovePhase},
+    Invalid, addresses_from, addresses_to, into_status,
+    netconfig::v1::{self, FindingKind, RemovePhase},
 };
 use tonic::Status;
-use workload::Failure;
+use workload::{Failure, PodUid};
 
 use crate::{
     apply::Phase,
@@ -17,6 +19,7 @@ use crate::{
     claims::Claim,
     error::IntoFailure,
     inspect,
+    radar::{self, Kind},
     selftest::{Check, Report},
 };
 
@@ -66,6 +69,73 @@ pub(super) fn backend_of(backend: Backend) -> v1::Backend {
         Backend::IptablesNft => v1::Backend::IptablesNft,
         Backend::IptablesLegacy => v1::Backend::IptablesLegacy,
     }
+}
+
+/// A claim that was found, without the instance.
+pub(super) fn describe_found(claim: &Claim, process: inspect::Process) -> v1::FindNetnsResponse {
+    v1::FindNetnsResponse {
+        instance_id: String::new(),
+        sandbox: Some((&claim.sandbox).into()),
+        netns: Some(claim.netns.id().into()),
+        path: claim.netns.path().to_string_lossy().into_owned(),
+        process: Some(describe_process(process)),
+    }
+}
+
+pub(super) fn describe_listener(listener: &inspect::Listener) -> v1::Listener {
+    let inspect::Listener {
+        protocol,
+        port,
+        address,
+        dual_stack,
+        uid,
+        interface_index,
+    } = *listener;
+    let protocol = match protocol {
+        inspect::Protocol::Tcp => v1::Protocol::Tcp,
+        inspect::Protocol::Udp => v1::Protocol::Udp,
+    };
+    v1::Listener {
+        protocol: protocol.into(),
+        address: address.to_string(),
+        port: port.into(),
+        dual_stack,
+        uid,
+        interface_index: interface_index.unwrap_or(0),
+    }
+}
+
+pub(super) fn describe_finding(finding: radar::Finding) -> v1::Finding {
+    let radar::Finding {
+        kind,
+        subject,
+        sentence,
+    } = finding;
+    let kind = match kind {
+        Kind::NatChain => FindingKind::NatChain,
+        Kind::UnmaskedMark => FindingKind::UnmaskedMark,
+        Kind::EarlyVerdict => FindingKind::EarlyVerdict,
+        Kind::RpFilter => FindingKind::RpFilter,
+        Kind::LoopbackDown => FindingKind::LoopbackDown,
+        Kind::Ipv6Disabled => FindingKind::Ipv6Disabled,
+        Kind::Incumbent => FindingKind::Incumbent,
+    };
+    v1::Finding {
+        kind: kind.into(),
+        subject,
+        sentence,
+    }
+}
+
+/// The pod that is searched for, and its addresses.
+pub(super) fn pod_of(request: &v1::FindNetnsRequest) -> Result<(PodUid, Vec<IpAddr>), Status> {
+    let uid = request.pod_uid.parse();
+    let uid = uid.map_err(|error| invalid(Invalid::new("pod_uid", error)))?;
+    let addresses = addresses_from(&request.addresses, "addresses").map_err(invalid)?;
+    if addresses.is_empty() {
+        return Err(missing("addresses"));
+    }
+    Ok((uid, addresses))
 }
 
 pub(super) fn phase_of(phase: RemovePhase) -> Result<Phase, Status> {

@@ -33,8 +33,20 @@ pub(crate) struct Netconfig {
 
 impl Netconfig {
     pub(crate) async fn start() -> Self {
+        Self::start_by(Command::new(env!("CARGO_BIN_EXE_netconfig"))).await
+    }
+
+    /// Without a right (capabilities(7), as setpriv(1) names it).
+    pub(crate) async fn start_without(right: &str) -> Self {
+        let mut command = Command::new("setpriv");
+        let program = env!("CARGO_BIN_EXE_netconfig");
+        command.args(["--bounding-set", &format!("-{right}"), program]);
+        Self::start_by(command).await
+    }
+
+    async fn start_by(mut command: Command) -> Self {
         let run_dir = tempfile::tempdir().unwrap();
-        let process = Command::new(env!("CARGO_BIN_EXE_netconfig"))
+        let process = command
             .env("INPOD_RUN_DIR", run_dir.path())
             .env("INPOD_PEER", "uid")
             .env("INPOD_NETNS_ROOTS", "/proc,/run/netns")

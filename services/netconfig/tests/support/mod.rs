@@ -130,3 +130,7 @@ pub(crate) fn plain() -> Writer {
 pub(crate) fn ambient() -> Redirection {
     Redirection::Ambient(Ambient::default())
 }
+
+/// Not every test that shares this module writes rules itself.
+const _: fn() -> Writer = plain;
+const _: fn() -> Redirection = ambient;

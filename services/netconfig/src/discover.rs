@@ -1,0 +1,224 @@
+//! Finds the netns of a pod that no CNI call was seen for, by its processes' cgroups.
+
+mod cgroup;
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::IpAddr,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use netns::{Netns, OpenError};
+use workload::{ContainerId, NetnsRef, NetworkName, PodUid, SandboxRef};
+
+use crate::{
+    claims::{
+        Claim, Claims,
+        proof::{self, Proven},
+    },
+    error::{ClaimError, FindError},
+    inspect::{self, PROC, Process},
+};
+use cgroup::{PodKey, place};
+
+/// The interface of a discovered sandbox: what every runtime calls a pod's first one.
+const IFNAME: &str = "eth0";
+
+/// A pod's netns, held.
+#[derive(Debug)]
+pub struct Found {
+    /// The pod's oldest process in it.
+    pub process: Process,
+    /// The container of that process.
+    pub container_id: ContainerId,
+    proven: Proven,
+}
+
+impl Found {
+    /// The netns.
+    pub fn netns(&self) -> &Netns {
+        &self.proven.netns
+    }
+}
+
+/// Finds a pod's netns: of those that its processes are in, neither the node's nor this process's own, the one of
+/// the oldest process that holds one of the addresses. `proc` is where procfs is.
+///
+/// Its time grows with the number of the node's processes; it may block.
+///
+/// # Errors
+///
+/// When there is none, processes cannot be listed, or one of the pod's netns cannot be looked into.
+pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Found, FindError> {
+    let scan = scan(proc, pod).map_err(FindError::List)?;
+    let (mut others, mut failure) = (Vec::new(), None);
+    for netns in by_age(scan.members) {
+        match prove(netns, addresses) {
+            Ok(Some(found)) => return Ok(found),
+            Ok(None) => {}
+            Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
+            // Another one may still be the pod's.
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    Err(failure.map_or_else(
+        || FindError::Nowhere {
+            pod: pod.clone(),
+            hidden: scan.hidden,
+            others,
+        },
+        FindError::Claim,
+    ))
+}
+
+/// Finds a pod's netns and holds it, for a sandbox that is named after the container of the oldest process. One that
+/// was found before keeps its name, also when that container has ended since.
+pub(crate) fn find_and_claim(
+    claims: &Claims,
+    pod: &PodUid,
+    addresses: &[IpAddr],
+) -> Result<(Arc<Claim>, Process), FindError> {
+    let found = find(Path::new(PROC), pod, addresses)?;
+    let sandbox = match found_before(claims, found.netns()) {
+        Some(sandbox) => sandbox,
+        None => discovered(found.container_id.clone())?,
+    };
+    let claim = claims.claim(&sandbox, found.proven)?;
+    let (netns, path) = (claim.netns.id(), claim.netns.path().display());
+    tracing::info!(%pod, %sandbox, %netns, %path, "Found and claimed");
+    let process = Process {
+        sandbox_own: claim.sandbox.container_id == found.container_id,
+        ..found.process
+    };
+    Ok((claim, process))
+}
+
+/// A process of the pod.
+#[derive(Debug)]
+struct Member {
+    /// What stands first orders: the start, then the pid.
+    process: Process,
+    path: PathBuf,
+    /// Device and inode.
+    netns: (u64, u64),
+    container_id: ContainerId,
+}
+
+/// What was found below `/proc`.
+#[derive(Debug, Default)]
+struct Scan {
+    members: Vec<Member>,
+    /// How many processes of the pod may not be looked at.
+    hidden: usize,
+}
+
+/// The pod's processes that are in a netns of their own. One that ends meanwhile is left out.
+fn scan(proc: &Path, pod: &PodUid) -> io::Result<Scan> {
+    let mut scan = Scan::default();
+    let Some(pod) = PodKey::of(pod.as_str()) else {
+        return Ok(scan);
+    };
+    let never = [proc.join("1/ns/net"), PathBuf::from("/proc/self/ns/net")];
+    let never = never.map(|path| netns_at(&path).ok());
+    for (pid, path) in inspect::process_directories(proc)? {
+        match netns_at(&path.join("ns/net")) {
+            Ok(netns) if never.contains(&Some(netns)) => {}
+            Ok(netns) => scan.members.extend(member(pod, netns, pid, path)),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                scan.hidden += usize::from(container_of(pod, &path).is_some());
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(scan)
+}
+
+fn netns_at(path: &Path) -> io::Result<(u64, u64)> {
+    let found = fs::metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}
+
+fn member(pod: PodKey, netns: (u64, u64), pid: u32, path: PathBuf) -> Option<Member> {
+    let container_id = container_of(pod, &path)?;
+    Some(Member {
+        process: inspect::look_at_process(pid, &path, Some(container_id.as_str()))?,
+        path,
+        netns,
+        container_id,
+    })
+}
+
+/// The container of the pod that a process is in. A cgroup's name may be any bytes.
+fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
+    let cgroup = fs::read(process.join("cgroup")).ok()?;
+    let place = place(&String::from_utf8_lossy(&cgroup))?;
+    (place.pod == pod).then_some(place.container)
+}
+
+/// The processes by netns, each oldest first, and the netns by their oldest one.
+fn by_age(mut members: Vec<Member>) -> Vec<Vec<Member>> {
+    members.sort_by(|a, b| a.process.cmp(&b.process));
+    let mut netns: BTreeMap<_, usize> = BTreeMap::new();
+    let mut groups: Vec<Vec<Member>> = Vec::new();
+    for member in members {
+        let index = *netns.entry(member.netns).or_insert(groups.len());
+        match groups.get_mut(index) {
+            Some(group) => group.push(member),
+            None => groups.push(vec![member]),
+        }
+    }
+    groups
+}
+
+/// Judges a netns, once: through the first of its processes that is still there. `None`: none is.
+fn prove(members: Vec<Member>, addresses: &[IpAddr]) -> Result<Option<Found>, ClaimError> {
+    for member in members {
+        let (device, inode) = member.netns;
+        let wanted = NetnsRef {
+            device: Some(device),
+            inode: Some(inode),
+            ..NetnsRef::at(member.path.join("ns/net"))
+        };
+        match proof::prove(&wanted, addresses.to_vec(), &[PROC.into()]) {
+            Ok(proven) if is_still(&member) => {
+                return Ok(Some(Found {
+                    process: member.process,
+                    container_id: member.container_id,
+                    proven,
+                }));
+            }
+            // The process has ended, or moved, or its number is another one's by now.
+            Ok(_) | Err(ClaimError::Open(OpenError::Missing(_)) | ClaimError::Mismatch { .. }) => {}
+            Err(refusal) => return Err(refusal),
+        }
+    }
+    Ok(None)
+}
+
+fn is_still(member: &Member) -> bool {
+    let id = Some(member.container_id.as_str());
+    inspect::look_at_process(member.process.pid, &member.path, id)
+        .is_some_and(|now| now.start_time == member.process.start_time)
+}
+
+/// The sandbox for which an earlier search claimed a netns.
+fn found_before(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
+    let held = claims.list();
+    let held = held.iter().find(|claim| claim.netns.same_as(netns))?;
+    let is_discovered = held.sandbox.network_name == NetworkName::default();
+    is_discovered.then(|| held.sandbox.clone())
+}
+
+fn discovered(container_id: ContainerId) -> Result<SandboxRef, FindError> {
+    Ok(SandboxRef {
+        network_name: NetworkName::default(),
+        container_id,
+        ifname: IFNAME.parse()?,
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! Which pod and container a process belongs to, from proc(5)'s cgroup file (shared facts: istio-ambient.md, 5.2).
+//! Read by hand in linear time: whoever may make cgroups inside a container chooses part of the text.
+
+use workload::ContainerId;
+
+/// Of a UUID, and of a static pod's hash.
+const DIGITS: usize = 32;
+
+/// After how many digits a UUID has a separator.
+const GROUPS: [usize; 4] = [8, 12, 16, 20];
+
+/// A pod's UID without its separators, in lower case: cgroupfs writes a UUID with hyphens, systemd with underscores,
+/// and a static pod's is the MD5 hash of its manifest, without any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PodKey([u8; DIGITS]);
+
+impl PodKey {
+    /// The key of a UID; `None` where it is neither a UUID nor 32 hexadecimal digits, and so is in no cgroup's name.
+    pub(super) fn of(uid: &str) -> Option<Self> {
+        let (key, rest) = Self::at_the_start_of(uid)?;
+        rest.is_empty().then_some(key)
+    }
+
+    /// Looks at 36 bytes at most.
+    fn at_the_start_of(text: &str) -> Option<(Self, &str)> {
+        let (mut digits, mut count) = ([0; DIGITS], 0);
+        for (at, byte) in text.bytes().enumerate() {
+            if byte.is_ascii_hexdigit() {
+                *digits.get_mut(count)? = byte.to_ascii_lowercase();
+                count += 1;
+            } else if !is_separator(byte, count, text.as_bytes().get(at.checked_sub(1)?)) {
+                return None;
+            }
+            if count == DIGITS {
+                let rest = text.get(at.saturating_add(1)..)?;
+                return Some((Self(digits), rest));
+            }
+        }
+        None
+    }
+}
+
+/// One, where a UUID has it.
+fn is_separator(byte: u8, digits: usize, before: Option<&u8>) -> bool {
+    matches!(byte, b'-' | b'_')
+        && GROUPS.contains(&digits)
+        && before.is_some_and(u8::is_ascii_hexdigit)
+}
+
+/// Where a process runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// In which pod.
+    pub(super) pod: PodKey,
+    /// In which of its containers.
+    pub(super) container: ContainerId,
+}
+
+/// Where a process runs, as its cgroup file says. `None` where no line names a pod's container, where lines name
+/// different ones, or where one line names two pods: a container that may make cgroups can put a pod's name after its
+/// own, but not in place of it.
+pub(super) fn place(text: &str) -> Option<Place> {
+    let mut found = None;
+    for line in text.lines() {
+        // hierarchy:controllers:path, and a path may have colons in it.
+        let path = line.splitn(3, ':').nth(2)?;
+        match (on_path(path), &found) {
+            (Line::Elsewhere, _) => {}
+            (Line::Ambiguous, _) => return None,
+            (Line::In(place), None) => found = Some(place),
+            (Line::In(place), Some(other)) if place == *other => {}
+            (Line::In(_), Some(_)) => return None,
+        }
+    }
+    found
+}
+
+enum Line {
+    Elsewhere,
+    In(Place),
+    Ambiguous,
+}
+
+fn on_path(path: &str) -> Line {
+    let mut found: Option<Place> = None;
+    let mut components = path.split('/').peekable();
+    while let Some(component) = components.next() {
+        let Some((pod, rest)) = pod_in(component) else {
+            continue;
+        };
+        if found.as_ref().is_some_and(|found| found.pod != pod) {
+            return Line::Ambiguous;
+        }
+        // The cgroup below the pod's is the container's, whatever is below that (systemd's init.scope, crun's
+        // `container`). With containerd's own driver for systemd it is in the same component.
+        let of_container = match rest.rsplit_once(':') {
+            Some((_, name)) => Some(name),
+            None => components.peek().copied(),
+        };
+        if let (None, Some(container)) = (&found, of_container.and_then(container_in)) {
+            found = Some(Place { pod, container });
+        }
+    }
+    found.map_or(Line::Elsewhere, Line::In)
+}
+
+/// The pod that a component names (`pod<uid>`, `kubepods-burstable-pod<uid>.slice`), and what follows its UID.
+fn pod_in(component: &str) -> Option<(PodKey, &str)> {
+    component.match_indices("pod").find_map(|(at, word)| {
+        let (before, after) = component.split_at_checked(at)?;
+        let (pod, rest) = PodKey::at_the_start_of(after.get(word.len()..)?)?;
+        let is_whole = before.bytes().next_back().is_none_or(is_edge)
+            && rest.bytes().next().is_none_or(is_edge);
+        is_whole.then_some((pod, rest))
+    })
+}
+
+fn is_edge(byte: u8) -> bool {
+    byte.is_ascii_punctuation()
+}
+
+/// The id at the end of a container's cgroup: `<id>`, `cri-containerd-<id>.scope`, `crio-conmon-<id>.scope`,
+/// `kata_<id>`.
+fn container_in(component: &str) -> Option<ContainerId> {
+    let name = component.strip_suffix(".scope").unwrap_or(component);
+    let id = name.rsplit(|c: char| c.is_ascii_punctuation()).next()?;
+    id.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const POD: &str = "11111111-2222-3333-4444-55555555abcd";
+    const SLICE: &str = "11111111_2222_3333_4444_55555555abcd";
+    const HASH: &str = "0123456789abcdef0123456789abcdef";
+    const ID: &str = "4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e4d2f0c8e";
+
+    /// A shape with the uids and the container's id put in.
+    fn filled(shape: &str) -> String {
+        shape
+            .replace("<uid>", POD)
+            .replace("<uid_>", SLICE)
+            .replace("<hash>", HASH)
+            .replace("<cid>", ID)
+    }
+
+    fn is_found(text: &str, uid: &str) {
+        let wanted = Place {
+            pod: PodKey::of(uid).unwrap(),
+            container: ID.parse().unwrap(),
+        };
+        assert_eq!(place(&filled(text)), Some(wanted), "{text}");
+    }
+
+    #[test]
+    fn the_paths_of_every_runtime_and_driver_name_pod_and_container() {
+        for path in [
+            // cgroupfs: docker, containerd.
+            "/kubepods/burstable/pod<uid>/<cid>",
+            "/kubepods/besteffort/pod<uid>/<cid>",
+            "/kubepods/pod<uid>/<cid>",
+            // systemd: docker, containerd, CRI-O.
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid_>.slice/docker-<cid>.scope",
+            "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid_>.slice/cri-containerd-<cid>.scope",
+            "/kubepods.slice/kubepods-pod<uid_>.slice/cri-containerd-<cid>.scope",
+            "/kubepods-besteffort-pod<uid_>.slice:cri-containerd:<cid>",
+            "/system.slice/containerd.service/kubepods-besteffort-pod<uid_>.slice:cri-containerd:<cid>",
+            "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-<cid>.scope",
+            "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-conmon-<cid>.scope",
+            // crun's own cgroup below the container's.
+            "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-<cid>.scope/container",
+            "/kubepods.slice/kubepods-besteffort-pod<uid_>.slice/crio-<cid>.scope/payload",
+            // Seen from a cgroup namespace.
+            "/../../pod<uid>/<cid>",
+            "/../../kubepods-besteffort-pod<uid_>.slice/cri-containerd-<cid>.scope",
+            // A node in a container: kind, minikube.
+            "/system.slice/docker-ab12.scope/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod<uid_>.slice/cri-containerd-<cid>.scope",
+            "/docker/ab12/kubelet/kubepods/besteffort/pod<uid>/<cid>",
+            // systemd inside the container.
+            "/kubepods/burstable/pod<uid>/<cid>/init.scope",
+            "/kubepods/burstable/pod<uid>/<cid>/system.slice/foo.service",
+            // Kata.
+            "/kubepods/burstable/pod<uid>/kata_<cid>",
+            // Whatever a container calls its own cgroups.
+            "/kubepods/burstable/pod<uid>/<cid>/pod<uid>/other",
+        ] {
+            is_found(&format!("0::{path}\n"), POD);
+        }
+    }
+
+    #[test]
+    fn a_static_pod_is_known_by_the_hash_of_its_manifest() {
+        is_found("0::/kubepods/burstable/pod<hash>/<cid>\n", HASH);
+        is_found(
+            "0::/kubepods.slice/kubepods-burstable-pod<hash>.slice/cri-containerd-<cid>.scope\n",
+            HASH,
+        );
+    }
+
+    #[test]
+    fn every_hierarchy_of_version_1_may_say_the_same_or_nothing() {
+        is_found(
+            "12:cpu,cpuacct:/kubepods/burstable/pod<uid>/<cid>\n\
+             3:cpuset:/\n\
+             1:name=systemd:/kubepods/burstable/pod<uid>/<cid>/init.scope\n\
+             0::/system.slice/containerd.service\n",
+            POD,
+        );
+    }
+
+    #[test]
+    fn what_names_no_pod_or_no_container_is_nowhere() {
+        for path in [
+            "/",
+            "/system.slice/containerd.service",
+            "/../crio-<cid>.scope",
+            "/../cri-containerd-<cid>.scope",
+            "/kata_overhead/<cid>",
+            "/machine.slice/libpod-<cid>.scope",
+            "/kubepods/burstable/pod<uid>",
+            "/kubepods/burstable/pod<uid>/",
+            "/kubepods.slice/kubepods-burstable-pod<uid_>.slice",
+            "/kubepods/burstable/mypod/<cid>",
+            "/kubepods/burstable/tripod<uid>/<cid>",
+            "/kubepods/burstable/pod<uid>0/<cid>",
+            "/kubepods/burstable/pod11111111-2222-3333-4444--5555555abcd/<cid>",
+            "/kubepods/burstable/pod1111-11112222-3333-4444-55555555abcd/<cid>",
+            "/kubepods/burstable/pod<uid>/.scope",
+        ] {
+            assert_eq!(place(&filled(&format!("0::{path}\n"))), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_container_cannot_name_another_pod_after_its_own() {
+        let other = "/kubepods/burstable/pod<uid>/<cid>/pod<hash>/ab12";
+        assert_eq!(place(&filled(&format!("0::{other}\n"))), None);
+    }
+
+    #[test]
+    fn lines_that_disagree_or_are_cut_off_are_nowhere() {
+        for text in [
+            "2:cpu:/kubepods/pod<uid>/<cid>\n1:pids:/kubepods/pod<hash>/<cid>\n",
+            "2:cpu:/kubepods/pod<uid>/<cid>\n1:pids:/kubepods/pod<uid>/ab12\n",
+            "0::/kubepods/pod<uid>/<cid>\nnonsense\n",
+            "0::/kubepods/pod<uid>/<cid>\n1:pids\n",
+        ] {
+            assert_eq!(place(&filled(text)), None, "{text}");
+        }
+        assert_eq!(place(""), None);
+    }
+
+    #[test]
+    fn a_uid_is_the_same_with_hyphens_underscores_and_capitals() {
+        assert_eq!(PodKey::of(POD), PodKey::of(SLICE));
+        assert_eq!(PodKey::of(POD), PodKey::of(&POD.to_uppercase()));
+        for bad in [
+            "",
+            "pod",
+            "1111",
+            &format!("{POD}1"),
+            "ä",
+            &HASH.replace('f', "g"),
+        ] {
+            assert_eq!(PodKey::of(bad), None, "{bad}");
+        }
+    }
+
+    /// A megabyte of what would make a backtracking matcher slow. Even a debug build reads it in a moment.
+    #[test]
+    fn a_line_of_a_megabyte_is_read_in_linear_time() {
+        const LENGTH: usize = 1 << 20;
+        for piece in [
+            "pod",
+            "pod1",
+            "-pod",
+            "/pod",
+            "crio-",
+            "/crio-a",
+            ":",
+            "/",
+            "pod11111111-2222-3333-4444-",
+            "pod11111111-2222-3333-4444-55555555abc-",
+            "/pod11111111-2222-3333-4444-55555555abcd",
+            "_",
+        ] {
+            let line = format!("0::{}", piece.repeat(LENGTH / piece.len()));
+            let began = Instant::now();
+            let found = place(&line);
+            assert!(began.elapsed() < Duration::from_secs(2), "{piece}");
+            assert!(
+                found.is_none() || piece.ends_with("abcd"),
+                "{piece}: {found:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Which kernel netconfig needs, and what newer ones have that it uses or leaves alone.
+
+use std::fmt;
+
+use nix::sys::utsname::uname;
+
+/// A kernel's version: major, minor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u16, pub u16);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+/// The oldest kernel that will do: the first with SO_NETNS_COOKIE, without which a netns cannot be told from a later
+/// one of the same inode.
+pub const FLOOR: Version = Version(5, 14);
+
+/// Why netconfig does not start on a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FloorError {
+    /// It is too old.
+    #[error(
+        "this kernel is {release}, and netconfig needs Linux {FLOOR} or later (SO_NETNS_COOKIE, which tells a netns \
+         from a later one of the same inode)"
+    )]
+    TooOld {
+        /// As uname(2) tells it.
+        release: String,
+    },
+    /// It does not say how old it is.
+    #[error(
+        "this kernel says that it is {release:?}, which is no version; netconfig needs Linux {FLOOR} or later"
+    )]
+    Unknown {
+        /// As uname(2) tells it.
+        release: String,
+    },
+}
+
+/// Something that came after the floor.
+#[derive(Clone, Copy, Debug)]
+pub struct Feature {
+    /// Its name.
+    pub name: &'static str,
+    /// The kernel that brought it.
+    pub since: Version,
+    /// Whether it is used where it is there.
+    pub is_used: bool,
+    /// What is done without it.
+    pub instead: &'static str,
+    /// What stands in the sources where it is used, and nowhere otherwise.
+    #[cfg(test)]
+    sign: &'static str,
+}
+
+/// What came after the floor and has a use here.
+pub const FEATURES: [Feature; 5] = [
+    Feature {
+        name: "`net.ipv4.tcp_migrate_req`",
+        since: Version(5, 14),
+        is_used: true,
+        instead: "Where the sysctl is missing it is left alone: a ztunnel that stops resets what waits to be accepted.",
+        #[cfg(test)]
+        sign: "tcp_migrate_req",
+    },
+    Feature {
+        name: "nf_tables `destroy`",
+        since: Version(6, 3),
+        is_used: false,
+        instead: "What is deleted was read before, in the same generation of the tables; where somebody else was \
+                  faster it is read again.",
+        #[cfg(test)]
+        sign: "op_destroy",
+    },
+    Feature {
+        name: "`SO_PEERPIDFD`",
+        since: Version(6, 5),
+        is_used: true,
+        instead: "A caller is known by the pid of `SO_PEERCRED`. One that ends, and whose pid another process gets \
+                  between its connecting and the look at its cgroup, could be mistaken.",
+        #[cfg(test)]
+        sign: "sockopt::PeerPidfd",
+    },
+    Feature {
+        name: "nf_tables table flags `owner` and `persist`",
+        since: Version(6, 9),
+        is_used: false,
+        instead: "Whoever has NET_ADMIN in a pod may flush our tables; that is told as drift. An owner would have to \
+                  hold a socket for every pod.",
+        #[cfg(test)]
+        sign: "TableFlags::",
+    },
+    Feature {
+        name: "`ioctl(NS_GET_ID)` of a netns",
+        since: Version(6, 18),
+        is_used: false,
+        instead: "A socket that is opened inside tells the cookie (`SO_NETNS_COOKIE`), which is the same number.",
+        #[cfg(test)]
+        sign: "NS_GET_ID",
+    },
+];
+
+/// Refuses a kernel below the floor, and says at level debug what the running one has beyond it.
+///
+/// # Errors
+///
+/// See [`FloorError`].
+pub fn check() -> Result<Version, FloorError> {
+    let release = uname().map(|uname| uname.release().to_string_lossy().into_owned());
+    let running = judge(&release.unwrap_or_default())?;
+    for feature in FEATURES {
+        let Feature {
+            name,
+            since,
+            is_used,
+            ..
+        } = feature;
+        let is_there = since <= running;
+        tracing::debug!(feature = name, %since, %running, is_there, is_used, "Kernel");
+    }
+    Ok(running)
+}
+
+fn judge(release: &str) -> Result<Version, FloorError> {
+    let error = || release.to_owned();
+    let version = parse(release).ok_or_else(|| FloorError::Unknown { release: error() })?;
+    if version < FLOOR {
+        return Err(FloorError::TooOld { release: error() });
+    }
+    Ok(version)
+}
+
+/// `major.minor`, and whatever a distribution adds.
+fn parse(release: &str) -> Option<Version> {
+    let (major, rest) = release.split_once('.')?;
+    let end = rest.find(|c: char| !c.is_ascii_digit());
+    let minor = end.map_or(Some(rest), |end| rest.get(..end))?;
+    Some(Version(major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt::Write as _, fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_at_the_floor_will_do_and_one_below_is_refused_by_its_name() {
+        for (release, wanted) in [
+            ("5.14.0", Version(5, 14)),
+            ("5.14.0-362.8.1.el9_3.x86_64", Version(5, 14)),
+            ("5.15-rc1", Version(5, 15)),
+            ("6.1", Version(6, 1)),
+            ("6.18.44-fc-v595", Version(6, 18)),
+            ("10.0.1", Version(10, 0)),
+        ] {
+            assert_eq!(judge(release), Ok(wanted), "{release}");
+        }
+        for release in ["5.13.19-generic", "5.4.0", "4.18.0-513.el8", "2.6.78"] {
+            let error = judge(release).unwrap_err();
+            let release = release.to_owned();
+            assert_eq!(
+                error,
+                FloorError::TooOld {
+                    release: release.clone()
+                }
+            );
+            let text = error.to_string();
+            assert!(
+                text.contains(&release) && text.contains("5.14 or later"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_version_is_refused_and_shown() {
+        for release in ["", "6", "6.", "six.one", "6.x", "99999.1"] {
+            let error = judge(release).unwrap_err();
+            assert!(matches!(error, FloorError::Unknown { .. }), "{release}");
+            assert!(
+                error.to_string().contains(&format!("{release:?}")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_kernel_that_runs_the_tests_is_above_the_floor() {
+        assert!(check().unwrap() >= FLOOR);
+    }
+
+    fn page() -> String {
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap()
+    }
+
+    #[test]
+    fn the_page_has_the_table_of_features() {
+        let mut table = format!(
+            "| Feature | Linux | Used | Without it |\n|---|---|---|---|\n\
+             | `SO_NETNS_COOKIE` | {FLOOR} | yes | netconfig does not start. |\n"
+        );
+        for feature in FEATURES {
+            let Feature {
+                name,
+                since,
+                is_used,
+                instead,
+                ..
+            } = feature;
+            let used = if is_used { "yes" } else { "no" };
+            writeln!(table, "| {name} | {since} | {used} | {instead} |").unwrap();
+        }
+        assert!(
+            page().contains(&table),
+            "put this into services/netconfig/README.md:\n{table}"
+        );
+    }
+
+    /// Every source of netconfig and of what it is made of, but this one.
+    fn sources(directory: &Path, found: &mut String) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.file_name().unwrap() != "floor.rs" {
+                *found += &fs::read_to_string(path).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_feature_is_used_in_the_sources_where_the_table_says_so() {
+        let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let mut text = String::new();
+        for part in ["src", "../lib/daemon/src", "../lib/netns/src"] {
+            sources(&own.join(part), &mut text);
+        }
+        for Feature {
+            name,
+            is_used,
+            sign,
+            ..
+        } in FEATURES
+        {
+            assert_eq!(text.contains(sign), is_used, "{name}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Which connections of a netns ztunnel carries, and which go past it.
+
+use std::{collections::BTreeSet, net::SocketAddr};
+
+use super::tcp::{Socket, State};
+use crate::marks::{FROM_ZTUNNEL, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS};
+
+/// Ports of ztunnel that outbound connections are led to: its end bears the application's address as the remote one.
+const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
+
+/// Established sockets on ztunnel's ports.
+pub(super) fn captured(sockets: &[Socket]) -> u32 {
+    count(established(sockets).filter(|socket| ZTUNNEL_PORTS.contains(&socket.local.port())))
+}
+
+/// Connections that go past ztunnel. Not ztunnel's own, by port or mark; not the pod's with itself, nor those that
+/// ztunnel opens to the application in the name of a client, of which both ends are here; and not the application's
+/// end of what was led to ztunnel.
+pub(super) fn direct(sockets: &[Socket]) -> u32 {
+    let ends: BTreeSet<_> = established(sockets).map(ends).collect();
+    let led_away: BTreeSet<_> = established(sockets)
+        .filter(|socket| OUTBOUND_PORTS.contains(&socket.local.port()))
+        .map(|socket| socket.remote)
+        .collect();
+    count(established(sockets).filter(|socket| {
+        !is_loopback(socket)
+            && !is_ztunnels(socket)
+            && !ends.contains(&(socket.remote, socket.local))
+            && !led_away.contains(&socket.local)
+    }))
+}
+
+fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
+    sockets
+        .iter()
+        .filter(|socket| socket.state == State::Established)
+}
+
+fn ends(socket: &Socket) -> (SocketAddr, SocketAddr) {
+    (socket.local, socket.remote)
+}
+
+fn is_loopback(socket: &Socket) -> bool {
+    [socket.local, socket.remote]
+        .iter()
+        .any(|end| end.ip().is_loopback())
+}
+
+/// Where the kernel does not tell marks, ztunnel's own connections to the outside are not known for what they are.
+fn is_ztunnels(socket: &Socket) -> bool {
+    let port = socket.local.port();
+    let is_marked = |mark| mark & FROM_ZTUNNEL.mask() == FROM_ZTUNNEL.value();
+    ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || socket.mark.is_some_and(is_marked)
+}
+
+fn count<'a>(sockets: impl Iterator<Item = &'a Socket>) -> u32 {
+    sockets.count().try_into().unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POD: &str = "10.9.0.1";
+    const CLIENT: &str = "10.9.0.2:40000";
+    const SERVER: &str = "10.9.0.3:80";
+
+    fn socket(local: &str, remote: &str) -> Socket {
+        Socket {
+            local: local.parse().unwrap(),
+            remote: remote.parse().unwrap(),
+            state: State::Established,
+            mark: Some(0),
+        }
+    }
+
+    fn at(port: u16) -> String {
+        format!("{POD}:{port}")
+    }
+
+    #[test]
+    fn a_connection_with_somebody_outside_is_direct_in_both_directions_and_families() {
+        let sockets = [
+            socket(&at(8080), CLIENT),
+            socket(&at(51000), SERVER),
+            socket("[fd09::1]:8080", "[fd09::2]:40000"),
+        ];
+        assert_eq!((direct(&sockets), captured(&sockets)), (3, 0));
+    }
+
+    #[test]
+    fn what_is_not_established_does_not_count() {
+        for state in [State::Listening, State::Other] {
+            let socket = Socket {
+                state,
+                ..socket(&at(15006), CLIENT)
+            };
+            assert_eq!((direct(&[socket]), captured(&[socket])), (0, 0));
+        }
+    }
+
+    #[test]
+    fn loopback_is_not_direct() {
+        for ends in [("127.0.0.1:1", "127.0.0.9:2"), ("[::1]:1", "[::1]:2")] {
+            assert_eq!(direct(&[socket(ends.0, ends.1)]), 0);
+        }
+        // One end is enough.
+        assert_eq!(direct(&[socket("127.0.0.1:1", SERVER)]), 0);
+    }
+
+    #[test]
+    fn a_connection_on_a_port_of_ztunnels_is_captured_and_not_direct() {
+        for port in ZTUNNEL_PORTS {
+            let sockets = [socket(&at(port), CLIENT)];
+            assert_eq!((direct(&sockets), captured(&sockets)), (0, 1), "{port}");
+        }
+        assert_eq!(direct(&[socket(&at(15053), CLIENT)]), 0);
+        // Somebody else's.
+        assert_eq!(direct(&[socket(&at(51000), "10.9.0.3:15008")]), 1);
+    }
+
+    #[test]
+    fn what_bears_ztunnels_mark_is_not_direct_whatever_the_bits_of_others_are() {
+        let marked = |mark| Socket {
+            mark,
+            ..socket(&at(51000), "10.9.0.3:15008")
+        };
+        for (mark, wanted) in [
+            (Some(0x539), 0),
+            (Some(0xa000_0539), 0),
+            (Some(0x111), 1),
+            (None, 1),
+        ] {
+            assert_eq!(direct(&[marked(mark)]), wanted, "{mark:x?}");
+        }
+    }
+
+    #[test]
+    fn a_connection_of_which_both_ends_are_here_is_not_direct() {
+        // ztunnel speaks for a client, and the pod calls itself.
+        let sockets = [
+            socket(CLIENT, &at(8080)),
+            socket(&at(8080), CLIENT),
+            socket(&at(51000), &at(8080)),
+            socket(&at(8080), &at(51000)),
+        ];
+        assert_eq!(direct(&sockets), 0);
+        assert_eq!(direct(&sockets[..1]), 1);
+    }
+
+    #[test]
+    fn what_was_led_to_ztunnel_on_its_way_out_is_not_direct() {
+        for (port, target) in [(15001, SERVER), (15053, "10.96.0.10:53")] {
+            let application = socket(&at(51000), target);
+            let ztunnel = socket(&format!("127.0.0.1:{port}"), &at(51000));
+            assert_eq!(direct(&[application, ztunnel]), 0, "{port}");
+            assert_eq!(direct(&[application]), 1, "{port}");
+        }
+        // Another connection of the application stays direct.
+        let ztunnel = socket("127.0.0.1:15001", &at(51000));
+        assert_eq!(direct(&[socket(&at(51001), SERVER), ztunnel]), 1);
+    }
+}

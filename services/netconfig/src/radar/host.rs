@@ -1,0 +1,272 @@
+//! What around the rules can keep them from doing what they say: interfaces, sysctls, the way back. Reading and judging
+//! are apart.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+};
+
+use netlink_bindings::{
+    rt_route::{self, OpGetrouteDo, Rtmsg},
+    traits::NetlinkRequest as _,
+};
+use nix::{
+    ifaddrs::getifaddrs,
+    net::if_::{InterfaceFlags, if_nametoindex},
+    sys::socket::SockProtocol,
+};
+
+use super::{Finding, Kind, owner::shown};
+use crate::{
+    family::Family,
+    netlink::{KernelError, Socket},
+    routes::{Part, Routes},
+};
+
+/// Where the sysctls of the reading thread's netns are.
+const SYSCTLS: &str = "/proc/sys/net";
+
+/// Sources outside of any pod: one that no host has (RFC 5737), and that of host probes (shared facts:
+/// istio-ambient.md, 6.7).
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const PROBES: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
+
+/// rp_filter: strict (ip-sysctl.rst).
+const STRICT: u8 = 1;
+
+/// How many interfaces are looked at, and how many addresses of one.
+const MOST: usize = 64;
+
+/// What is around the rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Surroundings {
+    pub(super) interfaces: Vec<Interface>,
+    /// Whether the kernel has IPv6.
+    pub(super) has_ipv6: bool,
+    /// Whether our ip rule for IPv6 is there.
+    pub(super) routes_ipv6: bool,
+}
+
+/// An interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Interface {
+    pub(super) name: String,
+    pub(super) index: u32,
+    pub(super) is_up: bool,
+    pub(super) is_loopback: bool,
+    pub(super) addresses: Vec<Ipv4Addr>,
+    /// The greater one of its own and that of `all`, which is what counts.
+    pub(super) rp_filter: u8,
+    pub(super) is_without_ipv6: bool,
+    /// Sources to which answers leave by another one: (the address that they call, the source).
+    pub(super) astray: Vec<(Ipv4Addr, Ipv4Addr)>,
+}
+
+/// What has to be seen from inside, and sockets for the rest.
+#[derive(Debug)]
+pub(super) struct Reader {
+    interfaces: Vec<Interface>,
+    has_ipv6: bool,
+    routes: Routes,
+    lookups: Socket,
+}
+
+impl Reader {
+    /// Looks around in the calling thread's netns.
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self {
+            interfaces: interfaces()?,
+            has_ipv6: Path::new(SYSCTLS).join("ipv6").exists(),
+            routes: Routes::open()?,
+            lookups: Socket::open(SockProtocol::NetlinkRoute)?,
+        })
+    }
+
+    /// Asks for the rest, from anywhere.
+    pub(super) fn read(mut self) -> Result<Surroundings, KernelError> {
+        for interface in self
+            .interfaces
+            .iter_mut()
+            .filter(|found| can_be_strict(found))
+        {
+            interface.astray = astray(&mut self.lookups, interface);
+        }
+        Ok(Surroundings {
+            interfaces: self.interfaces,
+            has_ipv6: self.has_ipv6,
+            routes_ipv6: self.routes.read()?.has_ours((Family::V6, Part::Rule)),
+        })
+    }
+}
+
+fn can_be_strict(interface: &Interface) -> bool {
+    interface.rp_filter == STRICT && interface.is_up && !interface.is_loopback
+}
+
+fn interfaces() -> io::Result<Vec<Interface>> {
+    let mut found: BTreeMap<String, Interface> = BTreeMap::new();
+    for entry in getifaddrs()? {
+        let flags = entry.flags;
+        let name = entry.interface_name.clone();
+        let known = found.len();
+        let interface = found.entry(name).or_insert_with_key(|name| Interface {
+            name: name.clone(),
+            index: if_nametoindex(name.as_str()).unwrap_or(0),
+            is_up: flags.contains(InterfaceFlags::IFF_UP),
+            is_loopback: flags.contains(InterfaceFlags::IFF_LOOPBACK),
+            addresses: Vec::new(),
+            rp_filter: 0,
+            is_without_ipv6: false,
+            astray: Vec::new(),
+        });
+        let address = entry
+            .address
+            .as_ref()
+            .and_then(|address| address.as_sockaddr_in());
+        interface
+            .addresses
+            .extend(address.map(|address| address.ip()));
+        if known >= MOST {
+            break;
+        }
+    }
+    let mut interfaces: Vec<_> = found.into_values().collect();
+    let for_all = sysctl("ipv4", "all", "rp_filter");
+    for interface in &mut interfaces {
+        let own = sysctl("ipv4", &interface.name, "rp_filter");
+        interface.rp_filter = own.max(for_all).unwrap_or(0);
+        interface.is_without_ipv6 = sysctl("ipv6", &interface.name, "disable_ipv6") == Some(1);
+    }
+    Ok(interfaces)
+}
+
+/// `None` where there is none, or it cannot be read. The kernel allows no `/` in an interface's name.
+fn sysctl(family: &str, interface: &str, name: &str) -> Option<u8> {
+    let path = Path::new(SYSCTLS).join(family).join("conf").join(interface);
+    fs::read_to_string(path.join(name))
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+fn astray(socket: &mut Socket, interface: &Interface) -> Vec<(Ipv4Addr, Ipv4Addr)> {
+    let own = interface.addresses.iter().take(MOST);
+    let pairs = own.flat_map(|own| [OUTSIDE, PROBES].map(|source| (*own, source)));
+    pairs
+        .filter(|(own, source)| {
+            way_back(socket, *own, *source).is_some_and(|index| index != interface.index)
+        })
+        .collect()
+}
+
+/// The interface by which answers go: what the kernel compares with (`__fib_validate_source` in
+/// net/ipv4/fib_frontend.c). `None` where there is no way at all, which is another matter.
+fn way_back(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Option<u32> {
+    let header = Rtmsg {
+        // AF_INET.
+        rtm_family: 2,
+        rtm_dst_len: 32,
+        rtm_src_len: 32,
+        ..Rtmsg::new()
+    };
+    let mut request = rt_route::Request::new().op_getroute_do(&header);
+    drop(
+        request
+            .encode()
+            .push_dst(IpAddr::V4(source))
+            .push_src(IpAddr::V4(own)),
+    );
+    let payload: Result<_, KernelError> = socket.get("look up the way back", &request);
+    let payload = payload.ok()?;
+    let (_, attributes) = OpGetrouteDo::decode_reply(&payload);
+    attributes.get_oif().ok()
+}
+
+/// What of it stands in the way of a pod that was given these addresses.
+pub(super) fn findings(around: &Surroundings, addresses: &[IpAddr]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(loopback_down(around));
+    found.extend(
+        around
+            .interfaces
+            .iter()
+            .filter_map(|found| rp_filter(found, addresses)),
+    );
+    found.extend(ipv6_disabled(around, addresses));
+    found
+}
+
+fn loopback_down(around: &Surroundings) -> Option<Finding> {
+    let loopback = around.interfaces.iter().find(|found| found.is_loopback)?;
+    (!loopback.is_up).then(|| Finding {
+        kind: Kind::LoopbackDown,
+        subject: shown(&loopback.name),
+        sentence: "The loopback interface is down: what is redirected to ztunnel does not arrive, and neither do \
+                   answers to it."
+            .to_owned(),
+    })
+}
+
+/// Being strict does no harm where answers leave by the same interface, as they do with one interface: what ztunnel
+/// sends in the name of a client comes by lo with its route already, and is not checked (tried on 6.18). Probes come
+/// to the pod's own address alone.
+fn rp_filter(interface: &Interface, addresses: &[IpAddr]) -> Option<Finding> {
+    if !can_be_strict(interface) {
+        return None;
+    }
+    let concerns = |(own, source): &&(Ipv4Addr, Ipv4Addr)| {
+        *source != PROBES || addresses.contains(&IpAddr::V4(*own))
+    };
+    let (own, source) = interface.astray.iter().find(concerns)?;
+    let name = shown(&interface.name);
+    let whose = if *source == PROBES {
+        "host probes"
+    } else {
+        "sources outside"
+    };
+    Some(Finding {
+        kind: Kind::RpFilter,
+        subject: format!("net.ipv4.conf.{name}.rp_filter"),
+        sentence: format!(
+            "Reverse path filtering is strict (1) on {name}, and answers of {own} to {whose} ({source}) do not leave \
+             by it: what they send is dropped before any rule sees it."
+        ),
+    })
+}
+
+fn ipv6_disabled(around: &Surroundings, addresses: &[IpAddr]) -> Vec<Finding> {
+    let given = addresses.iter().find(|address| address.is_ipv6());
+    let why = match given {
+        Some(address) => format!("the pod has {address}"),
+        None if around.routes_ipv6 => "our ip rule for it is there".to_owned(),
+        None => return Vec::new(),
+    };
+    let finding = |subject: String, where_: &str| Finding {
+        kind: Kind::Ipv6Disabled,
+        subject,
+        sentence: format!("IPv6 is switched off {where_}, and {why}."),
+    };
+    if !around.has_ipv6 {
+        return vec![finding("net.ipv6".to_owned(), "in the kernel")];
+    }
+    let off = around
+        .interfaces
+        .iter()
+        .filter(|found| found.is_without_ipv6);
+    off.filter(|found| found.is_loopback || !has_a_way_out(around))
+        .map(|interface| {
+            let name = shown(&interface.name);
+            let subject = format!("net.ipv6.conf.{name}.disable_ipv6");
+            finding(subject, &format!("on {name}"))
+        })
+        .collect()
+}
+
+/// Whether IPv6 can leave by some interface. It is switched off on purpose on single ones.
+fn has_a_way_out(around: &Surroundings) -> bool {
+    let mut others = around.interfaces.iter().filter(|found| !found.is_loopback);
+    others.any(|found| found.is_up && !found.is_without_ipv6)
+}

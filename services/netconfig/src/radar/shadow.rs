@@ -1,0 +1,321 @@
+//! What in a packet filter can keep our rules from doing what they say. Pure.
+
+use super::{
+    Finding, Kind,
+    op::{MarkOf, Verdict},
+    owner::{self, shown, table_name},
+    packet::{Effect, OUR_BITS, Packet, run},
+    ruleset::{Base, Chain, Hook, Table},
+    walk::{BUDGET, Event, Walk, walk},
+};
+use crate::marks::{FROM_ZTUNNEL, TO_ZTUNNEL};
+
+/// Where our NAT chains are (NF_IP_PRI_NAT_DST), with every backend.
+const NAT_PRIORITY: i32 = -100;
+
+/// Where connection tracking begins (NF_IP_PRI_CONNTRACK): what is to be untracked must say so before.
+const TRACKING_PRIORITY: i32 = -200;
+
+/// IPPROTO_TCP, IPPROTO_UDP.
+const PROTOCOLS: [u8; 2] = [6, 17];
+
+/// Where names are asked for.
+const NAMES_PORT: u16 = 53;
+
+/// What rules of others can do to ours.
+pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
+    let captures_names = captures_names(tables);
+    let mut budget = BUDGET;
+    let mut found = incumbents(tables);
+    for table in tables {
+        if owner::is_our_table(table) || owner::is_incumbents_table(table) {
+            continue;
+        }
+        for (chain, base) in base_chains(table) {
+            let place = Place {
+                table,
+                chain,
+                base,
+                order: order(tables, table, base),
+            };
+            for packet in packets(table, captures_names) {
+                let walk = walk(table, chain, packet, &mut budget);
+                note_all(&mut found, place.judge(packet, &walk));
+            }
+        }
+    }
+    if budget == 0 {
+        tracing::warn!("A netns has more rules of others than are looked at");
+    }
+    found
+}
+
+fn base_chains(table: &Table) -> impl Iterator<Item = (&Chain, Base)> {
+    let chains = table.chains.iter();
+    chains.filter_map(|chain| Some((chain, chain.base?)))
+}
+
+/// Each thing is told once, however many packets it would meet.
+fn note_all(found: &mut Vec<Finding>, findings: impl IntoIterator<Item = Finding>) {
+    for finding in findings {
+        if !found.contains(&finding) {
+            found.push(finding);
+        }
+    }
+}
+
+fn incumbents(tables: &[Table]) -> Vec<Finding> {
+    let left = tables.iter().filter_map(|table| {
+        let name = table_name(table);
+        if owner::is_incumbents_table(table) {
+            Some(name)
+        } else if owner::holds_incumbents_chains(table) {
+            Some(format!("{name}, chains ISTIO_*"))
+        } else {
+            None
+        }
+    });
+    left.map(|subject| Finding {
+        kind: Kind::Incumbent,
+        sentence: "Istio's node agent left rules here, which the next ApplyRules replaces."
+            .to_owned(),
+        subject,
+    })
+    .collect()
+}
+
+/// The packets that our rules act on: TCP and, where ours lead names to ztunnel, questions for them. Of verdicts and
+/// NAT what begins a connection matters, of marks every packet.
+fn packets(table: &Table, captures_names: bool) -> Vec<Packet> {
+    let [tcp, udp] = PROTOCOLS;
+    let protocols = if captures_names {
+        vec![(tcp, None), (udp, Some(NAMES_PORT))]
+    } else {
+        vec![(tcp, None)]
+    };
+    let mut packets = Vec::new();
+    for is_ipv6 in [false, true] {
+        if table.family.sees(is_ipv6) {
+            for is_new in [true, false] {
+                packets.extend(protocols.iter().map(|(protocol, port)| Packet {
+                    is_ipv6,
+                    protocol: *protocol,
+                    port: *port,
+                    is_new,
+                }));
+            }
+        }
+    }
+    packets
+}
+
+/// Whether rules of ours translate questions for names.
+fn captures_names(tables: &[Table]) -> bool {
+    let [_, udp] = PROTOCOLS;
+    let question = |is_ipv6| Packet {
+        is_ipv6,
+        protocol: udp,
+        port: Some(NAMES_PORT),
+        is_new: true,
+    };
+    let rules = tables.iter().flat_map(|table| {
+        let is_ours = |name: &str| owner::is_our_table(table) || owner::is_our_chain(name);
+        let chains = table
+            .chains
+            .iter()
+            .filter(move |chain| is_ours(&chain.name));
+        chains.flat_map(|chain| &chain.rules)
+    });
+    let packets = [question(false), question(true)];
+    rules.into_iter().any(|rule| {
+        let mut outcomes = packets.iter().map(|packet| run(rule, *packet));
+        outcomes.any(|outcome| outcome.effects.contains(&Effect::Translate))
+    })
+}
+
+/// When a NAT chain is asked, where ours has the same hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// By its priority.
+    Earlier,
+    /// At the same priority the chain that was registered last is asked first (nf_nat_register_fn in
+    /// net/netfilter/nf_nat_core.c adds in front of its equals).
+    Later,
+    Older,
+    /// Ours are not there.
+    Alone,
+    /// After ours, by its priority.
+    Behind,
+}
+
+fn order(tables: &[Table], table: &Table, base: Base) -> Order {
+    if base.priority != NAT_PRIORITY {
+        return if base.priority < NAT_PRIORITY {
+            Order::Earlier
+        } else {
+            Order::Behind
+        };
+    }
+    let ours = tables.iter().find(|ours| is_our_nat(ours, table));
+    match ours {
+        None => Order::Alone,
+        Some(ours) if ours.handle < table.handle => Order::Later,
+        Some(_) => Order::Older,
+    }
+}
+
+/// Whether our NAT chains are in a table, for packets that another table sees.
+fn is_our_nat(table: &Table, other: &Table) -> bool {
+    let sees_same = [false, true]
+        .into_iter()
+        .any(|is_ipv6| table.family.sees(is_ipv6) && other.family.sees(is_ipv6));
+    let has_ours = owner::is_our_table(table)
+        || table
+            .chains
+            .iter()
+            .any(|chain| owner::is_our_chain(&chain.name));
+    sees_same && has_ours && base_chains(table).any(|(_, base)| base.is_nat)
+}
+
+/// A base chain of others.
+struct Place<'a> {
+    table: &'a Table,
+    chain: &'a Chain,
+    base: Base,
+    order: Order,
+}
+
+impl Place<'_> {
+    fn judge(&self, packet: Packet, walk: &Walk) -> Vec<Finding> {
+        let mut found: Vec<_> = walk
+            .events
+            .iter()
+            .filter_map(|event| self.judge_event(packet, walk, event))
+            .collect();
+        if packet.is_new && walk.reaches_policy && self.base.drops && self.is_ahead() {
+            let what = "drops by its policy what no rule of it accepts, ahead of our rules";
+            found.push(self.finding(Kind::EarlyVerdict, &self.chain.name, what));
+        }
+        found
+    }
+
+    fn judge_event(&self, packet: Packet, walk: &Walk, event: &Event) -> Option<Finding> {
+        let in_front = walk.meets_ours && !event.is_behind_ours;
+        let (kind, what) = match &event.effect {
+            Effect::Mark(of) if self.matters(*of) => (Kind::UnmaskedMark, mark_text(*of)),
+            _ if !packet.is_new => return None,
+            Effect::Translate if in_front => (Kind::NatChain, IN_FRONT.to_owned()),
+            Effect::Translate if !walk.meets_ours => (Kind::NatChain, self.translates()?),
+            Effect::Decide(Verdict::Drop) if in_front || (!walk.meets_ours && self.is_ahead()) => (
+                Kind::EarlyVerdict,
+                "drops packets ahead of our rules".to_owned(),
+            ),
+            // Elsewhere it ends the way through this base chain alone.
+            Effect::Decide(Verdict::Accept | Verdict::Return) if in_front => {
+                (Kind::EarlyVerdict, ENDS_IN_FRONT.to_owned())
+            }
+            Effect::Untrack if self.untracks() => (Kind::EarlyVerdict, UNTRACKS.to_owned()),
+            Effect::Mark(_)
+            | Effect::Translate
+            | Effect::Untrack
+            | Effect::Decide(_)
+            | Effect::DecideByMap => return None,
+        };
+        Some(self.finding(kind, &event.chain, &what))
+    }
+
+    /// Whether packets come here before they come to our NAT chains, for certain.
+    fn is_ahead(&self) -> bool {
+        match self.base.hook {
+            Hook::Ingress => true,
+            Hook::Prerouting | Hook::Output => match self.order {
+                Order::Earlier => true,
+                Order::Later => self.base.is_nat,
+                Order::Older | Order::Alone | Order::Behind => false,
+            },
+            Hook::Input | Hook::Forward | Hook::Postrouting | Hook::Egress => false,
+        }
+    }
+
+    fn untracks(&self) -> bool {
+        matches!(self.base.hook, Hook::Prerouting | Hook::Output)
+            && self.base.priority < TRACKING_PRIORITY
+    }
+
+    /// A packet's mark is read at prerouting and output; what ztunnel sends to the application passes postrouting and
+    /// comes back by lo, still bearing it. A connection's mark stays.
+    fn matters(&self, of: MarkOf) -> bool {
+        match (of, self.base.hook) {
+            (
+                MarkOf::Packet,
+                Hook::Ingress | Hook::Prerouting | Hook::Output | Hook::Postrouting | Hook::Egress,
+            )
+            | (MarkOf::Connection, _) => true,
+            (MarkOf::Packet, Hook::Input | Hook::Forward) => false,
+        }
+    }
+
+    fn translates(&self) -> Option<String> {
+        if !matches!(self.base.hook, Hook::Prerouting | Hook::Output) {
+            return None;
+        }
+        let what = match self.order {
+            Order::Behind => return None,
+            Order::Earlier => "translates connections ahead of ours: they do not go to ztunnel",
+            Order::Later => {
+                "translates connections at our priority and was made after ours, so that it is asked first: they do \
+                 not go to ztunnel"
+            }
+            Order::Older => {
+                "translates connections at our priority and is in a table that is older than ours, so that ours is \
+                 asked first; made again it would be asked first, and they would not go to ztunnel"
+            }
+            Order::Alone => {
+                "translates connections at the priority of ours, which are not here; applied now they would be asked \
+                 first, until this one is made again"
+            }
+        };
+        Some(what.to_owned())
+    }
+
+    fn finding(&self, kind: Kind, chain: &str, what: &str) -> Finding {
+        let (own, base) = (shown(chain), shown(&self.chain.name));
+        let way = if chain == self.chain.name {
+            String::new()
+        } else {
+            format!(", reached from {base},")
+        };
+        let (hook, priority) = (self.base.hook.name(), self.base.priority);
+        let table = table_name(self.table);
+        Finding {
+            kind,
+            subject: format!("{table}, chain {own}"),
+            sentence: format!(
+                "Chain {own} of {table}{way} (hook {hook}, priority {priority}) {what}."
+            ),
+        }
+    }
+}
+
+/// Of a chain of iptables that jumps to ours.
+const IN_FRONT: &str =
+    "translates connections in front of the jump to our rules: they do not go to ztunnel";
+
+const ENDS_IN_FRONT: &str =
+    "ends the way of packets in front of the jump to our rules, which do not see them";
+
+const UNTRACKS: &str =
+    "takes packets out of connection tracking, so that no NAT rule of ours sees them";
+
+fn mark_text(of: MarkOf) -> String {
+    match of {
+        MarkOf::Packet => format!(
+            "writes the mark of packets without keeping the bits {OUR_BITS:#x}: what ztunnel sends is captured where \
+             its mark {FROM_ZTUNNEL} is lost, and answers to it leave the pod where {TO_ZTUNNEL} is"
+        ),
+        MarkOf::Connection => format!(
+            "writes the mark of connections without keeping the bits {OUR_BITS:#x}: answers to ztunnel leave the pod \
+             where its mark {TO_ZTUNNEL} is lost"
+        ),
+    }
+}

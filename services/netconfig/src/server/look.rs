@@ -1,0 +1,133 @@
+//! Looks into a netns: a claimed one or, for whoever may claim, one at a path. One way for every call that does.
+
+use std::sync::Arc;
+
+use daemon::peer::Peer;
+use inpod_proto::{
+    Class, addresses_to,
+    netconfig::v1::{
+        InspectNetnsResponse, ListListenersResponse, inspect_netns_request, list_listeners_request,
+    },
+    required,
+    types::v1::{NetnsRef, SandboxRef},
+};
+use netns::Netns;
+use tonic::Status;
+use workload::ContainerId;
+
+use super::{
+    Handler,
+    wire::{describe_finding, describe_listener, describe_process, invalid, missing},
+    work::blocking,
+};
+use crate::{
+    claims::{Claim, proof},
+    error::ClaimError,
+    inspect, radar,
+};
+
+/// Which netns a call is about.
+pub(super) enum Target {
+    Sandbox(SandboxRef),
+    Netns(NetnsRef),
+}
+
+impl From<inspect_netns_request::Target> for Target {
+    fn from(target: inspect_netns_request::Target) -> Self {
+        match target {
+            inspect_netns_request::Target::Sandbox(sandbox) => Self::Sandbox(sandbox),
+            inspect_netns_request::Target::Netns(netns) => Self::Netns(netns),
+        }
+    }
+}
+
+impl From<list_listeners_request::Target> for Target {
+    fn from(target: list_listeners_request::Target) -> Self {
+        match target {
+            list_listeners_request::Target::Sandbox(sandbox) => Self::Sandbox(sandbox),
+            list_listeners_request::Target::Netns(netns) => Self::Netns(netns),
+        }
+    }
+}
+
+/// A netns that may be looked into.
+pub(super) enum Subject {
+    Claimed(Arc<Claim>),
+    /// Open for as long as this lives.
+    Open(Netns),
+}
+
+impl Subject {
+    fn netns(&self) -> &Netns {
+        match self {
+            Self::Claimed(claim) => &claim.netns,
+            Self::Open(netns) => netns,
+        }
+    }
+
+    fn container_id(&self) -> Option<&ContainerId> {
+        match self {
+            Self::Claimed(claim) => Some(&claim.sandbox.container_id),
+            Self::Open(_) => None,
+        }
+    }
+}
+
+impl Handler {
+    /// Looks into a netns, for a peer that may.
+    pub(super) async fn look_into<T: Send + 'static>(
+        &self,
+        peer: &Peer,
+        target: Option<impl Into<Target>>,
+        look: impl FnOnce(&Subject) -> Result<T, ClaimError> + Send + 'static,
+    ) -> Result<T, Status> {
+        match target.ok_or_else(|| missing("target"))?.into() {
+            Target::Sandbox(sandbox) => {
+                let claim = self.claim_of(Some(sandbox))?;
+                blocking(move || look(&Subject::Claimed(claim))).await
+            }
+            Target::Netns(netns) => {
+                // A path is opened for whoever may claim it, and for nobody else.
+                peer.require(Class::Service)?;
+                let wanted = required("netns", Some(netns)).map_err(invalid)?;
+                let roots = Arc::clone(&self.roots);
+                blocking(move || look(&Subject::Open(proof::open(&wanted, &roots)?))).await
+            }
+        }
+    }
+}
+
+/// Everything that InspectNetns tells.
+pub(super) fn inspect(subject: &Subject) -> Result<InspectNetnsResponse, ClaimError> {
+    let netns = subject.netns();
+    let sockets = inspect::sockets(netns)?;
+    let container_id = subject.container_id().map(ContainerId::as_str);
+    let processes = inspect::processes(netns, container_id)?;
+    let addresses = inspect::addresses(netns)?;
+    let given = match subject {
+        Subject::Claimed(claim) => &claim.addresses,
+        Subject::Open(_) => &addresses,
+    };
+    let findings = radar::look(netns, given)?;
+    Ok(InspectNetnsResponse {
+        instance_id: String::new(),
+        netns: Some(netns.id().into()),
+        addresses: addresses_to(&addresses),
+        processes: processes.into_iter().map(describe_process).collect(),
+        listening_ports: sockets.listening_ports.into_iter().map(u32::from).collect(),
+        captured_flows: sockets.captured_flows,
+        path_intact: netns.path_intact(),
+        direct_flows: sockets.direct_flows,
+        findings: findings.into_iter().map(describe_finding).collect(),
+    })
+}
+
+/// Everything that ListListeners tells.
+pub(super) fn listeners(subject: &Subject) -> Result<ListListenersResponse, ClaimError> {
+    let listeners = inspect::listeners(subject.netns())?;
+    Ok(ListListenersResponse {
+        instance_id: String::new(),
+        netns: Some(subject.netns().id().into()),
+        listeners: listeners.iter().map(describe_listener).collect(),
+    })
+}

@@ -1,0 +1,20 @@
+//! The start of the real program on a kernel that says it is too old.
+
+use std::process::Command;
+
+/// setarch(8) has the kernel say 2.6 to one process and its children.
+#[test]
+fn on_a_kernel_below_the_floor_netconfig_does_not_start_and_names_both() {
+    let run_dir = tempfile::tempdir().unwrap();
+    let output = Command::new("setarch")
+        .args(["--uname-2.6", env!("CARGO_BIN_EXE_netconfig")])
+        .env("INPOD_RUN_DIR", run_dir.path())
+        .env("INPOD_PEER", "uid")
+        .output()
+        .expect("setarch is missing: install util-linux");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("netconfig: this kernel is 2.6."), "{said}");
+    assert!(said.contains("needs Linux 5.14 or later"), "{said}");
+    assert!(!run_dir.path().join("netconfig/grpc.sock").exists());
+}

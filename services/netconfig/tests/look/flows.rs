@@ -1,0 +1,129 @@
+//! Which connections go past ztunnel, on real sockets.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
+
+use netconfig::inspect;
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::support::{Fresh, ambient, plain, sandbox};
+
+/// The first packet of IPv6 over a new link may have to be sent again.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What ztunnel marks its own packets with.
+const FROM_ZTUNNEL: u32 = 0x539;
+
+/// The addresses of the pod and of a host beside it, per family.
+const ADDRESSES: [[&str; 2]; 2] = [["10.9.0.1", "10.9.0.2"], ["fd09::1", "fd09::2"]];
+
+fn pod_and_host() -> (Fresh, Fresh) {
+    let (pod, host) = (Fresh::new(), Fresh::new());
+    let path = host.netns.path().to_str().unwrap().to_owned();
+    let task = path.split('/').nth(4).unwrap();
+    pod.ip(&format!(
+        "link add eth0 type veth peer name eth0 netns {task}"
+    ));
+    let [v4, v6] = ADDRESSES;
+    for (fresh, v4, v6) in [(&pod, v4[0], v6[0]), (&host, v4[1], v6[1])] {
+        fresh.ip(&format!("addr add {v4}/24 dev eth0"));
+        fresh.ip(&format!("addr add {v6}/64 dev eth0 nodad"));
+        fresh.ip("link set eth0 up");
+    }
+    (pod, host)
+}
+
+fn listen(fresh: &Fresh, port: u16) -> TcpListener {
+    fresh.run(move || TcpListener::bind(("::", port)).unwrap())
+}
+
+/// Both ends of a connection.
+type Connection = [TcpStream; 2];
+
+fn connect(
+    fresh: &Fresh,
+    from: Option<&str>,
+    mark: u32,
+    to: (&str, u16),
+    at: &TcpListener,
+) -> Connection {
+    let from: Option<IpAddr> = from.map(|from| from.parse().unwrap());
+    let to = SocketAddr::new(to.0.parse().unwrap(), to.1);
+    let stream: TcpStream = fresh.run(move || {
+        let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP));
+        let socket = socket.unwrap();
+        socket.set_mark(mark).unwrap();
+        if let Some(from) = from {
+            match from {
+                IpAddr::V4(_) => socket.set_ip_transparent_v4(true).unwrap(),
+                IpAddr::V6(_) => socket.set_freebind_v6(true).unwrap(),
+            }
+            socket.bind(&SocketAddr::new(from, 0).into()).unwrap();
+        }
+        let connected = socket.connect_timeout(&to.into(), PATIENCE);
+        assert!(
+            connected.is_ok(),
+            "{from:?} to {to}, mark {mark:#x}: {connected:?}"
+        );
+        socket.into()
+    });
+    let (accepted, peer) = at.accept().unwrap();
+    assert_eq!(peer.port(), stream.local_addr().unwrap().port());
+    [stream, accepted]
+}
+
+fn flows(pod: &Fresh) -> (u32, u32) {
+    let sockets = inspect::sockets(&pod.netns).unwrap();
+    assert_eq!(
+        inspect::direct_flows(&pod.netns).unwrap(),
+        sockets.direct_flows
+    );
+    assert_eq!(
+        inspect::captured_flows(&pod.netns).unwrap(),
+        sockets.captured_flows
+    );
+    (sockets.captured_flows, sockets.direct_flows)
+}
+
+#[test]
+fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() {
+    let (pod, host) = pod_and_host();
+    let (application, server) = (listen(&pod, 8080), listen(&host, 80));
+    let ztunnel = [15001, 15006, 15008].map(|port| listen(&pod, port));
+    let [outbound, plaintext, hbone] = &ztunnel;
+    let mut before = Vec::new();
+    for [own, other] in ADDRESSES {
+        before.push(connect(&pod, None, 0, (other, 80), &server));
+        before.push(connect(&host, None, 0, (own, 8080), &application));
+    }
+    assert_eq!(flows(&pod), (0, 4));
+    // The pod with itself.
+    let mut more = Vec::new();
+    for to in ["127.0.0.1", "::1", "10.9.0.1", "fd09::1"] {
+        more.push(connect(&pod, None, 0, (to, 8080), &application));
+    }
+    assert_eq!(flows(&pod), (0, 4));
+    plain()
+        .apply(&pod.netns, &ambient(), &sandbox("c1"))
+        .unwrap();
+    assert_eq!(flows(&pod), (0, 4));
+    for [own, other] in ADDRESSES {
+        // Captured in both directions, and what ztunnel makes of it: onwards, and to the application for the client.
+        more.push(connect(&pod, None, 0, (other, 80), outbound));
+        more.push(connect(&pod, None, FROM_ZTUNNEL, (other, 80), &server));
+        more.push(connect(&host, None, 0, (own, 8080), plaintext));
+        more.push(connect(&host, None, 0, (own, 15008), hbone));
+        more.push(connect(
+            &pod,
+            Some(other),
+            FROM_ZTUNNEL,
+            (own, 8080),
+            &application,
+        ));
+    }
+    assert_eq!(flows(&pod), (6, 4));
+    drop(before);
+    assert_eq!(flows(&pod), (6, 0));
+}
