@@ -187,6 +187,7 @@ fn settings_of_one_service_that_cannot_be_used_end_it_by_their_name() {
         ("netconfig", &["--sweep-seconds", "0"][..], "sweep_seconds"),
         ("netconfig", &["--sweep-seconds=-1"], "sweep_seconds"),
         ("netconfig", &["--sweep-seconds", "soon"], "sweep_seconds"),
+        ("netconfig", &["--verify-seconds", "0"], "verify_seconds"),
         (
             "ztunnel-broker",
             &["--ack-timeout-seconds", "0"],

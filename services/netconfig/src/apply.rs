@@ -81,7 +81,7 @@ pub struct Planned {
 }
 
 /// What rules a netns bears.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     /// The tag of ours; `None` where there are none.
     pub tag: Option<Tag>,

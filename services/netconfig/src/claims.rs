@@ -1,5 +1,7 @@
-//! Which netns is held for which sandbox. The one place where a netns gets a name that callers may use.
+//! Which netns is held for which sandbox, and what was last seen in it. The one place where a netns gets a name that
+//! callers may use.
 
+mod paths;
 pub(crate) mod proof;
 pub(crate) mod sweep;
 
@@ -14,7 +16,7 @@ use netns::Netns;
 use tokio::sync::broadcast;
 use workload::{NetnsId, SandboxRef};
 
-use crate::{error::ClaimError, inspect};
+use crate::{apply::Observation, error::ClaimError, events::Queue, inspect};
 use proof::Proven;
 
 /// How many events a slow watcher may lag behind before it has to read everything again.
@@ -31,32 +33,80 @@ pub(crate) struct Claim {
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
 }
 
+/// What was seen in a claimed netns.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) netns: NetnsId,
+    pub(crate) observation: Observation,
+    /// Grows with everything that is told of any claim.
+    pub(crate) revision: u64,
+}
+
+/// A claim that ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Released {
+    pub(crate) sandbox: SandboxRef,
+    pub(crate) netns: NetnsId,
+    /// As of [`State`].
+    pub(crate) revision: u64,
+}
+
 /// What happened to a claim. Names it only: an event that waits for a slow watcher must not hold a netns.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// It is new, or what is in its netns was changed through it.
-    Changed(SandboxRef),
+    /// It is new, or was found at another path.
+    Placed(SandboxRef),
+    /// What is in its netns is not what was told last.
+    State(Arc<State>),
     /// It ended.
-    Released(SandboxRef, NetnsId),
+    Released(Released),
 }
 
 /// The claims held.
 #[derive(Debug)]
 pub(crate) struct Claims {
-    table: Mutex<BTreeMap<SandboxRef, Arc<Claim>>>,
+    table: Mutex<Table>,
     events: broadcast::Sender<Event>,
+    queue: Arc<Queue>,
 }
 
-impl Default for Claims {
-    fn default() -> Self {
-        Self {
-            table: Mutex::default(),
-            events: broadcast::Sender::new(BACKLOG),
-        }
+#[derive(Debug, Default)]
+struct Table {
+    held: BTreeMap<SandboxRef, Held>,
+    revision: u64,
+}
+
+#[derive(Debug)]
+struct Held {
+    claim: Arc<Claim>,
+    /// What was told of it last.
+    told: Option<Arc<State>>,
+}
+
+impl Table {
+    fn next_revision(&mut self) -> u64 {
+        self.revision = self.revision.saturating_add(1);
+        self.revision
+    }
+
+    /// Of the same netns: a claim that was confirmed at another path has not ended.
+    fn current(&mut self, claim: &Claim) -> Option<&mut Held> {
+        let held = self.held.get_mut(&claim.sandbox);
+        held.filter(|held| held.claim.netns.same_as(&claim.netns))
     }
 }
 
 impl Claims {
+    /// None yet. Those that come are put into the queue of netns that are read.
+    pub(crate) fn new(queue: Arc<Queue>) -> Self {
+        Self {
+            table: Mutex::default(),
+            events: broadcast::Sender::new(BACKLOG),
+            queue,
+        }
+    }
+
     /// Holds a proven netns for a sandbox. One that the sandbox holds already is confirmed; another one takes its
     /// place only when it is gone.
     ///
@@ -68,7 +118,7 @@ impl Claims {
     ) -> Result<Arc<Claim>, ClaimError> {
         if let Some(held) = self.find(sandbox) {
             if held.netns.same_as(&proven.netns) {
-                return Ok(self.confirm(held, proven));
+                return self.confirm(held, proven);
             }
             if !is_gone(&held) {
                 return Err(ClaimError::Held {
@@ -82,10 +132,16 @@ impl Claims {
     }
 
     /// Where the path that it was claimed at is gone, the claim goes on at the one that it was found at now.
-    fn confirm(&self, held: Arc<Claim>, proven: Proven) -> Arc<Claim> {
+    fn confirm(&self, held: Arc<Claim>, proven: Proven) -> Result<Arc<Claim>, ClaimError> {
         if held.netns.path_intact() {
-            return held;
+            return Ok(held);
         }
+        let mut table = self.lock();
+        let Some(current) = table.current(&held) else {
+            drop(table);
+            // It ended since it was found.
+            return self.insert(&held.sandbox, proven);
+        };
         let claim = Arc::new(Claim {
             sandbox: held.sandbox.clone(),
             netns: proven.netns,
@@ -93,15 +149,17 @@ impl Claims {
             since: held.since,
             turn: Arc::clone(&held.turn),
         });
-        self.lock().insert(held.sandbox.clone(), Arc::clone(&claim));
-        claim
+        current.claim = Arc::clone(&claim);
+        self.announce(Event::Placed(claim.sandbox.clone()));
+        Ok(claim)
     }
 
     fn insert(&self, sandbox: &SandboxRef, proven: Proven) -> Result<Arc<Claim>, ClaimError> {
         let mut table = self.lock();
         let found = proven.netns.id();
         // Who else has it: another sandbox, or this one by a call that was faster.
-        if let Some(other) = table.values().find(|claim| claim.netns.id() == found) {
+        let mut others = table.held.values().map(|held| &held.claim);
+        if let Some(other) = others.find(|claim| claim.netns.id() == found) {
             return if other.sandbox == *sandbox {
                 Ok(Arc::clone(other))
             } else {
@@ -109,8 +167,8 @@ impl Claims {
                 Err(ClaimError::InUse { found, other })
             };
         }
-        if let Some(faster) = table.get(sandbox) {
-            let held = faster.netns.id();
+        if let Some(faster) = table.held.get(sandbox) {
+            let held = faster.claim.netns.id();
             return Err(ClaimError::Held { held, found });
         }
         let claim = Arc::new(Claim {
@@ -120,8 +178,13 @@ impl Claims {
             since: SystemTime::now(),
             turn: Arc::default(),
         });
-        table.insert(sandbox.clone(), Arc::clone(&claim));
-        self.announce(Event::Changed(sandbox.clone()));
+        let held = Held {
+            claim: Arc::clone(&claim),
+            told: None,
+        };
+        table.held.insert(sandbox.clone(), held);
+        self.queue.add(sandbox);
+        self.announce(Event::Placed(sandbox.clone()));
         Ok(claim)
     }
 
@@ -133,46 +196,82 @@ impl Claims {
 
     /// The claim of a sandbox, if there is one.
     pub(crate) fn find(&self, sandbox: &SandboxRef) -> Option<Arc<Claim>> {
-        self.lock().get(sandbox).map(Arc::clone)
+        let table = self.lock();
+        table.held.get(sandbox).map(|held| Arc::clone(&held.claim))
     }
 
     /// All of them, ordered by sandbox.
     pub(crate) fn list(&self) -> Vec<Arc<Claim>> {
-        self.lock().values().map(Arc::clone).collect()
+        let table = self.lock();
+        let claims = table.held.values().map(|held| Arc::clone(&held.claim));
+        claims.collect()
     }
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        self.lock().len()
+        self.lock().held.len()
     }
 
     /// Whether a claim has not ended.
     pub(crate) fn is_current(&self, claim: &Claim) -> bool {
-        let found = self.find(&claim.sandbox);
-        found.is_some_and(|found| found.netns.same_as(&claim.netns))
+        self.lock().current(claim).is_some()
     }
 
     /// Ends a claim, unless another netns has taken its place. Its descriptor is closed when the last call on it ends.
     pub(crate) fn release(&self, claim: &Claim) -> bool {
         let mut table = self.lock();
-        let found = table.get(&claim.sandbox);
-        let current = found.is_some_and(|found| found.netns.same_as(&claim.netns));
-        if current {
-            table.remove(&claim.sandbox);
-            self.announce(Event::Released(claim.sandbox.clone(), claim.netns.id()));
+        if table.current(claim).is_none() {
+            return false;
         }
-        current
+        table.held.remove(&claim.sandbox);
+        let netns = claim.netns.id();
+        self.queue.remove(&claim.sandbox, netns);
+        self.announce(Event::Released(Released {
+            sandbox: claim.sandbox.clone(),
+            netns,
+            revision: table.next_revision(),
+        }));
+        true
     }
 
-    /// Tells watchers that what is in a claim's netns may have changed.
+    /// What is in a claim's netns may have been changed through it: it is read, and watchers are told.
     pub(crate) fn touched(&self, claim: &Claim) {
-        self.announce(Event::Changed(claim.sandbox.clone()));
+        self.queue.mark(&claim.sandbox);
+    }
+
+    /// What was seen in a claim's netns. Watchers are told where it is not what they were told last. Gives back what
+    /// they know now, and whether it is new; `None` where the claim has ended.
+    pub(crate) fn tell(
+        &self,
+        claim: &Claim,
+        observation: Observation,
+    ) -> Option<(Arc<State>, bool)> {
+        let mut table = self.lock();
+        let told = table.current(claim)?.told.clone();
+        if let Some(told) = told.filter(|told| told.observation == observation) {
+            return Some((told, false));
+        }
+        let state = Arc::new(State {
+            sandbox: claim.sandbox.clone(),
+            netns: claim.netns.id(),
+            observation,
+            revision: table.next_revision(),
+        });
+        table.current(claim)?.told = Some(Arc::clone(&state));
+        self.announce(Event::State(Arc::clone(&state)));
+        Some((state, true))
+    }
+
+    /// What watchers were told of a claim's netns last.
+    pub(crate) fn told(&self, claim: &Claim) -> Option<Arc<State>> {
+        self.lock().current(claim)?.told.clone()
     }
 
     /// Whose claims there are, and every event from then on.
     pub(crate) fn subscribe(&self) -> (Vec<SandboxRef>, broadcast::Receiver<Event>) {
         let table = self.lock();
-        (table.keys().cloned().collect(), self.events.subscribe())
+        let sandboxes = table.held.keys().cloned().collect();
+        (sandboxes, self.events.subscribe())
     }
 
     fn announce(&self, event: Event) {
@@ -180,8 +279,8 @@ impl Claims {
         drop(self.events.send(event));
     }
 
-    /// A panic while it was held cannot have left it half changed: every change is one call of the map.
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<SandboxRef, Arc<Claim>>> {
+    /// A panic while it was held cannot have left it half changed: nothing that is called with it panics.
+    fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -16,6 +16,16 @@ pub(crate) const KEYS: &[Key] = &[
         default: Some("5"),
         help: "How often claims are looked through for those whose netns is gone",
     },
+    Key {
+        name: "verify_seconds",
+        default: Some("300"),
+        help: "How often each claimed netns is read where nothing is heard of it: iptables-legacy tells nobody",
+    },
+    Key {
+        name: "event_buffer_bytes",
+        default: Some("8388608"),
+        help: "How much of what the kernel tells of all netns waits to be taken; beyond it everything is read again",
+    },
 ];
 
 /// The settings, parsed.
@@ -27,11 +37,46 @@ pub struct Config {
     /// How often claims are looked through.
     #[serde(rename = "sweep_seconds", deserialize_with = "seconds")]
     pub sweep: Duration,
+    /// How often each claimed netns is read where nothing is heard of it.
+    #[serde(rename = "verify_seconds", deserialize_with = "seconds")]
+    pub verify: Duration,
+    /// The receive buffer of each of the two sockets that hear of changes, in bytes as SO_RCVBUF takes them.
+    #[serde(deserialize_with = "buffer")]
+    pub event_buffer_bytes: usize,
 }
 
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     match u64::deserialize(deserializer)? {
         seconds @ 1..=3600 => Ok(Duration::from_secs(seconds)),
         other => Err(D::Error::custom(format!("{other} is not from 1 to 3600"))),
+    }
+}
+
+fn buffer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    match usize::deserialize(deserializer)? {
+        bytes @ 1024..=0x4000_0000 => Ok(bytes),
+        other => Err(D::Error::custom(format!(
+            "{other} is not from 1024 to 1073741824"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::de::{IntoDeserializer as _, value::Error};
+
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_neither_so_small_that_nothing_fits_nor_more_than_a_gibibyte() {
+        let parsed = |bytes: u64| {
+            buffer::<serde::de::value::U64Deserializer<Error>>(bytes.into_deserializer())
+        };
+        assert_eq!(parsed(1024), Ok(1024));
+        assert_eq!(parsed(1 << 30), Ok(1 << 30));
+        for bytes in [0, 1023, (1 << 30) + 1] {
+            let error = parsed(bytes).unwrap_err().to_string();
+            assert!(error.contains("1024 to 1073741824"), "{error}");
+        }
     }
 }

@@ -11,6 +11,7 @@ mod config;
 mod conntrack;
 pub mod discover;
 pub mod error;
+mod events;
 mod family;
 pub mod floor;
 pub mod inspect;
@@ -41,8 +42,15 @@ use std::sync::Arc;
 
 use daemon::Daemon;
 use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer;
+use tokio::task::JoinSet;
 
-use crate::{apply::Writer, claims::Claims, server::Handler};
+use crate::{
+    apply::Writer,
+    claims::Claims,
+    events::{Ears, Queue, Reader},
+    metrics::Drift,
+    server::Handler,
+};
 
 /// What this service is.
 pub const SERVICE: daemon::Service = daemon::Service {
@@ -59,22 +67,33 @@ pub const SERVICE: daemon::Service = daemon::Service {
 /// When the kernel is too old, or a socket cannot be had.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     floor::check()?;
-    let Config { netns_roots, sweep } = config;
-    let claims = Arc::new(Claims::default());
+    let Config {
+        netns_roots,
+        sweep,
+        verify,
+        event_buffer_bytes,
+    } = config;
+    let queue = Arc::new(Queue::new(verify));
+    let claims = Arc::new(Claims::new(Arc::clone(&queue)));
+    let counts = daemon.metrics().register(Drift::register);
+    let writer = Arc::new(Writer::default());
+    let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
+    let options = events::Options {
+        shared: true,
+        room: event_buffer_bytes,
+    };
+    let ears = Ears::open(options, Arc::clone(&queue), counts);
+    daemon.readiness().set("shared-events", ears.are_shared());
     let broker = netns_sock::listen(&daemon)?;
-    let sweeper = tokio::spawn(claims::sweep::run(Arc::clone(&claims), sweep));
-    let broker = tokio::spawn(netns_sock::serve(
-        broker,
-        Arc::clone(&claims),
-        daemon.clone(),
-    ));
-    let handler = Handler::new(claims, netns_roots, Writer::default(), Vec::new(), &daemon);
-    let result = daemon
+    let mut tasks = JoinSet::new();
+    tasks.spawn(events::run(queue, reader.clone(), ears));
+    tasks.spawn(claims::sweep::run(Arc::clone(&claims), sweep));
+    tasks.spawn(netns_sock::serve(broker, claims, daemon.clone()));
+    let handler = Handler::new(reader, netns_roots, writer, Vec::new(), &daemon);
+    // The tasks end with the set.
+    daemon
         .server()
         .add_service(NetconfigServiceServer::new(handler))
         .serve()
-        .await;
-    sweeper.abort();
-    broker.abort();
-    result
+        .await
 }

@@ -11,6 +11,7 @@ use tonic::Status;
 
 use crate::claims::Claims;
 
+type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
 
 /// What was done in claimed netns.
@@ -58,5 +59,51 @@ impl Metrics {
     /// A verification found something.
     pub(crate) fn differs(&self) {
         self.differing.inc();
+    }
+}
+
+/// What was heard of netns, and what was done about it. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Drift {
+    events: Family<ByOrigin, Counter>,
+    overruns: Counter,
+    reads: Counter,
+    told: Counter,
+}
+
+impl Drift {
+    /// Declares its metrics.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let drift = Self::default();
+        let help = "Messages about changes of nf_tables, routes and ip rules, by whether the netns is claimed";
+        registry.register("drift_events", help, drift.events.clone());
+        let help = "How often the kernel dropped such messages, so that everything was read again";
+        registry.register("drift_overruns", help, drift.overruns.clone());
+        let help = "How often a claimed netns was read to see what has become of it";
+        registry.register("drift_reads", help, drift.reads.clone());
+        let help = "How often watchers were told that a claimed netns is not as they knew it";
+        registry.register("drift_told", help, drift.told.clone());
+        drift
+    }
+
+    /// A message came.
+    pub(crate) fn heard(&self, is_claimed: bool) {
+        let netns = if is_claimed { "claimed" } else { "other" };
+        self.events.get_or_create(&[("netns", netns)]).inc();
+    }
+
+    /// Messages were dropped.
+    pub(crate) fn overrun(&self) {
+        self.overruns.inc();
+    }
+
+    /// A netns is read.
+    pub(crate) fn read(&self) {
+        self.reads.inc();
+    }
+
+    /// Watchers were told.
+    pub(crate) fn told(&self) {
+        self.told.inc();
     }
 }

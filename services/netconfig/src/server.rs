@@ -12,7 +12,7 @@ use futures_util::Stream;
 use inpod_proto::{
     addresses_from, addresses_to,
     netconfig::v1::{
-        ApplyRulesRequest, ApplyRulesResponse, ClaimNetnsRequest, ClaimNetnsResponse,
+        ApplyRulesRequest, ApplyRulesResponse, Backend, ClaimNetnsRequest, ClaimNetnsResponse,
         FindNetnsRequest, FindNetnsResponse, InspectNetnsRequest, InspectNetnsResponse,
         ListClaimsRequest, ListClaimsResponse, ListListenersRequest, ListListenersResponse,
         PlanRulesRequest, PlanRulesResponse, ReleaseNetnsRequest, ReleaseNetnsResponse,
@@ -30,12 +30,12 @@ use crate::{
     claims::{Claim, Claims, proof},
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
+    events::Reader,
     metrics::Metrics,
     selftest, watch,
 };
 use wire::{
-    backend_of, describe, describe_found, describe_report, invalid, phase_of, pod_of,
-    redirection_of, refusal,
+    describe, describe_found, describe_report, invalid, phase_of, pod_of, redirection_of, refusal,
 };
 use work::{blocking, detached};
 
@@ -43,6 +43,7 @@ use work::{blocking, detached};
 #[derive(Debug)]
 pub(crate) struct Handler {
     claims: Arc<Claims>,
+    reader: Reader,
     roots: Arc<[PathBuf]>,
     writer: Arc<Writer>,
     probe_sources: Vec<IpAddr>,
@@ -57,19 +58,21 @@ type Answer<T> = Result<Response<T>, Status>;
 
 impl Handler {
     pub(crate) fn new(
-        claims: Arc<Claims>,
+        reader: Reader,
         roots: Vec<PathBuf>,
-        writer: Writer,
+        writer: Arc<Writer>,
         probe_sources: Vec<IpAddr>,
         daemon: &Daemon,
     ) -> Self {
+        let claims = Arc::clone(reader.claims());
         let metrics = daemon
             .metrics()
             .register(|registry| Metrics::register(registry, &claims));
         Self {
             claims,
+            reader,
             roots: roots.into(),
-            writer: Arc::new(writer),
+            writer,
             probe_sources,
             self_test: Arc::default(),
             instance_id: daemon.instance_id().to_owned(),
@@ -181,7 +184,7 @@ impl NetconfigService for Handler {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
             changed: applied.changed,
-            backend: backend_of(applied.backend).into(),
+            backend: Backend::from(applied.backend).into(),
             direct_flows: applied.direct_flows,
         }))
     }
@@ -204,7 +207,7 @@ impl NetconfigService for Handler {
         Ok(Response::new(PlanRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: verified.fingerprint.to_string(),
-            backend: backend_of(verified.backend).into(),
+            backend: Backend::from(verified.backend).into(),
             differences: verified.differences,
             transaction,
         }))
@@ -321,7 +324,7 @@ impl NetconfigService for Handler {
         &self,
         _request: Request<WatchDriftRequest>,
     ) -> Answer<Self::WatchDriftStream> {
-        let stream = watch::watch(Arc::clone(&self.claims), &self.instance_id);
+        let stream = watch::watch(self.reader.clone(), &self.instance_id);
         Ok(Response::new(Box::pin(self.shutdown.end(stream))))
     }
 }

@@ -1,97 +1,114 @@
 //! What is in the claimed netns, as a stream: all of it first, then changes.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, vec};
 
 use futures_util::{Stream, StreamExt as _, stream};
 use inpod_proto::netconfig::v1::{
-    ClaimReleased, NetnsState, StateComplete, WatchDriftResponse, watch_drift_response,
+    self, ClaimReleased, NetnsState, StateComplete, WatchDriftResponse, watch_drift_response,
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tonic::Status;
 use watch_drift_response::Event as Said;
-use workload::{Failure, Reason};
+use workload::{Failure, Reason, SandboxRef};
 
 use crate::{
-    apply::Writer,
-    claims::{Claim, Claims, Event},
-    error::chain,
+    apply::Observation,
+    claims::{Event, Released, State},
+    events::Reader,
 };
 
 type Item = Result<WatchDriftResponse, Status>;
 
 /// The stream of one watcher.
-pub(crate) fn watch(claims: Arc<Claims>, instance_id: &str) -> impl Stream<Item = Item> + use<> {
-    let (held, events) = claims.subscribe();
+pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Item> + use<> {
+    let (held, events) = reader.claims().subscribe();
     let first = stream::iter([Ok(say(Said::InstanceId(instance_id.to_owned())))]);
-    let looked_up = Arc::clone(&claims);
-    let states = stream::iter(held).filter_map(move |sandbox| {
-        let claim = looked_up.find(&sandbox);
-        async { Some(Ok(state(claim?).await)) }
-    });
-    let complete = stream::iter([Ok(say(Said::StateComplete(StateComplete {})))]);
-    first
-        .chain(states)
-        .chain(complete)
-        .chain(changes(claims, events))
+    let watcher = Watcher {
+        reader,
+        unread: held.into_iter(),
+        is_complete: false,
+        events,
+        known: BTreeMap::new(),
+    };
+    first.chain(stream::unfold(Some(watcher), async |watcher| {
+        let mut watcher = watcher?;
+        let item = watcher.next().await?;
+        let goes_on = item.is_ok();
+        Some((item, goes_on.then_some(watcher)))
+    }))
 }
 
-fn changes(claims: Arc<Claims>, events: Receiver<Event>) -> impl Stream<Item = Item> {
-    stream::unfold(Some((claims, events)), async |watcher| {
-        let (claims, mut events) = watcher?;
-        match next(&claims, &mut events).await? {
-            Ok(said) => Some((Ok(said), Some((claims, events)))),
-            Err(status) => Some((Err(status), None)),
+struct Watcher {
+    reader: Reader,
+    /// Whose states are still to be sent. Names only: whoever reads slowly must not hold a netns.
+    unread: vec::IntoIter<SandboxRef>,
+    is_complete: bool,
+    events: Receiver<Event>,
+    /// Up to which revision of a claim the watcher was told at first. Events from before wait among the others.
+    known: BTreeMap<SandboxRef, u64>,
+}
+
+impl Watcher {
+    async fn next(&mut self) -> Option<Item> {
+        for sandbox in self.unread.by_ref() {
+            // One that is gone by now has its end among the events.
+            if let Some(state) = self.reader.read(&sandbox).await {
+                self.known.insert(sandbox, state.revision);
+                return Some(Ok(describe(&state)));
+            }
         }
-    })
-}
+        if !std::mem::replace(&mut self.is_complete, true) {
+            return Some(Ok(say(Said::StateComplete(StateComplete {}))));
+        }
+        self.change().await
+    }
 
-async fn next(claims: &Claims, events: &mut Receiver<Event>) -> Option<Item> {
-    loop {
-        match events.recv().await {
-            Ok(Event::Changed(sandbox)) => {
-                // One that is gone by now has its end among the next events.
-                if let Some(claim) = claims.find(&sandbox) {
-                    return Some(Ok(state(claim).await));
+    async fn change(&mut self) -> Option<Item> {
+        loop {
+            match self.events.recv().await {
+                Ok(Event::State(state)) if self.is_new(&state.sandbox, state.revision) => {
+                    return Some(Ok(describe(&state)));
                 }
+                Ok(Event::Released(released))
+                    if self.is_new(&released.sandbox, released.revision) =>
+                {
+                    return Some(Ok(end(&released)));
+                }
+                Ok(Event::State(_) | Event::Released(_) | Event::Placed(_)) => {}
+                Err(RecvError::Lagged(missed)) => return Some(Err(too_slow(missed))),
+                Err(RecvError::Closed) => return None,
             }
-            Ok(Event::Released(sandbox, netns)) => {
-                return Some(Ok(say(Said::ClaimReleased(ClaimReleased {
-                    sandbox: Some((&sandbox).into()),
-                    netns: Some(netns.into()),
-                }))));
-            }
-            Err(RecvError::Lagged(missed)) => return Some(Err(too_slow(missed))),
-            Err(RecvError::Closed) => return None,
         }
+    }
+
+    fn is_new(&self, sandbox: &SandboxRef, revision: u64) -> bool {
+        self.known
+            .get(sandbox)
+            .is_none_or(|known| *known < revision)
     }
 }
 
-/// What the kernel holds at this moment. A netns that cannot be read has no rules to vouch for.
-async fn state(claim: Arc<Claim>) -> WatchDriftResponse {
-    let (sandbox, netns) = (claim.sandbox.clone(), claim.netns.id());
-    let read = tokio::task::spawn_blocking(move || {
-        let observed = Writer::default().observe(&claim.netns);
-        observed.map(|observed| observed.tag)
-    });
-    let tag = match read.await {
-        Ok(Ok(tag)) => tag,
-        Ok(Err(error)) => {
-            let error = chain(&error);
-            tracing::warn!(%sandbox, error, "Cannot read a netns's rules");
-            None
-        }
-        Err(error) => {
-            tracing::error!(%sandbox, %error, "The read of a netns's rules failed");
-            None
-        }
-    };
+fn describe(state: &State) -> WatchDriftResponse {
+    let Observation {
+        tag,
+        intact,
+        backend,
+    } = &state.observation;
+    let fingerprint = tag.as_ref().map(|tag| tag.fingerprint.to_string());
+    let backend = backend.map_or(v1::Backend::Unspecified, Into::into);
     say(Said::State(NetnsState {
-        sandbox: Some((&sandbox).into()),
-        netns: Some(netns.into()),
-        fingerprint: tag
-            .map(|tag| tag.fingerprint.to_string())
-            .unwrap_or_default(),
-        ..NetnsState::default()
+        sandbox: Some((&state.sandbox).into()),
+        netns: Some(state.netns.into()),
+        fingerprint: fingerprint.unwrap_or_default(),
+        intact: *intact,
+        backend: backend.into(),
+    }))
+}
+
+fn end(released: &Released) -> WatchDriftResponse {
+    say(Said::ClaimReleased(ClaimReleased {
+        sandbox: Some((&released.sandbox).into()),
+        netns: Some(released.netns.into()),
     }))
 }
 

@@ -56,18 +56,20 @@ pub(super) fn describe_report(report: Report) -> v1::SelfTestResponse {
         evidence: check.outcome.unwrap_or_else(|why| why),
     };
     v1::SelfTestResponse {
-        backend: backend_of(report.backend).into(),
+        backend: v1::Backend::from(report.backend).into(),
         passed,
         checks: report.checks.into_iter().map(describe).collect(),
         ..v1::SelfTestResponse::default()
     }
 }
 
-pub(super) fn backend_of(backend: Backend) -> v1::Backend {
-    match backend {
-        Backend::Nftables => v1::Backend::Nftables,
-        Backend::IptablesNft => v1::Backend::IptablesNft,
-        Backend::IptablesLegacy => v1::Backend::IptablesLegacy,
+impl From<Backend> for v1::Backend {
+    fn from(backend: Backend) -> Self {
+        match backend {
+            Backend::Nftables => Self::Nftables,
+            Backend::IptablesNft => Self::IptablesNft,
+            Backend::IptablesLegacy => Self::IptablesLegacy,
+        }
     }
 }
 

@@ -11,50 +11,9 @@ use workload::Reason;
 
 use crate::{
     harness::{Netconfig, at, netns_ref, pod_netns, refusal},
+    name::Name,
     support::{Fresh, sandbox},
 };
-
-/// Where a runtime gives a netns a name.
-struct Name(String);
-
-impl Name {
-    /// The path carries the test's pid and a word of its own: tests run at once.
-    fn new(fresh: &Fresh, word: &str) -> Self {
-        std::fs::create_dir_all("/run/netns").unwrap();
-        let name = Self(format!("/run/netns/{word}-{}", std::process::id()));
-        std::fs::write(&name.0, "").unwrap();
-        let netns = fresh.netns.path().to_str().unwrap();
-        run("mount", &["--bind", netns, &name.0]);
-        name
-    }
-
-    /// As a mount without propagation shows it: the file, with nothing mounted on it.
-    fn unmount(&self) {
-        run("umount", &[&self.0]);
-    }
-
-    /// What the plugin saw when it was there.
-    fn believed(&self, fresh: &Fresh) -> NetnsRef {
-        let id = fresh.netns.id();
-        NetnsRef {
-            device: Some(id.device),
-            inode: Some(id.inode),
-            ..at(&self.0)
-        }
-    }
-}
-
-impl Drop for Name {
-    fn drop(&mut self) {
-        drop(Command::new("umount").arg("-q").arg(&self.0).status());
-        drop(std::fs::remove_file(&self.0));
-    }
-}
-
-fn run(program: &str, arguments: &[&str]) {
-    let status = Command::new(program).args(arguments).status().unwrap();
-    assert!(status.success(), "{program} {arguments:?}");
-}
 
 /// A process, until it is dropped.
 struct Sleeper(Child);
@@ -242,6 +201,7 @@ async fn the_nodes_own_netns_is_refused_by_every_path() {
         format!("/proc/{own}/ns/net"),
         format!("/proc/{test}/ns/net"),
         format!("/proc/{test}/task/{test}/ns/net"),
+        netconfig.home.netns.path().display().to_string(),
     ] {
         let status = netconfig.claim_at("c1", at(&path), &[]).await.unwrap_err();
         assert_eq!(

@@ -27,13 +27,16 @@ use crate::support::{Fresh, sandbox};
 /// A running netconfig.
 pub(crate) struct Netconfig {
     pub(crate) process: Child,
-    run_dir: TempDir,
+    pub(crate) run_dir: TempDir,
+    /// Where it runs.
+    pub(crate) home: Fresh,
     pub(crate) client: NetconfigServiceClient<Channel>,
 }
 
 impl Netconfig {
     pub(crate) async fn start() -> Self {
-        Self::start_by(Command::new(env!("CARGO_BIN_EXE_netconfig"))).await
+        let program = Command::new(env!("CARGO_BIN_EXE_netconfig"));
+        Self::start_by(program, &["--sweep-seconds", "1"]).await
     }
 
     /// Without a right (capabilities(7), as setpriv(1) names it).
@@ -41,18 +44,19 @@ impl Netconfig {
         let mut command = Command::new("setpriv");
         let program = env!("CARGO_BIN_EXE_netconfig");
         command.args(["--bounding-set", &format!("-{right}"), program]);
-        Self::start_by(command).await
+        Self::start_by(command, &["--sweep-seconds", "1"]).await
     }
 
-    async fn start_by(mut command: Command) -> Self {
+    /// By a command that ends as netconfig, in a netns of its own: it gives numbers to others there.
+    pub(crate) async fn start_by(mut command: Command, arguments: &[&str]) -> Self {
         let run_dir = tempfile::tempdir().unwrap();
-        let process = command
+        command
+            .args(arguments)
             .env("INPOD_RUN_DIR", run_dir.path())
             .env("INPOD_PEER", "uid")
-            .env("INPOD_NETNS_ROOTS", "/proc,/run/netns")
-            .env("INPOD_SWEEP_SECONDS", "1")
-            .spawn()
-            .unwrap();
+            .env("INPOD_NETNS_ROOTS", "/proc,/run/netns");
+        let home = Fresh::new();
+        let process = home.run(move || command.spawn()).unwrap();
         let channel = daemon::channel(&daemon::socket(run_dir.path(), "netconfig"));
         let mut client = NetconfigServiceClient::new(channel);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -63,6 +67,7 @@ impl Netconfig {
         Self {
             process,
             run_dir,
+            home,
             client,
         }
     }

@@ -7,6 +7,7 @@ mod claims;
 mod discover;
 mod harness;
 mod look;
+mod name;
 #[path = "../support/mod.rs"]
 mod support;
 

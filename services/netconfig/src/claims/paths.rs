@@ -1,0 +1,144 @@
+//! Sees at once when the name of a claimed netns is gone: by inotify(7) on the directory that it is in.
+//!
+//! In procfs nothing is to be seen (inotify(7), "pseudo-filesystems"): a process that ends is found by the sweep.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+use futures_util::StreamExt as _;
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
+use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Paths {
+    events: EventStream<[u8; 4096]>,
+    /// The directories that are watched, by the id of the watch. Several paths may lead to one, `/run/netns` and
+    /// `/var/run/netns` for example, and there are few: where runtimes keep names of netns.
+    watched: BTreeMap<i32, Vec<PathBuf>>,
+}
+
+/// What was seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// These names are gone, or stand for something else now. One and the same, where there are several.
+    Gone(Vec<PathBuf>),
+    /// A directory is gone, or something was missed.
+    Lost,
+    /// Nothing that matters.
+    Nothing,
+}
+
+impl Paths {
+    pub(super) fn open() -> io::Result<Self> {
+        Ok(Self {
+            events: Inotify::init()?.into_event_stream([0; 4096])?,
+            watched: BTreeMap::new(),
+        })
+    }
+
+    /// Watches the directory that a name is in, if it was not yet.
+    pub(super) fn watch(&mut self, name: &Path) -> io::Result<()> {
+        let Some(directory) = name.parent() else {
+            return Ok(());
+        };
+        let is_known = |known: &Vec<PathBuf>| known.iter().any(|known| known == directory);
+        if self.watched.values().any(is_known)
+            || statfs(directory)?.filesystem_type() == PROC_SUPER_MAGIC
+        {
+            return Ok(());
+        }
+        // Not of what is mounted on a name: that has no event, but is followed by one of these.
+        let mask =
+            WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO | WatchMask::ONLYDIR;
+        let watch = self.events.watches().add(directory, mask)?;
+        let paths = self.watched.entry(watch.get_watch_descriptor_id());
+        paths.or_default().push(directory.to_owned());
+        Ok(())
+    }
+
+    /// Waits until something is seen. Nothing is lost when it is not waited for to the end.
+    pub(super) async fn next(&mut self) -> io::Result<Sight> {
+        match self.events.next().await {
+            Some(event) => Ok(self.sight(&event?)),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn sight(&mut self, event: &EventOwned) -> Sight {
+        let watch = event.wd.get_watch_descriptor_id();
+        if event.mask.contains(EventMask::IGNORED) {
+            self.watched.remove(&watch);
+        }
+        match (&event.name, self.watched.get(&watch)) {
+            (Some(name), Some(directories)) => {
+                let names = directories.iter().map(|directory| directory.join(name));
+                Sight::Gone(names.collect())
+            }
+            _ => Sight::Lost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    async fn next(paths: &mut Paths) -> Sight {
+        let seen = timeout(Duration::from_secs(5), paths.next()).await;
+        seen.unwrap().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_name_that_goes_is_seen_under_every_path_that_was_watched() {
+        let place = tempfile::tempdir().unwrap();
+        let (real, link) = (place.path().join("real"), place.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        for name in ["a", "b"] {
+            fs::write(real.join(name), "").unwrap();
+        }
+        let mut paths = Paths::open().unwrap();
+        for name in [real.join("a"), link.join("b"), real.join("b")] {
+            paths.watch(&name).unwrap();
+        }
+        let both = |name: &str| Sight::Gone(vec![real.join(name), link.join(name)]);
+        fs::remove_file(real.join("a")).unwrap();
+        assert_eq!(next(&mut paths).await, both("a"));
+        fs::rename(real.join("b"), place.path().join("b")).unwrap();
+        assert_eq!(next(&mut paths).await, both("b"));
+        fs::rename(place.path().join("b"), real.join("c")).unwrap();
+        assert_eq!(next(&mut paths).await, both("c"));
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_is_gone_is_told_and_watched_anew() {
+        let place = tempfile::tempdir().unwrap();
+        let directory = place.path().join("netns");
+        let name = directory.join("a");
+        let mut paths = Paths::open().unwrap();
+        for _ in 0..2 {
+            fs::create_dir(&directory).unwrap();
+            fs::write(&name, "").unwrap();
+            paths.watch(&name).unwrap();
+            fs::remove_dir_all(&directory).unwrap();
+            assert_eq!(next(&mut paths).await, Sight::Gone(vec![name.clone()]));
+            assert_eq!(next(&mut paths).await, Sight::Lost);
+        }
+    }
+
+    #[tokio::test]
+    async fn procfs_is_not_watched_and_a_directory_that_is_not_there_is_an_error() {
+        let mut paths = Paths::open().unwrap();
+        paths.watch(Path::new("/proc/self/ns/net")).unwrap();
+        assert!(paths.watched.is_empty());
+        assert!(paths.watch(Path::new("/does/not/exist")).is_err());
+    }
+}

@@ -1,0 +1,115 @@
+//! The number by which a netns knows another one (nsid): events of that other one come with it.
+//!
+//! It lasts as long as the other netns does; there is no way to take it back. Then it is free for any other.
+
+use std::os::fd::{AsFd as _, AsRawFd as _};
+
+use netlink_bindings::{
+    traits::{NetlinkRequest, Protocol},
+    utils::find_attr,
+};
+use netns::Netns;
+use nix::{libc, sys::socket::SockProtocol};
+
+use crate::netlink::{KernelError, Socket};
+
+/// NETNSA_NSID (linux/net_namespace.h).
+const NUMBER: u16 = 1;
+/// NETNSA_FD.
+const DESCRIPTOR: u16 = 3;
+/// NETNSA_NSID_NOT_ASSIGNED: in a request, any that is free; in an answer, none.
+const NONE: i32 = -1;
+/// Of struct rtgenmsg with its padding, all of it zero (AF_UNSPEC).
+const HEADER: [u8; 4] = [0; 4];
+
+/// The number by which this process's netns knows another one. One that it has already is kept.
+pub(super) fn number_of(netns: &Netns) -> Result<i32, KernelError> {
+    let act = "number the netns";
+    let socket = Socket::open(SockProtocol::NetlinkRoute);
+    let mut socket = socket.map_err(|error| KernelError::new(act, error))?;
+    match socket.act(act, &Request::new(libc::RTM_NEWNSID, netns)) {
+        Err(error) if !error.is(nix::Error::EEXIST) => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    let act = "read the number of the netns";
+    let answer = socket.get(act, &Request::new(libc::RTM_GETNSID, netns))?;
+    number_in(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
+}
+
+fn number_in(answer: &[u8]) -> Option<i32> {
+    let bytes = find_attr(answer.get(HEADER.len()..)?, NUMBER)?;
+    let number = i32::from_ne_bytes(*bytes.first_chunk()?);
+    (number != NONE).then_some(number)
+}
+
+/// RTM_NEWNSID or RTM_GETNSID for the netns of a descriptor.
+struct Request {
+    kind: u16,
+    payload: Vec<u8>,
+}
+
+impl Request {
+    fn new(kind: u16, netns: &Netns) -> Self {
+        let mut payload = HEADER.to_vec();
+        let descriptor = netns.as_fd().as_raw_fd();
+        payload.extend(attribute(DESCRIPTOR, descriptor.to_ne_bytes()));
+        payload.extend(attribute(NUMBER, NONE.to_ne_bytes()));
+        Self { kind, payload }
+    }
+}
+
+impl NetlinkRequest for Request {
+    fn protocol(&self) -> Protocol {
+        Protocol::Raw {
+            protonum: 0,
+            request_type: self.kind,
+        }
+    }
+
+    fn flags(&self) -> u16 {
+        0
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    type ReplyType<'buf> = &'buf [u8];
+
+    fn decode_reply(buf: &[u8]) -> &[u8] {
+        buf
+    }
+}
+
+/// Length and kind, then the value (netlink(7), struct nlattr).
+fn attribute(kind: u16, value: [u8; 4]) -> [u8; 8] {
+    let ([l0, l1], [k0, k1]) = (8_u16.to_ne_bytes(), kind.to_ne_bytes());
+    let [v0, v1, v2, v3] = value;
+    [l0, l1, k0, k1, v0, v1, v2, v3]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(kind: u16, number: i32) -> Vec<u8> {
+        [&HEADER[..], &attribute(kind, number.to_ne_bytes())].concat()
+    }
+
+    #[test]
+    fn the_number_is_found_among_the_attributes() {
+        assert_eq!(number_in(&answer(NUMBER, 7)), Some(7));
+        let after_another = [answer(DESCRIPTOR, 3), answer(NUMBER, 0)[4..].to_vec()].concat();
+        assert_eq!(number_in(&after_another), Some(0));
+    }
+
+    #[test]
+    fn a_netns_without_a_number_or_an_answer_that_is_cut_off_has_none() {
+        assert_eq!(number_in(&answer(NUMBER, NONE)), None);
+        assert_eq!(number_in(&answer(DESCRIPTOR, 7)), None);
+        let whole = answer(NUMBER, 7);
+        for length in 0..whole.len() {
+            assert_eq!(number_in(&whole[..length]), None, "{length}");
+        }
+    }
+}

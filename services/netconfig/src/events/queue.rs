@@ -1,0 +1,99 @@
+//! The schedule, shared by those who hear and those who read.
+
+use std::{
+    collections::hash_map::RandomState,
+    hash::BuildHasher as _,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Notify;
+use workload::{NetnsId, SandboxRef};
+
+use super::schedule::{Schedule, Work};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    schedule: Mutex<Schedule>,
+    earlier: Notify,
+    random: RandomState,
+}
+
+impl Queue {
+    /// Of which each is read every `period` even if nothing is heard of it.
+    pub(crate) fn new(period: Duration) -> Self {
+        Self {
+            schedule: Mutex::new(Schedule::new(period)),
+            earlier: Notify::new(),
+            random: RandomState::new(),
+        }
+    }
+
+    /// A claim is new.
+    pub(crate) fn add(&self, sandbox: &SandboxRef) {
+        let now = Instant::now();
+        // Any even distribution will do: claims that began together must not be read together for ever.
+        let phase = self.random.hash_one((sandbox, now)) % 1000;
+        let phase = u32::try_from(phase).unwrap_or_default();
+        self.lock().add(sandbox.clone(), phase, now);
+        self.earlier.notify_one();
+    }
+
+    /// A claim ended.
+    pub(crate) fn remove(&self, sandbox: &SandboxRef, netns: NetnsId) {
+        self.lock().remove(sandbox, netns);
+        self.earlier.notify_one();
+    }
+
+    /// Something may have changed in a claimed netns.
+    pub(crate) fn mark(&self, sandbox: &SandboxRef) {
+        let is_earlier = self.lock().mark(sandbox, Instant::now());
+        if is_earlier {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Something may have changed in any claimed netns.
+    pub(crate) fn mark_all(&self) {
+        self.lock().mark_all(Instant::now());
+        self.earlier.notify_one();
+    }
+
+    /// A claimed netns is to be read again after a time.
+    pub(super) fn retry(&self, sandbox: &SandboxRef, after: Duration) {
+        let is_earlier = self.lock().want(sandbox, Instant::now() + after);
+        if is_earlier {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Waits until there is something to do.
+    pub(super) async fn next(&self) -> Work {
+        loop {
+            let (work, next) = {
+                let mut schedule = self.lock();
+                (schedule.take(Instant::now()), schedule.next())
+            };
+            if let Some(work) = work {
+                return work;
+            }
+            tokio::select! {
+                () = self.earlier.notified() => {}
+                () = until(next) => {}
+            }
+        }
+    }
+
+    /// A panic while it was held cannot have left it half changed: what is in it are times.
+    fn lock(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,107 @@
+//! Reads what is in a claimed netns, in its turn, and tells watchers where it is not what they were told last.
+
+use std::sync::Arc;
+
+use tokio::{sync::OwnedMutexGuard, task::spawn_blocking};
+use workload::SandboxRef;
+
+use crate::{
+    apply::{Observation, Writer},
+    claims::{Claim, Claims, State},
+    error::{VerifyError, chain},
+    metrics::Drift,
+};
+
+/// See the module. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader {
+    claims: Arc<Claims>,
+    writer: Arc<Writer>,
+    counts: Drift,
+}
+
+/// What became of a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// Somebody is at work in the netns.
+    Busy,
+    /// It was read, or is not claimed any more.
+    Read,
+    /// The kernel did not tell, or others were faster again and again.
+    Failed,
+}
+
+impl Reader {
+    pub(crate) fn new(claims: Arc<Claims>, writer: Arc<Writer>, counts: Drift) -> Self {
+        Self {
+            claims,
+            writer,
+            counts,
+        }
+    }
+
+    pub(crate) fn claims(&self) -> &Arc<Claims> {
+        &self.claims
+    }
+
+    /// Reads when it is its turn. `None` where nothing is claimed for the sandbox.
+    pub(crate) async fn read(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
+        let claim = self.claims.find(sandbox)?;
+        let turn = Arc::clone(&claim.turn).lock_owned().await;
+        self.read_in(turn, claim).await.0
+    }
+
+    /// Reads if it is its turn.
+    pub(super) async fn try_read(&self, claim: Arc<Claim>) -> Attempt {
+        let Ok(turn) = Arc::clone(&claim.turn).try_lock_owned() else {
+            return Attempt::Busy;
+        };
+        self.read_in(turn, claim).await.1
+    }
+
+    /// The turn is given back when the kernel has answered, even if nobody waits for that any more.
+    async fn read_in(
+        &self,
+        turn: OwnedMutexGuard<()>,
+        claim: Arc<Claim>,
+    ) -> (Option<Arc<State>>, Attempt) {
+        let reader = self.clone();
+        let read = spawn_blocking(move || {
+            let found = reader.read_now(&claim);
+            drop(turn);
+            found
+        });
+        read.await.unwrap_or_else(|error| {
+            tracing::error!(%error, "The read of a netns failed");
+            (None, Attempt::Failed)
+        })
+    }
+
+    fn read_now(&self, claim: &Claim) -> (Option<Arc<State>>, Attempt) {
+        self.counts.read();
+        match self.writer.observe(&claim.netns) {
+            Ok(observation) => (self.tell(claim, observation), Attempt::Read),
+            Err(error) => {
+                let text = chain(&error);
+                tracing::warn!(sandbox = %claim.sandbox, error = text, "Cannot read a netns");
+                (self.tell_failure(claim, &error), Attempt::Failed)
+            }
+        }
+    }
+
+    /// A netns that cannot be read has no rules to vouch for. But one that others keep changing while it is read is as
+    /// it was, as far as is known.
+    fn tell_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
+        let is_race = matches!(error, VerifyError::Backend(error) if error.is_race());
+        let known = self.claims.told(claim).filter(|_| is_race);
+        known.or_else(|| self.tell(claim, Observation::default()))
+    }
+
+    fn tell(&self, claim: &Claim, observation: Observation) -> Option<Arc<State>> {
+        let (state, is_new) = self.claims.tell(claim, observation)?;
+        if is_new {
+            self.counts.told();
+        }
+        Some(state)
+    }
+}

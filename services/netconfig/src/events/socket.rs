@@ -1,0 +1,194 @@
+//! A socket on which the kernel tells of changes.
+//!
+//! What a message says is not looked at: a change is a reason to read, and what was read is the truth.
+
+use std::{
+    io::{self, IoSliceMut},
+    os::fd::{AsRawFd as _, OwnedFd},
+};
+
+use nix::{
+    cmsg_space, libc, setsockopt_impl, sockopt_impl,
+    sys::socket::{
+        AddressFamily, ControlMessageOwned, MsgFlags, NetlinkAddr, SockFlag, SockProtocol,
+        SockType, bind, recvmsg, setsockopt, socket, sockopt,
+    },
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+sockopt_impl!(
+    /// Messages from every netns that has a number here come too, with that number (netlink(7)).
+    AllNumbers,
+    SetOnly,
+    libc::SOL_NETLINK,
+    libc::NETLINK_LISTEN_ALL_NSID,
+    bool
+);
+
+/// What can be heard on one socket.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Subject {
+    /// Transactions of nf_tables, iptables-nft's too.
+    Filter,
+    /// Routes and ip rules, IPv4 and IPv6.
+    Routing,
+}
+
+impl Subject {
+    pub(super) const ALL: [Self; 2] = [Self::Filter, Self::Routing];
+
+    fn protocol(self) -> SockProtocol {
+        match self {
+            Self::Filter => SockProtocol::NetlinkNetFilter,
+            Self::Routing => SockProtocol::NetlinkRoute,
+        }
+    }
+
+    /// As a mask: group n is bit n - 1 (linux/netfilter/nfnetlink.h, linux/rtnetlink.h).
+    fn groups(self) -> u32 {
+        let numbers: &[u32] = match self {
+            // NFNLGRP_NFTABLES.
+            Self::Filter => &[7],
+            // RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE.
+            Self::Routing => &[7, 8, 11, 19],
+        };
+        numbers
+            .iter()
+            .fold(0, |mask, number| mask | 1 << (number - 1))
+    }
+}
+
+/// What one look at a socket came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Something changed in the netns of that number; without one, in the socket's own.
+    Change(Option<i32>),
+    /// The kernel had more to tell than there was room for, and dropped it (ENOBUFS).
+    Overrun,
+    /// Nothing yet.
+    Nothing,
+}
+
+/// See the module. While it is open it keeps the netns that it was opened in.
+#[derive(Debug)]
+pub(super) struct Unpolled(OwnedFd);
+
+impl Unpolled {
+    /// Opens one in the calling thread's netns, with room for so many bytes of what was not taken yet.
+    pub(super) fn open(subject: Subject, room: usize, all_numbers: bool) -> io::Result<Self> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let protocol = subject.protocol();
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
+        if all_numbers {
+            setsockopt(&fd, AllNumbers, &true)?;
+        }
+        // Above net.core.rmem_max, where the process may; a user namespace's root may not.
+        setsockopt(&fd, sockopt::RcvBufForce, &room)
+            .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &room))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, subject.groups()))?;
+        Ok(Self(fd))
+    }
+
+    /// To be called in a task: its runtime tells when there is something.
+    #[expect(
+        deprecated,
+        reason = "its successor is an unsafe function; what that demands, a descriptor that stays open and the same, an OwnedFd is"
+    )]
+    pub(super) fn polled(self) -> io::Result<Socket> {
+        let interest = Interest::READABLE | Interest::ERROR;
+        AsyncFd::with_interest(self.0, interest).map(Socket)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Socket(AsyncFd<OwnedFd>);
+
+impl Socket {
+    /// Waits until there may be something.
+    pub(super) async fn ready(&self) -> io::Result<()> {
+        let mut guard = self.0.ready(Interest::READABLE | Interest::ERROR).await?;
+        // What comes from now on makes it ready again, and what is there is taken until there is nothing.
+        guard.clear_ready();
+        Ok(())
+    }
+
+    /// Takes what is there.
+    pub(super) fn take(&self) -> io::Result<Heard> {
+        match receive(self.0.get_ref()) {
+            Ok(number) => Ok(Heard::Change(number)),
+            Err(nix::Error::ENOBUFS) => Ok(Heard::Overrun),
+            Err(nix::Error::EAGAIN) => Ok(Heard::Nothing),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// Takes one message. The rest of it is dropped by the kernel.
+fn receive(fd: &OwnedFd) -> nix::Result<Option<i32>> {
+    let mut byte = [0; 1];
+    let mut control = cmsg_space!(i32);
+    loop {
+        let mut buffers = [IoSliceMut::new(&mut byte)];
+        let flags = MsgFlags::MSG_DONTWAIT;
+        match recvmsg::<()>(fd.as_raw_fd(), &mut buffers, Some(&mut control), flags) {
+            Err(nix::Error::EINTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(message) => {
+                let found = message.cmsgs()?.find_map(|control| number_in(&control));
+                return Ok(found);
+            }
+        }
+    }
+}
+
+/// The number that a control message carries.
+fn number_in(control: &ControlMessageOwned) -> Option<i32> {
+    let ControlMessageOwned::Unknown(unknown) = control else {
+        return None;
+    };
+    let header = unknown.cmsg_header;
+    let is_number =
+        (header.cmsg_level, header.cmsg_type) == (libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID);
+    let bytes = unknown.data_bytes.first_chunk()?;
+    is_number.then(|| i32::from_ne_bytes(*bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::UnknownCmsg;
+
+    use super::*;
+
+    fn control(level: i32, kind: i32, data: &[u8]) -> ControlMessageOwned {
+        ControlMessageOwned::Unknown(UnknownCmsg {
+            cmsg_header: libc::cmsghdr {
+                cmsg_len: 16 + data.len(),
+                cmsg_level: level,
+                cmsg_type: kind,
+            },
+            data_bytes: data.to_vec(),
+        })
+    }
+
+    #[test]
+    fn the_number_of_a_message_is_in_its_control_message_of_that_kind() {
+        let (level, kind) = (libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID);
+        let data = 7_i32.to_ne_bytes();
+        assert_eq!(number_in(&control(level, kind, &data)), Some(7));
+        assert_eq!(number_in(&control(level, kind, &data[..3])), None);
+        assert_eq!(number_in(&control(level, kind + 1, &data)), None);
+        assert_eq!(number_in(&control(libc::SOL_SOCKET, kind, &data)), None);
+        let another = ControlMessageOwned::ScmRights(Vec::new());
+        assert_eq!(number_in(&another), None);
+    }
+
+    #[test]
+    fn groups_are_the_bits_of_the_kernels_masks() {
+        let routing = libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV4_RULE | libc::RTMGRP_IPV6_ROUTE;
+        let ipv6_rule = 1 << (libc::RTNLGRP_IPV6_RULE - 1);
+        let wanted = u32::try_from(routing).unwrap() | ipv6_rule;
+        assert_eq!(Subject::Routing.groups(), wanted);
+        assert_eq!(Subject::Filter.groups(), 1 << (libc::NFNLGRP_NFTABLES - 1));
+    }
+}

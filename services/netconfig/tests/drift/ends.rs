@@ -1,0 +1,159 @@
+//! Claims that end, and what is left of them.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    Ears,
+    harness::{Netconfig, at, pod_netns, wire},
+    name::Name,
+    start,
+    support::Fresh,
+    watcher::{Watcher, eventually},
+};
+
+/// A pod's netns with the other side of its veth where netconfig runs.
+fn wired(netconfig: &Netconfig, host_side: &str) -> Fresh {
+    let fresh = Fresh::new();
+    let home = &netconfig.home;
+    home.ip(&format!("link add {host_side} type veth peer name eth0"));
+    let path = fresh.netns.path().display();
+    home.ip(&format!("link set eth0 netns {path}"));
+    fresh.ip("addr add 10.9.0.1/24 dev eth0");
+    fresh.ip("link set eth0 up");
+    fresh
+}
+
+fn has_link(netconfig: &Netconfig, name: &str) -> bool {
+    netconfig.home.ip("-o link").contains(&format!("{name}@"))
+}
+
+async fn nothing_is_kept(ears: Ears) {
+    let mut netconfig = start(ears, &["--sweep-seconds", "1"]).await;
+    for (number, is_released) in [("1", true), ("2", false)] {
+        let (name, host_side) = (format!("c{number}"), format!("host{number}"));
+        let fresh = wired(&netconfig, &host_side);
+        netconfig.claim(&name, &fresh).await.unwrap();
+        netconfig.apply(&name).await;
+        let (_, watcher) = Watcher::open(&mut netconfig).await;
+        fresh.nft("flush ruleset");
+        watcher.told(&name, 1).await;
+        assert!(has_link(&netconfig, &host_side));
+        if is_released {
+            assert!(netconfig.release(&name).await);
+        }
+        drop(fresh);
+        let what = format!("{ears:?}: the netns of {name} is kept");
+        eventually(&what, async || !has_link(&netconfig, &host_side)).await;
+        assert_eq!(watcher.ends(), [wire(&name)]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_ends_with_its_claim() {
+    nothing_is_kept(Ears::Shared).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_ends_with_its_claim_in_spite_of_sockets_in_it() {
+    nothing_is_kept(Ears::Own).await;
+}
+
+/// By which numbers netconfig's netns knows others.
+fn numbers(netconfig: &Netconfig) -> Vec<String> {
+    let listed = netconfig.home.ip("netns list-id");
+    let numbers = listed.lines().map(|line| line.split(' ').nth(1).unwrap());
+    numbers.map(ToOwned::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_number_that_the_kernel_gives_again_is_heard_as_the_new_claims() {
+    let mut netconfig = start(Ears::Shared, &[]).await;
+    let (kept, gone) = (pod_netns(), pod_netns());
+    for (name, fresh) in [("kept", &kept), ("gone", &gone)] {
+        netconfig.claim(name, fresh).await.unwrap();
+        netconfig.apply(name).await;
+        let what = format!("{name} has no number");
+        let count = if name == "kept" { 1 } else { 2 };
+        eventually(&what, async || numbers(&netconfig).len() == count).await;
+    }
+    // One that is released and lives keeps its number, and is of no interest.
+    netconfig.release("kept").await;
+    netconfig.release("gone").await;
+    let before = numbers(&netconfig);
+    drop(gone);
+    eventually("the number is kept", async || {
+        numbers(&netconfig).len() == 1
+    })
+    .await;
+    let next = pod_netns();
+    netconfig.claim("next", &next).await.unwrap();
+    netconfig.apply("next").await;
+    eventually("no number", async || numbers(&netconfig).len() == 2).await;
+    assert_eq!(numbers(&netconfig), before, "it was not given again");
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert_eq!((first.len(), first[0].intact), (1, true));
+    kept.nft("flush ruleset");
+    next.nft("flush ruleset");
+    assert!(!watcher.told("next", 1).await.intact);
+    // One that has a number already is claimed by it, for whomever.
+    netconfig.claim("again", &kept).await.unwrap();
+    watcher.told("again", 1).await;
+    netconfig.apply("again").await;
+    assert!(watcher.told("again", 2).await.intact);
+    kept.nft("flush ruleset");
+    assert!(!watcher.told("again", 3).await.intact);
+    assert_eq!(watcher.count(), 4);
+    assert_eq!(numbers(&netconfig), before);
+}
+
+/// How long it takes until a claim's end is told.
+async fn time_to_end(watcher: &Watcher, name: &str) -> Duration {
+    let began = Instant::now();
+    let what = format!("{name} is held");
+    eventually(&what, async || watcher.ends().contains(&wire(name))).await;
+    began.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_whose_name_is_deleted_renamed_or_replaced_ends_within_a_second() {
+    // So that it is not the sweep that finds them.
+    let mut netconfig = start(Ears::Shared, &["--sweep-seconds", "3600"]).await;
+    let words = ["deleted", "renamed", "replaced", "stays"];
+    let mut pods = Vec::new();
+    for word in words {
+        let fresh = pod_netns();
+        let name = Name::new(&fresh, &format!("drift-{word}"));
+        netconfig
+            .claim_at(word, at(&name.0), &["10.9.0.1"])
+            .await
+            .unwrap();
+        pods.push((fresh, name));
+    }
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert_eq!(first.len(), words.len());
+    for (word, (_, name)) in words.into_iter().zip(&pods) {
+        let (path, aside) = (Path::new(&name.0), format!("{}-aside", name.0));
+        // A mounted name can neither be renamed nor replaced.
+        if word != "stays" {
+            name.unmount();
+        }
+        match word {
+            "deleted" => std::fs::remove_file(path).unwrap(),
+            "renamed" => {
+                std::fs::rename(path, &aside).unwrap();
+                std::fs::remove_file(aside).unwrap();
+            }
+            "replaced" => {
+                std::fs::write(&aside, "").unwrap();
+                std::fs::rename(aside, path).unwrap();
+            }
+            _ => continue,
+        }
+        let took = time_to_end(&watcher, word).await;
+        assert!(took < Duration::from_secs(1), "{word}: {took:?}");
+    }
+    assert_eq!(netconfig.claims().await, ["net/stays/eth0"]);
+}

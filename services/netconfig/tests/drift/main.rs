@@ -1,0 +1,239 @@
+//! What others change in claimed netns, as watchers are told of it. Needs root.
+
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
+
+mod calls;
+mod ends;
+#[path = "../service/harness.rs"]
+#[expect(dead_code, reason = "another test asks more of it")]
+mod harness;
+mod many;
+#[path = "../service/name.rs"]
+#[expect(dead_code, reason = "another test asks more of it")]
+mod name;
+#[path = "../support/mod.rs"]
+mod support;
+mod watcher;
+
+use std::{
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+use inpod_proto::netconfig::v1::{Backend, RemovePhase};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use harness::{Netconfig, at, pod_netns};
+use watcher::{Watcher, eventually, quiet};
+
+/// What the deployment gives netconfig.
+const RIGHTS: &str = "+sys_admin,+net_admin,+net_raw,+sys_ptrace";
+
+/// How changes are heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ears {
+    /// By two sockets for all netns.
+    Shared,
+    /// By two in each: the kernel refuses the others without CAP_NET_BROADCAST.
+    Own,
+}
+
+/// A netconfig with the rights that it has in a cluster, or one less.
+pub(crate) async fn start(ears: Ears, arguments: &[&str]) -> Netconfig {
+    let rights = match ears {
+        Ears::Shared => format!("-all,{RIGHTS},+net_broadcast"),
+        Ears::Own => format!("-all,{RIGHTS}"),
+    };
+    let mut command = Command::new("setpriv");
+    command
+        .args(["--bounding-set", &rights, "--inh-caps", "-all", "--"])
+        .arg(env!("CARGO_BIN_EXE_netconfig"));
+    let found = Command::new("setpriv").arg("--version").output();
+    assert!(found.is_ok(), "setpriv is missing: install util-linux");
+    let netconfig = Netconfig::start_by(command, arguments).await;
+    let shared = netconfig.metric("condition{name=\"shared-events\"}").await;
+    assert_eq!(shared, u64::from(ears == Ears::Shared));
+    netconfig
+}
+
+async fn own_changes_are_told_once(ears: Ears) {
+    let mut netconfig = start(ears, &[]).await;
+    let fresh = pod_netns();
+    netconfig.claim("c1", &fresh).await.unwrap();
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    let [state] = first.as_slice() else {
+        unreachable!("one claim, one state: {first:?}");
+    };
+    assert_eq!((state.fingerprint.as_str(), state.intact), ("", false));
+    assert_eq!(state.backend(), Backend::Unspecified);
+    quiet().await;
+    assert_eq!(watcher.count(), 0, "the state was told already");
+
+    let applied = netconfig.apply("c1").await;
+    let state = watcher.told("c1", 1).await;
+    assert_eq!(
+        (state.fingerprint, state.intact),
+        (applied.fingerprint, true)
+    );
+    assert_eq!(state.backend, i32::from(Backend::Nftables));
+    netconfig.apply("c1").await;
+    quiet().await;
+    assert_eq!(watcher.count(), 1);
+
+    netconfig.remove("c1", RemovePhase::Final).await;
+    let state = watcher.told("c1", 2).await;
+    assert_eq!((state.fingerprint.as_str(), state.intact), ("", false));
+    quiet().await;
+    assert_eq!(watcher.count(), 2);
+    assert_eq!(netconfig.metric("drift_told_total").await, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_own_change_is_told_once() {
+    own_changes_are_told_once(Ears::Shared).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_own_change_is_told_once_by_sockets_in_each_netns() {
+    own_changes_are_told_once(Ears::Own).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_watcher_is_told_the_state_and_then_the_same_changes() {
+    let mut netconfig = start(Ears::Shared, &[]).await;
+    let fresh = pod_netns();
+    netconfig.claim("c1", &fresh).await.unwrap();
+    let (_, early) = Watcher::open(&mut netconfig).await;
+    let applied = netconfig.apply("c1").await;
+    early.told("c1", 1).await;
+    let (first, late) = Watcher::open(&mut netconfig).await;
+    assert_eq!(first[0].fingerprint, applied.fingerprint);
+    fresh.nft("flush ruleset");
+    for (watcher, times) in [(&early, 2), (&late, 1)] {
+        assert!(!watcher.told("c1", times).await.intact);
+    }
+    assert!(netconfig.release("c1").await);
+    netconfig.claim("c1", &fresh).await.unwrap();
+    for (watcher, times) in [(&early, 3), (&late, 2)] {
+        assert_eq!(watcher.told("c1", times).await.fingerprint, "");
+        assert_eq!(watcher.ends(), [harness::wire("c1")]);
+    }
+}
+
+/// Stops a process, and has seen that it stands still.
+async fn stop(process: &Child) -> Pid {
+    let pid = Pid::from_raw(process.id().try_into().unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let tasks = format!("/proc/{pid}/task");
+    eventually("the process does not stop", async || {
+        let tasks = std::fs::read_dir(&tasks).unwrap();
+        let stats = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("stat")));
+        stats.into_iter().all(|stat| stat.unwrap().contains(") T "))
+    })
+    .await;
+    pid
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_missed_because_there_was_no_room_for_it_is_found() {
+    let mut netconfig = start(Ears::Shared, &["--event-buffer-bytes", "1024"]).await;
+    let pods: Vec<_> = (0..12).map(|_| pod_netns()).collect();
+    let names: Vec<_> = (0..pods.len()).map(|number| format!("c{number}")).collect();
+    for (pod, name) in pods.iter().zip(&names) {
+        netconfig.claim(name, pod).await.unwrap();
+        netconfig.apply(name).await;
+    }
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert!(first.iter().all(|state| state.intact), "{first:?}");
+    quiet().await;
+    let events = "drift_events_total{netns=\"claimed\"}";
+    let (heard, overruns) = (
+        netconfig.metric(events).await,
+        netconfig.metric("drift_overruns_total").await,
+    );
+    let pid = stop(&netconfig.process).await;
+    pods.iter().for_each(|pod| drop(pod.nft("flush ruleset")));
+    kill(pid, Signal::SIGCONT).unwrap();
+    for name in &names {
+        assert!(!watcher.told(name, 1).await.intact);
+    }
+    let heard = netconfig.metric(events).await - heard;
+    assert!(heard < 12, "nothing was missed: {heard} messages came");
+    assert!(netconfig.metric("drift_overruns_total").await > overruns);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_of_which_nothing_is_heard_is_read_once_in_a_period() {
+    let mut netconfig = start(Ears::Shared, &["--verify-seconds", "1"]).await;
+    let pods: Vec<_> = (0..5).map(|_| pod_netns()).collect();
+    for (number, pod) in pods.iter().enumerate() {
+        netconfig.claim(&format!("c{number}"), pod).await.unwrap();
+    }
+    quiet().await;
+    let (told, reads) = (
+        netconfig.metric("drift_told_total").await,
+        netconfig.metric("drift_reads_total").await,
+    );
+    let began = Instant::now();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let reads = netconfig.metric("drift_reads_total").await - reads;
+    let periods = began.elapsed().as_secs();
+    let wanted = 5 * 3..=5 * (periods + 1);
+    assert!(wanted.contains(&reads), "{reads} is not in {wanted:?}");
+    assert_eq!((told, netconfig.metric("drift_told_total").await), (5, 5));
+}
+
+/// A process in a user namespace and a netns of its own, as of a pod with `hostUsers: false`.
+struct Foreign(Child);
+
+impl Foreign {
+    async fn new() -> Self {
+        let arguments = ["--user", "--map-root-user", "--net", "sleep", "60"];
+        let child = Command::new("unshare").args(arguments).spawn().unwrap();
+        let foreign = Self(child);
+        eventually("unshare makes no namespaces", async || {
+            let command = std::fs::read_to_string(format!("/proc/{}/comm", foreign.0.id()));
+            command.is_ok_and(|command| command.trim() == "sleep")
+        })
+        .await;
+        for arguments in ["ip link set lo up", "ip addr add 10.9.0.1/32 dev lo"] {
+            foreign.run(arguments);
+        }
+        foreign
+    }
+
+    fn run(&self, arguments: &str) {
+        let pid = self.0.id().to_string();
+        let status = Command::new("nsenter")
+            .args(["--target", &pid, "--user", "--net", "--"])
+            .args(arguments.split(' '))
+            .status();
+        assert!(status.unwrap().success(), "{arguments}");
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_netns_of_another_user_namespace_is_heard_too() {
+    for ears in [Ears::Shared, Ears::Own] {
+        let mut netconfig = start(ears, &[]).await;
+        let foreign = Foreign::new().await;
+        let path = format!("/proc/{}/ns/net", foreign.0.id());
+        let claimed = netconfig.claim_at("c1", at(&path), &["10.9.0.1"]).await;
+        claimed.unwrap();
+        netconfig.apply("c1").await;
+        let (first, watcher) = Watcher::open(&mut netconfig).await;
+        assert!(first[0].intact, "{ears:?}: {first:?}");
+        foreign.run("nft flush ruleset");
+        assert!(!watcher.told("c1", 1).await.intact, "{ears:?}");
+    }
+}
