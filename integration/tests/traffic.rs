@@ -5,9 +5,10 @@ mod common;
 
 use std::net::SocketAddr;
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use common::{Mesh, PORT};
-use integration::{ask, connect_marked, counters, source_seen};
+use integration::{PATIENCE, ask, connect_marked, counters, eventually, source_seen};
+use nix::sys::signal::Signal;
 
 #[test]
 fn between_two_enrolled_pods_traffic_passes_15001_of_the_one_and_15006_of_the_other() {
@@ -98,9 +99,11 @@ fn a_pod_without_a_label_costs_no_rules_and_no_word_to_ztunnel() {
     assert_eq!(mesh.node.api().workloads().unwrap().workloads.len(), 2);
 }
 
-/// Breaks one thing in both enrolled pods, and sees that the named check notices. The checks pass before.
+/// Breaks one thing in both enrolled pods, and sees that the named check notices. The checks pass before, also without
+/// pod-events, which would mend it.
 fn breaks(what: &[&[&str]], check: fn(&Mesh) -> anyhow::Result<()>) {
     let mesh = Mesh::new().unwrap();
+    mesh.node.stop("pod-events", Signal::SIGKILL).unwrap();
     check(&mesh).unwrap();
     for pod in [&mesh.a, &mesh.b] {
         for command in what {
@@ -173,19 +176,64 @@ fn without_the_route_the_answers_do_not_come_back_to_ztunnel() {
     );
 }
 
+/// It is mended within moments: what is seen in between is seen at one of many attempts.
 #[test]
-fn what_is_broken_is_explained_and_a_repeated_add_mends_it() {
+fn what_is_broken_is_explained_and_fails_a_check_until_it_is_mended() {
     let mesh = Mesh::new().unwrap();
-    mesh.b
-        .exec(&["nft", "flush", "chain", "inet", "inpod-nat", "prerouting"])
-        .unwrap();
-    let known = mesh.node.explain(&mesh.b.spec).unwrap();
-    assert!(!known.rules.unwrap().differences.is_empty());
-    let error = mesh.node.api().check(known.sandbox.unwrap()).unwrap_err();
-    assert!(format!("{error:#}").contains("inpod-nat"), "{error:#}");
-    mesh.node.add(&mesh.b).unwrap();
+    let tamper = || {
+        let command = ["nft", "flush", "chain", "inet", "inpod-nat", "prerouting"];
+        mesh.b.exec(&command)
+    };
+    eventually("it is explained", PATIENCE, || {
+        tamper()?;
+        let rules = mesh.node.explain(&mesh.b.spec)?.rules;
+        let differences = rules.context("no rules")?.differences;
+        ensure!(!differences.is_empty(), "nothing differs");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    eventually("a check fails", PATIENCE, || {
+        let sandbox = mesh.node.explain(&mesh.b.spec)?.sandbox;
+        let sandbox = sandbox.context("no sandbox")?;
+        tamper()?;
+        let error = mesh.node.api().check(sandbox).err().context("no error")?;
+        ensure!(format!("{error:#}").contains("inpod-nat"), "{error:#}");
+        anyhow::Ok(())
+    })
+    .unwrap();
     mesh.node.until_whole(&mesh.b.spec).unwrap();
     mesh.reached_from_outside().unwrap();
+}
+
+#[test]
+fn rules_an_ip_rule_and_a_route_that_somebody_takes_away_are_put_back_at_once_and_it_is_told() {
+    let mesh = Mesh::new().unwrap();
+    for (command, told) in [
+        (
+            &["nft", "flush", "ruleset"][..],
+            "table inpod-nat is missing",
+        ),
+        (&["ip", "rule", "del", "pref", "32764"], "the IPv4 ip rule"),
+        (
+            &["ip", "-6", "route", "flush", "table", "100"],
+            "the IPv6 route",
+        ),
+    ] {
+        mesh.b.exec(command).unwrap();
+        eventually("it is mended", PATIENCE, || {
+            let known = mesh.node.explain(&mesh.b.spec)?;
+            let differences = known.rules.context("no rules")?.differences;
+            ensure!(differences.is_empty(), "{differences:?}");
+            let mended = known
+                .timeline
+                .iter()
+                .any(|entry| entry.event.contains(told));
+            ensure!(mended, "{:?}", known.timeline);
+            anyhow::Ok(())
+        })
+        .unwrap();
+        mesh.reached_from_outside().unwrap();
+    }
 }
 
 #[test]

@@ -234,8 +234,12 @@ impl Claims {
         true
     }
 
-    /// What is in a claim's netns may have been changed through it: it is read, and watchers are told.
+    /// What is in a claim's netns was changed through it: it is read, and watchers are told, also where they were told
+    /// the same before. What was mended and then broken again is another thing than what was never mended.
     pub(crate) fn touched(&self, claim: &Claim) {
+        if let Some(held) = self.lock().current(claim) {
+            held.told = None;
+        }
         self.queue.mark(&claim.sandbox);
     }
 

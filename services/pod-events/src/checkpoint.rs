@@ -84,6 +84,18 @@ pub enum Intent {
 }
 
 impl Intent {
+    /// The fingerprint of the rules of what is enrolled.
+    pub fn fingerprint(&self) -> Option<&str> {
+        match self {
+            Self::Enrolled { fingerprint } => Some(fingerprint),
+            Self::Out
+            | Self::Enrolling
+            | Self::Leaving { .. }
+            | Self::Draining { .. }
+            | Self::Deleting { .. } => None,
+        }
+    }
+
     /// Whether anything may be in place.
     pub fn is_held(&self) -> bool {
         !matches!(self, Self::Out)

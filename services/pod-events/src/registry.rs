@@ -279,6 +279,25 @@ impl Registry {
         }
     }
 
+    /// What netconfig sees in a netns. Where that is not what was applied to a pod of the mesh, its task mends it; a
+    /// pod that is being changed finds out by itself.
+    pub fn observed(&self, sandbox: &SandboxRef, fingerprint: &str, intact: bool) {
+        let Some(key) = self.owner(sandbox) else {
+            return;
+        };
+        let records = self.view(&key).map(|view| view.records);
+        let differs = |record: &Record| {
+            let applied = record.intent.fingerprint();
+            record.sandbox == *sandbox
+                && applied.is_some_and(|applied| !intact || applied != fingerprint)
+        };
+        if records.is_some_and(|records| records.iter().any(differs)) {
+            let (namespace, name) = &key;
+            tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, intact, "A pod's rules are not the ones applied");
+            self.ask(&key, Command::Differs(sandbox.clone()));
+        }
+    }
+
     /// Has every task claim its netns again; returns when all have tried, or the slowest has had its time.
     pub async fn reclaim(&self) {
         let answers: Vec<_> = {

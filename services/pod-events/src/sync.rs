@@ -236,7 +236,12 @@ fn on_drift(event: Drift, registry: &Registry, conditions: &Readiness, run: &wat
                 registry.released(sandbox, netns);
             }
         }
-        Drift::State(_) | Drift::StateComplete(_) => {}
+        Drift::State(state) => {
+            if let Ok(sandbox) = required("sandbox", state.sandbox) {
+                registry.observed(&sandbox, &state.fingerprint, state.intact);
+            }
+        }
+        Drift::StateComplete(_) => {}
     }
 }
 

@@ -49,6 +49,8 @@ pub enum Command {
     Look,
     /// netconfig was restarted. Answered when the claims are back, as far as they come back.
     Reclaim(oneshot::Sender<()>),
+    /// netconfig sees other rules in a netns than were applied.
+    Differs(SandboxRef),
     /// netconfig has let a netns go.
     Released(SandboxRef, NetnsId),
     /// A sandbox ended while nobody listened. Only written down; a look follows.
@@ -224,6 +226,10 @@ impl Task {
                 self.look_now().await;
                 self.show();
                 reply.send(()).unwrap_or_default();
+            }
+            Command::Differs(sandbox) => {
+                self.unclaimed |= self.index_of(&sandbox).is_some();
+                self.look_now().await;
             }
             Command::Released(sandbox, netns) => self.released(&sandbox, netns).await,
             Command::Ended(sandbox, reply) => {

@@ -98,6 +98,10 @@ impl Pipeline {
                 "mended rules, now {fingerprint}: {}",
                 differences.join("; ")
             ));
+            if matches!(record.intent, Intent::Enrolled { .. }) {
+                record.intent = Intent::Enrolled { fingerprint };
+                self.checkpoint.write(record)?;
+            }
         }
         Ok(true)
     }
