@@ -115,7 +115,15 @@ impl Parts {
 
     fn netconfig(&self) -> Vec<Good> {
         let call = "netconfig";
-        let ambient = netconfig::AmbientRedirection::default();
+        let ambient = netconfig::AmbientRedirection {
+            reroute_virtual_interfaces: vec!["vm0".to_owned()],
+            exclusions: Some(netconfig::Exclusions {
+                outbound_cidrs: vec!["10.96.0.0/12".to_owned()],
+                inbound_cidrs: vec!["fd00::/8".to_owned()],
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
         let redirection = Some(netconfig::Redirection {
             mode: Some(netconfig::redirection::Mode::Ambient(ambient)),
         });
@@ -129,7 +137,19 @@ impl Parts {
         let apply = netconfig::ApplyRulesRequest {
             sandbox: sandbox(),
             redirection: redirection.clone(),
-            ..Default::default()
+            probe_addresses: self.addresses.clone(),
+        };
+        let plan = netconfig::PlanRulesRequest {
+            sandbox: sandbox(),
+            redirection: redirection.clone(),
+        };
+        let find = netconfig::FindNetnsRequest {
+            pod_uid: "11111111-2222-3333-4444-555555555555".to_owned(),
+            addresses: self.addresses.clone(),
+        };
+        let target = netconfig::list_listeners_request::Target::Netns(self.netns.clone());
+        let listeners = netconfig::ListListenersRequest {
+            target: Some(target),
         };
         let remove = netconfig::RemoveRulesRequest {
             sandbox: sandbox(),
@@ -147,6 +167,9 @@ impl Parts {
             self.call(call, "ClaimNetns", &claim),
             self.call(call, "ReleaseNetns", &release),
             self.call(call, "ApplyRules", &apply),
+            self.call(call, "PlanRules", &plan),
+            self.call(call, "FindNetns", &find),
+            self.call(call, "ListListeners", &listeners),
             self.call(call, "RemoveRules", &remove),
             self.call(call, "VerifyRules", &verify),
             self.call(call, "InspectNetns", &inspect),

@@ -76,7 +76,7 @@ pub struct Exclusions {
 }
 
 /// The name of an interface, as `nft` and `iptables` take it too: letters, digits and `._-`, at most 15 bytes, not `.`
-/// or `..` (dev_valid_name in net/core/dev.c allows more: a slash, a colon and white space alone are refused there).
+/// or `..`, and nothing that looks like an option (dev_valid_name in net/core/dev.c allows more: a slash, a colon and white space alone are refused there).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceName(String);
 
@@ -94,7 +94,7 @@ impl InterfaceName {
 
 /// Why a text names no interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("is no interface name: 1 to 15 letters, digits, `.`, `_` or `-`")]
+#[error("is no interface name: 1 to 15 letters, digits, `.`, `_` or `-`, the first no `-`")]
 pub struct NoInterfaceName;
 
 impl FromStr for InterfaceName {
@@ -103,7 +103,8 @@ impl FromStr for InterfaceName {
     fn from_str(text: &str) -> Result<Self, NoInterfaceName> {
         let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let fits = (1..INTERFACE_NAME_BYTES).contains(&text.len());
-        if fits && text.bytes().all(is_allowed) && !matches!(text, "." | "..") {
+        let is_option = text.starts_with('-');
+        if fits && text.bytes().all(is_allowed) && !is_option && !matches!(text, "." | "..") {
             Ok(Self(text.to_owned()))
         } else {
             Err(NoInterfaceName)
@@ -207,6 +208,8 @@ mod tests {
             "a*",
             "ä",
             "sixteen-bytes-ab",
+            "-",
+            "-j",
         ] {
             assert_eq!(bad.parse::<InterfaceName>(), Err(NoInterfaceName), "{bad}");
         }

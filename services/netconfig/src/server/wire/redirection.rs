@@ -136,9 +136,14 @@ fn parsed<T: FromStr<Err: Display> + PartialEq + Display>(
 ) -> Result<Vec<T>, Invalid> {
     let parse = |text: &String| {
         let parsed = text.parse();
-        parsed.map_err(|why| Invalid::new(field, format!("{field}: {text:?} {why}")))
+        parsed.map_err(|why| Invalid::new(field, format!("{field}: {:?} {why}", beginning(text))))
     };
     distinct(field, texts.iter().map(parse).collect::<Result<_, _>>()?)
+}
+
+/// As much of a text as is worth telling: an error travels in headers, which have a bound.
+fn beginning(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 /// Before anything of it is looked at.
