@@ -1,15 +1,20 @@
-//! How long an apply takes on a fresh netns, and once more on the same. Needs root.
+//! How long an apply takes on a fresh netns, and once more on the same. Needs root. A backend that is iptables is run
+//! through netconfig's binary, which is to be named.
 //!
 //! `cargo run --release -p netconfig --example time_apply -- 200`
+//! `cargo run --release -p netconfig --example time_apply -- 200 iptables-nft target/release/netconfig`
 
 use std::{
     io::{self, Write as _},
+    path::Path,
     process::Command,
     thread,
     time::{Duration, Instant},
 };
 
+use anyhow::Context as _;
 use netconfig::{
+    Backend, Programs,
     apply::Writer,
     rules::{Ambient, Redirection},
 };
@@ -26,7 +31,7 @@ fn main() -> anyhow::Result<()> {
         container_id: "c1".parse()?,
         ifname: "eth0".parse()?,
     };
-    let (writer, ambient) = (Writer::default(), Redirection::Ambient(Ambient::default()));
+    let (writer, ambient) = (writer()?, Redirection::Ambient(Ambient::default()));
     let (mut fresh, mut again, mut compared) = (Vec::new(), Vec::new(), Vec::new());
     let mut held = Vec::new();
     for _ in 0..count {
@@ -41,6 +46,24 @@ fn main() -> anyhow::Result<()> {
     report("apply, nothing to do", again)?;
     report("verify", compared)?;
     Ok(())
+}
+
+/// Of the backend and the binary that are named, if they are.
+fn writer() -> anyhow::Result<Writer> {
+    let mut arguments = std::env::args().skip(2);
+    let (Some(name), Some(runner)) = (arguments.next(), arguments.next()) else {
+        return Ok(Writer::default());
+    };
+    let mut all = Backend::ALL.into_iter();
+    let backend = all.find(|backend| backend.name() == name);
+    let backend = backend.context("no such backend")?;
+    let locks = std::env::temp_dir().join("time_apply-locks");
+    let directories = ["/usr/sbin", "/sbin"].map(Path::new);
+    Ok(Writer {
+        configured: Some(backend),
+        detected: backend,
+        programs: Programs::search_in(&directories, Path::new(&runner), &locks),
+    })
 }
 
 /// A netns with `lo` up, made by a thread that ends.

@@ -96,8 +96,8 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or holds something else afterwards; what was there before is then put
-    /// back.
+    /// When the kernel or a program refuses, or holds something else afterwards. What was there before is then put
+    /// back, unless it was another backend's or the incumbent's and was being deleted: then the new rules stay.
     pub fn apply(
         &self,
         netns: &Netns,
@@ -298,6 +298,7 @@ fn take(
         }
         Step::Clear(backend, change) => {
             let seen = link.read_of(*backend)?;
+            undo.cleared = true;
             link.change(*backend, &seen, change)?;
         }
         Step::Delete(item) => link.routes.delete(*item)?,

@@ -55,7 +55,7 @@ impl BackendError {
     pub(crate) fn is_race(&self) -> bool {
         match self {
             Self::Kernel(error) => error.is_race(),
-            Self::Program(_) => false,
+            Self::Program(error) => error.is_race(),
         }
     }
 }
@@ -85,6 +85,19 @@ pub(crate) struct Observed {
     pub(crate) tables: Vec<ObservedTable>,
     /// What Istio's node agent left, by names that [`Change::delete_incumbent`] deletes.
     pub(crate) incumbent: Vec<String>,
+    /// What leads to our chains and the incumbent's, where those stand in tables of others. It goes with them.
+    pub(crate) jumps: Vec<Jump>,
+}
+
+/// A rule of a chain of others that leads to one of ours, or of the incumbent's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Jump {
+    /// Ours, or the one of ours that would stand there.
+    pub(crate) table: TableId,
+    /// The chain that it leads to.
+    pub(crate) to: String,
+    /// Its chain and the rule, in the backend's words.
+    pub(crate) rule: String,
 }
 
 /// A table that was read.

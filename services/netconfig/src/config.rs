@@ -3,6 +3,8 @@ use std::{path::PathBuf, time::Duration};
 use daemon::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
+use crate::choice::Setting;
+
 /// The settings of this service alone.
 pub(crate) const KEYS: &[Key] = &[
     Key {
@@ -26,6 +28,11 @@ pub(crate) const KEYS: &[Key] = &[
         default: Some("8388608"),
         help: "How much of what the kernel tells of all netns waits to be taken; beyond it everything is read again",
     },
+    Key {
+        name: "backend",
+        default: Some("auto"),
+        help: "What rules are written with: auto, nftables, iptables-nft or iptables-legacy",
+    },
 ];
 
 /// The settings, parsed.
@@ -43,6 +50,9 @@ pub struct Config {
     /// The receive buffer of each of the two sockets that hear of changes, in bytes as SO_RCVBUF takes them.
     #[serde(deserialize_with = "buffer")]
     pub event_buffer_bytes: usize,
+    /// What rules are written with.
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    pub backend: Setting,
 }
 
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

@@ -366,7 +366,19 @@ impl IntoFailure for ClaimError {
 fn reason_of_backend(error: &BackendError) -> Reason {
     match error {
         BackendError::Kernel(_) => Reason::KernelRefused,
-        BackendError::Program(ProgramError::Missing(_)) => Reason::BackendUnavailable,
+        BackendError::Program(error) => reason_of_program(error),
+    }
+}
+
+fn reason_of_program(error: &ProgramError) -> Reason {
+    match error {
+        ProgramError::Missing { .. } => Reason::BackendUnavailable,
+        ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,
+        ProgramError::Spawn { .. }
+        | ProgramError::Lock { .. }
+        | ProgramError::Refused { .. }
+        | ProgramError::Overtaken(_)
+        | ProgramError::Unreadable { .. } => Reason::KernelRefused,
     }
 }
 

@@ -1,15 +1,37 @@
-//! Rules by way of iptables' own programs, for nodes that need them.
+//! Rules by way of iptables' own programs, for nodes that need them: read by `iptables-save`, written by one
+//! `iptables-restore --noflush` per family. What is written of one table is done at once or not at all; tables and
+//! families are not one, and come in an order in which nothing is let out in between.
 
+mod child;
 mod error;
+mod lift;
+mod lock;
+mod observe;
+mod place;
+mod process;
+mod programs;
+mod render;
+mod run;
+mod save;
+mod script;
+mod shape;
+mod words;
 
+pub use child::run_program;
 pub use error::ProgramError;
+pub use programs::Programs;
+
+use std::fmt;
 
 use netns::Netns;
 
 use crate::{
-    backend::{BackendError, Change, Observed, RuleBackend},
+    backend::{Backend, BackendError, Change, NewTable, Observed, RuleBackend},
+    family::Family,
     rules::{Ruleset, Table},
 };
+use lock::Session;
+use programs::{Act, Program, families};
 
 /// Which iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,47 +42,215 @@ pub enum Variant {
     Legacy,
 }
 
-/// The programs of iptables on this machine, where they are.
-#[derive(Clone, Debug, Default)]
-pub struct Programs {}
+impl Variant {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
+}
 
-impl Programs {
-    /// Whether those of a variant were found.
-    pub fn has(&self, _variant: Variant) -> bool {
-        false
+impl fmt::Display for Variant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Backend::from(*self).fmt(f)
     }
+}
+
+/// A ruleset as a script for `iptables-restore --noflush`, or `ip6tables-restore`, on a netns that has nothing of
+/// ours yet: for goldens. Empty where there is no rule for the family.
+pub fn script(ruleset: &Ruleset, family: Family, comment: &str) -> String {
+    let create = |table| NewTable {
+        table,
+        comment: comment.to_owned(),
+    };
+    let change = Change {
+        create: shape::shape(ruleset, &[family])
+            .into_iter()
+            .map(create)
+            .collect(),
+        ..Change::default()
+    };
+    let scripts = script::scripts(&Observed::default(), &change);
+    scripts.into_iter().map(|(_, text)| text).collect()
 }
 
 /// iptables in one netns.
 #[derive(Debug)]
 pub(crate) struct Iptables<'a> {
-    _netns: &'a Netns,
+    programs: &'a Programs,
+    netns: &'a Netns,
     variant: Variant,
 }
 
 impl<'a> Iptables<'a> {
-    pub(crate) fn new(_programs: &'a Programs, variant: Variant, netns: &'a Netns) -> Self {
+    pub(crate) fn new(programs: &'a Programs, variant: Variant, netns: &'a Netns) -> Self {
         Self {
-            _netns: netns,
+            programs,
+            netns,
             variant,
+        }
+    }
+
+    fn program(&self, family: Family, act: Act) -> Program {
+        Program {
+            variant: self.variant,
+            family,
+            act,
+        }
+    }
+
+    fn read_in(&self, session: &Session) -> Result<Observed, ProgramError> {
+        let mut saved = Vec::new();
+        for family in families() {
+            let program = self.program(*family, Act::Save);
+            let printed = self.programs.run(program, self.netns, "", session)?;
+            let tables = save::parse(&printed).map_err(|save::Unreadable(line)| {
+                ProgramError::Unreadable {
+                    program: program.to_string(),
+                    line: (!line.is_empty()).then_some(line),
+                }
+            })?;
+            saved.push((*family, tables));
+        }
+        Ok(observe::observe(&saved))
+    }
+
+    fn restore(&self, scripts: &[(Family, String)], session: &Session) -> Result<(), ProgramError> {
+        for (family, script) in scripts {
+            let program = self.program(*family, Act::Restore);
+            self.programs.run(program, self.netns, script, session)?;
+        }
+        Ok(())
+    }
+
+    /// A refusal may come of what others did after `seen` was read. Then there is something by now that was neither
+    /// there before nor is of this change.
+    fn explain(
+        &self,
+        refusal: ProgramError,
+        seen: &Observed,
+        change: &Change,
+        session: &Session,
+    ) -> ProgramError {
+        if !matches!(refusal, ProgramError::Refused { .. }) {
+            return refusal;
+        }
+        match self.read_in(session) {
+            Ok(now) if is_overtaken(&now, seen, change) => {
+                ProgramError::Overtaken(Box::new(refusal))
+            }
+            Ok(_) | Err(_) => refusal,
         }
     }
 }
 
+/// Whether anything is neither as it was nor as it was to be.
+fn is_overtaken(now: &Observed, seen: &Observed, change: &Change) -> bool {
+    let created: Vec<_> = change.create.iter().map(|new| &new.table).collect();
+    let (now_there, seen_there) = (tables_of(now), tables_of(seen));
+    let is_explained = |table: &&Table| {
+        let id = table.id();
+        let of = |tables: &[&'_ Table]| {
+            let found = tables.iter().find(|table| table.id() == id);
+            found.copied().cloned()
+        };
+        match (of(&now_there), of(&created)) {
+            (found, _) if found == of(&seen_there) => true,
+            (None, _) => change.delete.contains(&id),
+            (found, wanted) => found == wanted,
+        }
+    };
+    let mut all = now_there.iter().chain(&seen_there).chain(&created);
+    let is_new = |name: &String| !seen.incumbent.contains(name);
+    !all.all(is_explained) || now.incumbent.iter().any(is_new)
+}
+
+fn tables_of(observed: &Observed) -> Vec<&Table> {
+    observed.tables.iter().map(|found| &found.table).collect()
+}
+
 impl RuleBackend for Iptables<'_> {
     fn shape(&self, ruleset: &Ruleset) -> Vec<Table> {
-        ruleset.tables.clone()
+        shape::shape(ruleset, families())
     }
 
     fn read(&mut self) -> Result<Observed, BackendError> {
-        Err(ProgramError::Missing(self.variant).into())
+        let session = self.programs.session(self.variant, self.netns)?;
+        Ok(self.read_in(&session)?)
     }
 
-    fn change(&mut self, _seen: &Observed, _change: &Change) -> Result<(), BackendError> {
-        Err(ProgramError::Missing(self.variant).into())
+    /// One program per family, and in it one step per table.
+    fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
+        let scripts = script::scripts(seen, change);
+        let session = self.programs.session(self.variant, self.netns)?;
+        let done = self.restore(&scripts, &session);
+        Ok(done.map_err(|refusal| self.explain(refusal, seen, change, &session))?)
     }
 
-    fn script(&self, _seen: &Observed, _change: &Change) -> String {
-        String::new()
+    fn script(&self, seen: &Observed, change: &Change) -> String {
+        let scripts = script::scripts(seen, change).into_iter();
+        let named = scripts.map(|(family, text)| {
+            let program = self.program(family, Act::Restore);
+            format!("# {program} --noflush\n{text}")
+        });
+        named.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::ObservedTable,
+        rules::{Expr, Redirection, Rule, ambient},
+    };
+
+    fn observed(tables: &[Table]) -> Observed {
+        let observed = |table: &Table| ObservedTable {
+            table: table.clone(),
+            comment: None,
+            others: 0,
+        };
+        Observed {
+            tables: tables.iter().map(observed).collect(),
+            ..Observed::default()
+        }
+    }
+
+    #[test]
+    fn what_is_as_before_or_as_it_was_to_be_is_nobodys_doing_but_ours() {
+        let before = shape::shape(&ambient::drain(), &[Family::V4]);
+        let ruleset = Redirection::Ambient(crate::rules::Ambient::default()).ruleset();
+        let after = shape::shape(&ruleset, &[Family::V4]);
+        let new = |table: &Table| NewTable {
+            table: table.clone(),
+            comment: String::new(),
+        };
+        let change = Change {
+            create: after.iter().map(new).collect(),
+            ..Change::default()
+        };
+        let seen = observed(&before);
+        let [first, second] = [&before, &after].map(|tables| tables[..1].to_vec());
+        let half = |some: &[Table], rest: &[Table]| observed(&[some, &rest[1..]].concat());
+        for now in [
+            seen.clone(),
+            observed(&after),
+            half(&second, &before),
+            half(&first, &after),
+        ] {
+            assert!(!is_overtaken(&now, &seen, &change));
+        }
+        let mut theirs = before.clone();
+        theirs[1].chains[0].rules.push(Rule(vec![Expr::Drop]));
+        assert!(is_overtaken(&observed(&theirs), &seen, &change));
+        assert!(is_overtaken(
+            &observed(&second),
+            &observed(&after),
+            &Change::default()
+        ));
+        let incumbent = Observed {
+            incumbent: vec!["ip nat ISTIO_OUTPUT".to_owned()],
+            ..seen.clone()
+        };
+        assert!(is_overtaken(&incumbent, &seen, &change));
+        assert!(!is_overtaken(&seen, &incumbent, &change));
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod apply;
 mod backend;
+mod choice;
 mod claims;
 mod config;
 mod conntrack;
@@ -32,9 +33,10 @@ mod sysctl;
 mod watch;
 
 pub use backend::{Backend, BackendError};
+pub use choice::{NoSetting, Setting};
 pub use config::Config;
 pub use family::Family;
-pub use iptables::{ProgramError, Programs, Variant};
+pub use iptables::{ProgramError, Programs, Variant, run_program, script as iptables_script};
 pub use link::ReachError;
 pub use marks::Mark;
 
@@ -45,7 +47,7 @@ use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer
 use tokio::task::JoinSet;
 
 use crate::{
-    apply::Writer,
+    choice::{Chosen, choose},
     claims::Claims,
     events::{Ears, Queue, Reader},
     metrics::Drift,
@@ -72,11 +74,15 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         sweep,
         verify,
         event_buffer_bytes,
+        backend,
     } = config;
+    let Chosen { writer, usable } = chosen(backend, &daemon).await?;
+    daemon.readiness().require("backend", "not looked at yet");
+    daemon.readiness().set("backend", usable);
     let queue = Arc::new(Queue::new(verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(Drift::register);
-    let writer = Arc::new(Writer::default());
+    let writer = Arc::new(writer);
     let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
     let options = events::Options {
         shared: true,
@@ -96,4 +102,9 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .add_service(NetconfigServiceServer::new(handler))
         .serve()
         .await
+}
+
+async fn chosen(setting: Setting, daemon: &Daemon) -> anyhow::Result<Chosen> {
+    let directory = daemon.directory(SERVICE.name);
+    Ok(tokio::task::spawn_blocking(move || choose(setting, &directory)).await?)
 }

@@ -181,7 +181,7 @@ impl<'a> Link<'a> {
 }
 
 /// `None` for the backend that is no iptables.
-fn variant_of(backend: Backend) -> Option<Variant> {
+pub(crate) fn variant_of(backend: Backend) -> Option<Variant> {
     match backend {
         Backend::Nftables => None,
         Backend::IptablesNft => Some(Variant::Nft),

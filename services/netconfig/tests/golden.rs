@@ -1,22 +1,62 @@
-//! The rules of every scenario, as recorded. `UPDATE_GOLDEN=1` records them anew.
+//! The rules of every scenario, as recorded for each backend. `UPDATE_GOLDEN=1` records them anew.
 
-use std::{fs, path::Path};
+#![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
-use netconfig::rules::{Redirection, scenarios};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
-#[test]
-fn every_scenario_renders_as_recorded() {
+use netconfig::{
+    Family, iptables_script,
+    rules::{Ambient, Redirection, scenarios},
+};
+
+fn path(scenario: &str, extension: &str) -> PathBuf {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    directory.join(format!("{scenario}.{extension}"))
+}
+
+/// What is empty has no file.
+fn compare(extension: &str, render: impl Fn(Ambient) -> String) {
     for (name, settings) in scenarios::all() {
-        let path = directory.join(format!("{name}.nft"));
-        let rendered = Redirection::Ambient(settings).ruleset().to_string();
-        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        let path = path(name, extension);
+        let rendered = render(settings);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() && !rendered.is_empty() {
             fs::write(&path, &rendered).unwrap();
         }
-        let recorded = fs::read_to_string(&path).unwrap();
+        let recorded = fs::read_to_string(&path).unwrap_or_default();
         assert_eq!(
             rendered, recorded,
             "{name}: UPDATE_GOLDEN=1 records it anew"
         );
+    }
+}
+
+#[test]
+fn every_scenario_renders_as_recorded() {
+    compare("nft", |settings| {
+        Redirection::Ambient(settings).ruleset().to_string()
+    });
+}
+
+#[test]
+fn every_scenario_renders_for_iptables_as_recorded() {
+    for (extension, family) in [("iptables", Family::V4), ("ip6tables", Family::V6)] {
+        compare(extension, |settings| {
+            let ruleset = Redirection::Ambient(settings).ruleset();
+            iptables_script(&ruleset, family, "inpod")
+        });
+    }
+}
+
+#[test]
+fn no_recorded_script_is_of_no_scenario() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        let mut names = scenarios::all().map(|(name, _)| name);
+        assert!(names.any(|name| name == stem), "{}", path.display());
     }
 }

@@ -129,8 +129,8 @@ impl Netns {
     }
 
     /// Runs `f` in this netns, on the calling thread, and comes back, also from a panic. What `f` opens (a socket, a
-    /// file below `/proc/thread-self/net`) belongs to this netns for good; what it starts (a thread, a process) would
-    /// stay in it, so it must start none.
+    /// file below `/proc/thread-self/net`) belongs to this netns for good; what it starts (a thread, a process)
+    /// stays in it: no thread, and no process but one that is meant to be there.
     ///
     /// When there is no way back the process is aborted: a thread that goes on in a foreign netns would act on the
     /// wrong pod.

@@ -244,7 +244,7 @@ fn a_new_netns_is_another_one_and_lives_while_it_is_held() {
     let (one, other) = (Netns::create().unwrap(), Netns::create().unwrap());
     assert!(!one.same_as(&other));
     assert!(!one.same_as(&Netns::current().unwrap()));
-    let interfaces = one.within(|| std::fs::read_to_string("/proc/thread-self/net/dev"));
+    let interfaces = one.within(|| fs::read_to_string("/proc/thread-self/net/dev"));
     let interfaces = interfaces.unwrap().unwrap();
     assert!(
         interfaces.contains("lo:") && !interfaces.contains("eth"),

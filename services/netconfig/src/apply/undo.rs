@@ -13,7 +13,12 @@ pub(super) struct Undo {
     pub(super) switched: bool,
     pub(super) added: Vec<Item>,
     pub(super) rewritten: bool,
+    /// Whether anything of another origin may be gone, which nobody here can write again.
+    pub(super) cleared: bool,
 }
+
+/// What is told where there is no way back.
+const NO_WAY_BACK: &str = "the new rules stay, for what they replace was being deleted already";
 
 impl Undo {
     pub(super) fn new(before: State) -> Self {
@@ -22,11 +27,16 @@ impl Undo {
             switched: false,
             added: Vec::new(),
             rewritten: false,
+            cleared: false,
         }
     }
 
-    /// In reverse; what fails is told and the rest goes on.
+    /// In reverse; what fails is told and the rest goes on. What replaces something that may be gone by now was read
+    /// back before, and stays: without it traffic would be let out.
     pub(super) fn run(&self, link: &mut Link<'_>, plan: &Plan) -> Vec<String> {
+        if self.cleared {
+            return vec![NO_WAY_BACK.to_owned()];
+        }
         let mut failures = Vec::new();
         if self.rewritten {
             failures.extend(self.restore(link, plan).err().map(|error| chain(&error)));
@@ -45,14 +55,19 @@ impl Undo {
     fn restore(&self, link: &mut Link<'_>, plan: &Plan) -> Result<(), BackendError> {
         let nothing = Observed::default();
         let before = self.before.of(plan.backend).unwrap_or(&nothing);
-        if link.read_of(plan.backend)?.tables == before.tables {
-            return Ok(());
-        }
-        change(link, plan, |now| Change {
-            delete: now.ids(),
-            create: before.tables.iter().map(as_new).collect(),
-            delete_incumbent: false,
-        })
+        change(link, plan, |now| back(&now.tables, &before.tables))
+    }
+}
+
+/// From what is there to what was there before. What is as it was is left alone: of several steps some may have been
+/// refused, and would be again.
+fn back(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
+    let changed = now.iter().filter(|table| !before.contains(table));
+    let gone = before.iter().filter(|table| !now.contains(table));
+    Change {
+        delete: changed.map(|found| found.table.id()).collect(),
+        create: gone.map(as_new).collect(),
+        delete_incumbent: false,
     }
 }
 
@@ -73,7 +88,11 @@ fn change(
     loop {
         attempts -= 1;
         let now = link.read_of(plan.backend)?;
-        match link.change(plan.backend, &now, &wanted(&now)) {
+        let change = wanted(&now);
+        if change.is_empty() {
+            return Ok(());
+        }
+        match link.change(plan.backend, &now, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }

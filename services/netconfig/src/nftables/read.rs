@@ -55,6 +55,7 @@ fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
         generation,
         tables,
         incumbent,
+        ..Observed::default()
     })
 }
 

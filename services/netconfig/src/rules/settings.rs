@@ -142,6 +142,11 @@ impl Network {
         Family::of(self.address())
     }
 
+    /// How many bits count.
+    pub(crate) fn prefix_len(self) -> u8 {
+        self.0.prefix_len()
+    }
+
     /// Whether it is one address.
     pub(crate) fn is_host(self) -> bool {
         self.0.prefix_len() == self.0.max_prefix_len()

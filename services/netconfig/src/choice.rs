@@ -1,0 +1,221 @@
+//! Which backend pods are written with: the one that is configured, or the one that this boot of the node was found to
+//! need. Found once per boot and kept with the evidence, so that a restart does not decide otherwise.
+
+mod evidence;
+mod kept;
+
+use std::{fmt, path::Path, str::FromStr};
+
+use crate::{
+    apply::Writer,
+    backend::Backend,
+    iptables::{Programs, Variant},
+    link::variant_of,
+};
+use evidence::{Evidence, Trial};
+use kept::Kept;
+
+/// What is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// What the node needs.
+    Auto,
+    /// This one, for every pod.
+    Fixed(Backend),
+}
+
+/// A setting that is none of those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is none of auto, nftables, iptables-nft and iptables-legacy")]
+pub struct NoSetting;
+
+impl FromStr for Setting {
+    type Err = NoSetting;
+
+    fn from_str(text: &str) -> Result<Self, NoSetting> {
+        let fixed = Backend::ALL.into_iter();
+        let mut all = fixed.map(Self::Fixed).chain([Self::Auto]);
+        all.find(|setting| setting.to_string() == text)
+            .ok_or(NoSetting)
+    }
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Fixed(backend) => backend.fmt(f),
+        }
+    }
+}
+
+/// What a choice came to.
+#[derive(Debug)]
+pub(crate) struct Chosen {
+    pub(crate) writer: Writer,
+    /// Why what was chosen cannot be used, and what to do about it.
+    pub(crate) usable: Result<(), String>,
+}
+
+/// Chooses. Reads and writes the evidence in a directory of netconfig's; blocks for as long as some programs of
+/// iptables take where the kernel refuses nf_tables.
+pub(crate) fn choose(setting: Setting, directory: &Path) -> Chosen {
+    let programs = Programs::search(&directory.join("locks"));
+    let (configured, detected, usable) = match setting {
+        Setting::Fixed(backend) => (Some(backend), backend, found(backend, &programs)),
+        Setting::Auto => {
+            let Kept { backend, evidence } = detect(directory, &programs);
+            (None, backend, tried(backend, &evidence))
+        }
+    };
+    tracing::info!(%setting, backend = %detected, "Chose a backend");
+    Chosen {
+        writer: Writer {
+            configured,
+            detected,
+            programs,
+        },
+        usable,
+    }
+}
+
+/// nf_tables needs no program, takes no lock and changes everything at once. Where the kernel refuses it, iptables-nft
+/// can do no better: its rules are nf_tables' as well.
+fn decide(evidence: &Evidence) -> Backend {
+    if evidence.nftables == Trial::Usable {
+        Backend::Nftables
+    } else if evidence.of(Variant::Legacy).trial == Trial::Usable {
+        Backend::IptablesLegacy
+    } else {
+        Backend::IptablesNft
+    }
+}
+
+/// What was found once in this boot. Evidence that could not be had is not kept.
+fn detect(directory: &Path, programs: &Programs) -> Kept {
+    let file = kept::File::in_directory(directory);
+    if let Some(kept) = file.read() {
+        return kept;
+    }
+    let evidence = Evidence::gather(programs);
+    let kept = Kept {
+        backend: decide(&evidence),
+        evidence,
+    };
+    if kept.evidence.is_complete() {
+        file.write(&kept);
+    }
+    kept
+}
+
+/// Whether what is configured can be had.
+fn found(backend: Backend, programs: &Programs) -> Result<(), String> {
+    let missing = variant_of(backend).map(|variant| programs.missing(variant));
+    match missing {
+        Some(missing) if !missing.is_empty() => Err(format!(
+            "{backend} is configured and {} missing: install iptables in netconfig's image, or set backend to nftables",
+            missing.join(", ")
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Whether what was detected can be used.
+fn tried(backend: Backend, evidence: &Evidence) -> Result<(), String> {
+    let trial = match variant_of(backend) {
+        None => &evidence.nftables,
+        Some(variant) => &evidence.of(variant).trial,
+    };
+    match trial {
+        Trial::Usable => Ok(()),
+        Trial::Untried => Err(format!("whether {backend} can be used is not known")),
+        Trial::Refused(why) => Err(format!(
+            "no backend can be used on this node; {backend}: {why}: load nf_tables, nft_chain_nat and nf_conntrack, or install iptables in netconfig's image"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused() -> Trial {
+        Trial::Refused("no".to_owned())
+    }
+
+    fn evidence(nftables: Trial, nft: Trial, legacy: Trial) -> Evidence {
+        let mut evidence = Evidence {
+            nftables,
+            ..Evidence::default()
+        };
+        evidence.iptables_nft.trial = nft;
+        evidence.iptables_legacy.trial = legacy;
+        evidence
+    }
+
+    #[test]
+    fn nftables_is_chosen_unless_the_kernel_refuses_it() {
+        use Trial::{Untried, Usable};
+        for (nftables, nft, legacy, chosen) in [
+            (Usable, Untried, Untried, Backend::Nftables),
+            (Usable, Usable, Usable, Backend::Nftables),
+            (Usable, refused(), refused(), Backend::Nftables),
+            (refused(), refused(), Usable, Backend::IptablesLegacy),
+            (refused(), Usable, Usable, Backend::IptablesLegacy),
+            (refused(), Usable, refused(), Backend::IptablesNft),
+            (refused(), refused(), refused(), Backend::IptablesNft),
+            (Untried, Untried, Untried, Backend::IptablesNft),
+        ] {
+            let evidence = evidence(nftables, nft, legacy);
+            assert_eq!(decide(&evidence), chosen, "{evidence:?}");
+        }
+    }
+
+    #[test]
+    fn legacy_tables_of_the_node_do_not_decide() {
+        let mut evidence = evidence(Trial::Usable, Trial::Untried, Trial::Usable);
+        evidence.node_has_legacy_tables = true;
+        assert_eq!(decide(&evidence), Backend::Nftables);
+    }
+
+    #[test]
+    fn settings_are_read_by_their_names_and_no_others() {
+        for text in ["auto", "nftables", "iptables-nft", "iptables-legacy"] {
+            assert_eq!(text.parse::<Setting>().unwrap().to_string(), text);
+        }
+        for bad in ["", "nft", "iptables", "Auto"] {
+            assert_eq!(bad.parse::<Setting>(), Err(NoSetting));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_told_with_what_to_do() {
+        let none = Programs::default();
+        assert_eq!(found(Backend::Nftables, &none), Ok(()));
+        let why = found(Backend::IptablesLegacy, &none).unwrap_err();
+        assert!(why.contains("iptables-legacy-restore"), "{why}");
+        assert!(why.contains("install iptables"), "{why}");
+        let evidence = evidence(refused(), refused(), refused());
+        assert!(tried(Backend::IptablesNft, &evidence).is_err());
+    }
+
+    #[test]
+    fn what_was_found_in_this_boot_is_found_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = kept::File::in_directory(directory.path());
+        assert!(file.read().is_none());
+        let kept = Kept {
+            backend: Backend::IptablesLegacy,
+            evidence: evidence(refused(), Trial::Untried, Trial::Usable),
+        };
+        file.write(&kept);
+        assert_eq!(file.read().unwrap(), kept);
+        let path = directory.path().join("backend.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let boot = kept::boot_id().unwrap();
+        std::fs::write(&path, text.replace(&boot, "another-boot")).unwrap();
+        assert!(file.read().is_none());
+        std::fs::write(&path, "{").unwrap();
+        assert!(file.read().is_none());
+    }
+}

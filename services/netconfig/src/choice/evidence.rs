@@ -1,0 +1,158 @@
+//! What a node can do, tried in a netns that is made for it and gone afterwards.
+
+use std::{fs, io, thread};
+
+use netns::Netns;
+use nix::sched::{CloneFlags, unshare};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    backend::{BackendError, Change, NewTable, RuleBackend},
+    error::chain,
+    iptables::{Iptables, Programs, Variant},
+    nftables::Nftables,
+    rules::ambient,
+};
+
+/// The tables of iptables-legacy that are in use in this process's netns, the node's.
+const LEGACY_TABLES: [&str; 2] = ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"];
+
+/// What was found of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Evidence {
+    /// Whether the kernel takes nat and route chains of family inet over netlink.
+    pub(super) nftables: Trial,
+    pub(super) iptables_nft: Found,
+    pub(super) iptables_legacy: Found,
+    /// Whether anybody uses iptables-legacy on the node.
+    pub(super) node_has_legacy_tables: bool,
+}
+
+/// What was found of a variant of iptables.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Found {
+    /// Programs that are not there.
+    pub(super) missing: Vec<String>,
+    /// The release; nothing where it could not be had.
+    pub(super) version: Option<String>,
+    pub(super) trial: Trial,
+}
+
+/// What a trial came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Trial {
+    /// There was no need: trying iptables-legacy loads modules that stay in the node's kernel.
+    #[default]
+    Untried,
+    /// It did what it was told.
+    Usable,
+    /// It did not.
+    Refused(String),
+}
+
+impl Evidence {
+    /// Looks and tries.
+    pub(super) fn gather(programs: &Programs) -> Self {
+        let found = |variant| Found {
+            missing: programs.missing(variant),
+            version: programs.version(variant).map(|version| version.to_string()),
+            trial: Trial::Untried,
+        };
+        let mut evidence = Self {
+            nftables: Trial::Untried,
+            iptables_nft: found(Variant::Nft),
+            iptables_legacy: found(Variant::Legacy),
+            node_has_legacy_tables: LEGACY_TABLES
+                .iter()
+                .any(|path| fs::read(path).is_ok_and(|names| !names.is_empty())),
+        };
+        match throw_away() {
+            Ok(netns) => evidence.try_in(&netns, programs),
+            Err(error) => tracing::warn!(%error, "Cannot make a netns to try backends in"),
+        }
+        tracing::info!(?evidence, "Looked for what backends can be used");
+        evidence
+    }
+
+    fn try_in(&mut self, netns: &Netns, programs: &Programs) {
+        self.nftables = result(nftables(netns));
+        if self.nftables != Trial::Usable {
+            self.iptables_legacy.trial = result(iptables(programs, Variant::Legacy, netns));
+            self.iptables_nft.trial = result(iptables(programs, Variant::Nft, netns));
+        }
+    }
+
+    /// What was found of a variant.
+    pub(super) fn of(&self, variant: Variant) -> &Found {
+        match variant {
+            Variant::Nft => &self.iptables_nft,
+            Variant::Legacy => &self.iptables_legacy,
+        }
+    }
+
+    /// Whether anything was tried.
+    pub(super) fn is_complete(&self) -> bool {
+        self.nftables != Trial::Untried
+    }
+}
+
+fn result(tried: Result<(), BackendError>) -> Trial {
+    match tried {
+        Ok(()) => Trial::Usable,
+        Err(error) => Trial::Refused(chain(&error)),
+    }
+}
+
+/// Made by a thread that ends; it lives as long as the value.
+fn throw_away() -> io::Result<Netns> {
+    let made = thread::Builder::new().spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET)?;
+        Netns::current().map_err(io::Error::other)
+    })?;
+    let panicked = |_| Err(io::Error::other("the thread panicked"));
+    made.join().unwrap_or_else(panicked)
+}
+
+fn nftables(netns: &Netns) -> Result<(), BackendError> {
+    let entered = netns.within(Nftables::open).map_err(io::Error::other);
+    let refused = |error| crate::netlink::KernelError::new("open a netlink socket", error);
+    let mut nftables = entered.and_then(|opened| opened).map_err(refused)?;
+    let tried = attempt(&mut nftables);
+    nftables.close();
+    tried
+}
+
+fn iptables(programs: &Programs, variant: Variant, netns: &Netns) -> Result<(), BackendError> {
+    attempt(&mut Iptables::new(programs, variant, netns))
+}
+
+/// Writes rules that need nat and route chains, and connection tracking.
+fn attempt(backend: &mut impl RuleBackend) -> Result<(), BackendError> {
+    let tables = backend.shape(&ambient::drain()).into_iter();
+    let create = tables.map(|table| NewTable {
+        table,
+        comment: "a trial".to_owned(),
+    });
+    let change = Change {
+        create: create.collect(),
+        ..Change::default()
+    };
+    let seen = backend.read()?;
+    backend.change(&seen, &change)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        let netns = Netns::current().unwrap();
+        let trial = result(iptables(&Programs::default(), Variant::Legacy, &netns));
+        let Trial::Refused(why) = trial else {
+            panic!("{trial:?}");
+        };
+        assert!(why.contains("iptables-legacy-save"), "{why}");
+    }
+}

@@ -1,0 +1,98 @@
+//! What was found, in a file: of this boot alone.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::Evidence;
+use crate::backend::Backend;
+
+/// Where the kernel says which boot it is (random(4)).
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The form of the file.
+const SCHEMA: u32 = 1;
+
+/// What was found, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    #[serde(with = "by_name")]
+    pub(super) backend: Backend,
+    pub(super) evidence: Evidence,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Form {
+    schema: u32,
+    boot_id: String,
+    #[serde(flatten)]
+    kept: Kept,
+}
+
+/// `backend.json`.
+#[derive(Debug)]
+pub(super) struct File(PathBuf);
+
+impl File {
+    pub(super) fn in_directory(directory: &Path) -> Self {
+        Self(directory.join("backend.json"))
+    }
+
+    /// `None` where there is none of this boot and this form.
+    pub(super) fn read(&self) -> Option<Kept> {
+        let bytes = fs::read(&self.0).ok()?;
+        let form: Form = serde_json::from_slice(&bytes).ok()?;
+        let is_ours = form.schema == SCHEMA && Some(form.boot_id) == boot_id().ok();
+        is_ours.then_some(form.kept)
+    }
+
+    /// Whole or not at all. Without it the next start looks again.
+    pub(super) fn write(&self, kept: &Kept) {
+        if let Err(error) = self.try_write(kept) {
+            let path = self.0.display();
+            tracing::warn!(%path, %error, "Cannot keep what was found of the backend");
+        }
+    }
+
+    fn try_write(&self, kept: &Kept) -> io::Result<()> {
+        let form = Form {
+            schema: SCHEMA,
+            boot_id: boot_id()?,
+            kept: kept.clone(),
+        };
+        let new = self.0.with_extension("json.new");
+        fs::write(&new, serde_json::to_vec_pretty(&form)?)?;
+        fs::rename(new, &self.0)
+    }
+}
+
+pub(super) fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
+}
+
+/// A backend as settings name it.
+mod by_name {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    use super::Backend;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+    pub(super) fn serialize<S: Serializer>(
+        backend: &Backend,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(backend.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Backend, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let mut all = Backend::ALL.into_iter();
+        all.find(|backend| backend.name() == text)
+            .ok_or_else(|| D::Error::custom(format!("no backend is named {text}")))
+    }
+}

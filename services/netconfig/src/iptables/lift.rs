@@ -1,0 +1,253 @@
+//! From the words that iptables prints to what a rule means: the way back of [`super::render`].
+
+use std::{net::IpAddr, str::FromStr};
+
+use super::{
+    render::{BEGINS, KNOWN, name},
+    words::join,
+};
+use crate::{
+    marks::Mark,
+    rules::{Expr, InterfaceName, Network, Rule, Transport},
+};
+
+/// The words that begin the next condition or the action.
+const BEGINNINGS: [&str; 3] = ["-m", "-j", "-g"];
+
+/// What a rule's words mean. Those that mean nothing of ours become [`Expr::Unknown`], so that rendering gives the
+/// same rule again.
+pub(super) fn lift(words: &[String]) -> Rule {
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let (mut rest, mut exprs) = (words.as_slice(), Vec::new());
+    while !rest.is_empty() {
+        let transport = exprs.iter().find_map(transport_of);
+        let (found, after) = next(rest, transport).unwrap_or_else(|| unknown(rest));
+        exprs.extend(found);
+        rest = after;
+    }
+    Rule(exprs)
+}
+
+fn transport_of(expr: &Expr) -> Option<Transport> {
+    if let Expr::Protocol(transport) = expr {
+        Some(*transport)
+    } else {
+        None
+    }
+}
+
+/// What was found, if that is anything, and the words after it.
+type Lifted<'a, 'w> = Option<(Option<Expr>, &'a [&'w str])>;
+
+fn next<'a, 'w>(words: &'a [&'w str], transport: Option<Transport>) -> Lifted<'a, 'w> {
+    if let ["-m", named, rest @ ..] = words
+        && transport.map(name) == Some(*named)
+    {
+        // It opens what follows, and says nothing itself.
+        return Some((None, rest));
+    }
+    let lifted = header(words)
+        .or_else(|| in_transport(words, transport?))
+        .or_else(|| condition(words))
+        .or_else(|| action(words));
+    lifted.map(|(expr, rest)| (Some(expr), rest))
+}
+
+type Found<'a, 'w> = Option<(Expr, &'a [&'w str])>;
+
+/// What is said of every packet.
+fn header<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
+    Some(match words {
+        ["-s", network, rest @ ..] => (Expr::Source(parse(network)?), rest),
+        ["-d", network, rest @ ..] => (Expr::Destination(parse(network)?), rest),
+        ["!", "-d", network, rest @ ..] => (Expr::DestinationNot(host(network)?), rest),
+        ["-i", name, rest @ ..] => (Expr::ArrivesBy(interface(name)?), rest),
+        ["-o", name, rest @ ..] => (Expr::LeavesBy(interface(name)?), rest),
+        ["!", "-o", name, rest @ ..] => (Expr::NotLeavesBy(interface(name)?), rest),
+        ["-p", "tcp", rest @ ..] => (Expr::Protocol(Transport::Tcp), rest),
+        ["-p", "udp", rest @ ..] => (Expr::Protocol(Transport::Udp), rest),
+        _ => return None,
+    })
+}
+
+/// What is said of ports and flags.
+fn in_transport<'a, 'w>(words: &'a [&'w str], transport: Transport) -> Found<'a, 'w> {
+    Some(match words {
+        ["--sport", port, rest @ ..] => (Expr::SourcePort(parse(port)?), rest),
+        ["--dport", port, rest @ ..] => (Expr::Port(parse(port)?), rest),
+        ["!", "--dport", port, rest @ ..] => (Expr::PortNot(parse(port)?), rest),
+        ["--tcp-flags", of, set, rest @ ..]
+            if [*of, *set] == BEGINS && transport == Transport::Tcp =>
+        {
+            (Expr::Begins, rest)
+        }
+        _ => return None,
+    })
+}
+
+/// What is said by a match of its own.
+fn condition<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
+    Some(match words {
+        ["-m", "mark", "--mark", marked, rest @ ..] => (Expr::Marked(mark(marked)?), rest),
+        ["-m", "mark", "!", "--mark", marked, rest @ ..] => (Expr::NotMarked(mark(marked)?), rest),
+        ["-m", "connmark", "--mark", marked, rest @ ..] => {
+            (Expr::ConnectionMarked(mark(marked)?), rest)
+        }
+        ["-m", "conntrack", "--ctstate", "NEW", rest @ ..] => (Expr::NewConnection, rest),
+        ["-m", "conntrack", "--ctstate", known, rest @ ..] if *known == KNOWN => {
+            (Expr::KnownConnection, rest)
+        }
+        _ => return None,
+    })
+}
+
+/// What is done.
+fn action<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
+    Some(match words {
+        ["-j", "MARK", "--set-xmark", marked, rest @ ..] => (Expr::Mark(mark(marked)?), rest),
+        ["-j", "CONNMARK", "--set-xmark", marked, rest @ ..] => {
+            (Expr::MarkConnection(mark(marked)?), rest)
+        }
+        ["-j", "CT", "--zone", zone, rest @ ..] => (Expr::Zone(parse(zone)?), rest),
+        ["-j", "RETURN", rest @ ..] => (Expr::Accept, rest),
+        ["-j", "DROP", rest @ ..] => (Expr::Drop, rest),
+        ["-j", "REDIRECT", "--to-ports", port, rest @ ..] => (Expr::Redirect(parse(port)?), rest),
+        ["-j", "TPROXY", "--on-port", port, rest @ ..] => tproxy(port, rest)?,
+        _ => return None,
+    })
+}
+
+/// iptables prints the address that means none.
+fn tproxy<'a, 'w>(port: &str, words: &'a [&'w str]) -> Found<'a, 'w> {
+    let words = match words {
+        ["--on-ip", "0.0.0.0" | "::", rest @ ..] => rest,
+        other => other,
+    };
+    let ["--tproxy-mark", marked, rest @ ..] = words else {
+        return None;
+    };
+    Some((Expr::Tproxy(None, parse(port)?, mark(marked)?), rest))
+}
+
+/// Up to where something else begins.
+fn unknown<'a, 'w>(words: &'a [&'w str]) -> (Option<Expr>, &'a [&'w str]) {
+    let mut later = words.iter().skip(1);
+    let end = later.position(|word| BEGINNINGS.contains(word));
+    let (unknown, rest) = words.split_at(end.map_or(words.len(), |end| end.saturating_add(1)));
+    let unknown: Vec<_> = unknown.iter().map(|&word| word.to_owned()).collect();
+    (Some(Expr::Unknown(join(&unknown))), rest)
+}
+
+/// Not a range, and not a name.
+fn parse<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok()
+}
+
+/// One address.
+fn host(network: &str) -> Option<IpAddr> {
+    let network: Network = parse(network)?;
+    network.is_host().then(|| network.address())
+}
+
+/// A whole name: iptables takes one that ends in `+` for the beginning of many, which is no name of ours.
+fn interface(name: &str) -> Option<InterfaceName> {
+    parse(name)
+}
+
+/// A value and its mask, in hexadecimal. Without a mask every bit counts.
+fn mark(text: &str) -> Option<Mark> {
+    let number = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
+    match text.split_once('/') {
+        Some((value, mask)) => Mark::new(number(value)?, number(mask)?),
+        None => Mark::new(number(text)?, u32::MAX),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        family::Family,
+        iptables::{render::render, shape::shape, words::split},
+        rules::{Redirection, ambient, scenarios},
+    };
+
+    fn lifted(words: &str) -> Rule {
+        lift(&split(words).unwrap())
+    }
+
+    #[test]
+    fn every_rule_of_ours_survives_the_way_to_iptables_words_and_back() {
+        let all = scenarios::all().map(|(_, ambient)| Redirection::Ambient(ambient).ruleset());
+        for ruleset in all.chain([ambient::drain()]) {
+            for table in shape(&ruleset, &Family::ALL) {
+                for rule in table.chains.iter().flat_map(|chain| &chain.rules) {
+                    assert_eq!(&lifted(&render(rule)), rule);
+                }
+            }
+        }
+    }
+
+    /// As iptables 1.8.9 prints what it was given: the match of a protocol where nothing is said in it, and the
+    /// address that means none.
+    #[test]
+    fn what_iptables_prints_otherwise_than_it_was_given_means_the_same() {
+        let rule = lifted("-s 10.0.0.1/32 -p tcp -m tcp -j RETURN");
+        assert_eq!(render(&rule), "-s 10.0.0.1/32 -p tcp -j RETURN");
+        let rule = lifted(
+            "-p tcp -m tcp --dport 1 -j TPROXY --on-port 2 --on-ip :: --tproxy-mark 0x111/0xfff",
+        );
+        let wanted = "-p tcp -m tcp --dport 1 -j TPROXY --on-port 2 --tproxy-mark 0x111/0xfff";
+        assert_eq!(render(&rule), wanted);
+        assert_eq!(
+            lifted("-m mark --mark 0x1"),
+            lifted("-m mark --mark 0x1/0xffffffff")
+        );
+    }
+
+    #[test]
+    fn what_is_not_ours_is_named_and_rendered_as_it_was() {
+        for (words, unknown) in [
+            (
+                "-p tcp -m limit --limit 1/sec -j RETURN",
+                "meta l4proto tcp <-m limit --limit 1/sec> accept",
+            ),
+            ("-j ACCEPT", "<-j ACCEPT>"),
+            ("-g OTHER", "<-g OTHER>"),
+            (
+                "-p tcp -m tcp --dport 1:2 -j DROP",
+                "meta l4proto tcp <--dport 1:2> drop",
+            ),
+            ("-i eth+ -j DROP", "<-i eth+> drop"),
+            ("! -d 10.0.0.0/8 -j DROP", "<! -d 10.0.0.0/8> drop"),
+            (
+                "-p udp -m udp --dport 1 -j REDIRECT --to-ports 2 --random",
+                "meta l4proto udp th dport 1 redirect to :2 <--random>",
+            ),
+            (
+                "-m comment --comment \"it\\'s theirs\" -j DROP",
+                "<-m comment --comment \"it\\'s theirs\"> drop",
+            ),
+            (
+                "-j TPROXY --on-port 2 --on-ip 10.0.0.1 --tproxy-mark 0x1/0xf",
+                "<-j TPROXY --on-port 2 --on-ip 10.0.0.1 --tproxy-mark 0x1/0xf>",
+            ),
+            ("-m mark --mark 0x10/0xf", "<-m mark --mark 0x10/0xf>"),
+        ] {
+            let rule = lifted(words);
+            assert_eq!(rule.to_string(), unknown);
+            assert_eq!(
+                render(&rule).replace("-m tcp ", ""),
+                words.replace("-m tcp ", "")
+            );
+        }
+    }
+
+    /// iptables takes a port of a protocol only within its match.
+    #[test]
+    fn a_port_without_a_protocol_is_not_ours() {
+        assert_eq!(lifted("--dport 1").to_string(), "<--dport 1>");
+        let rule = lifted("-p udp -m multiport --dports 1,2 -j DROP").to_string();
+        assert_eq!(rule, "meta l4proto udp <-m multiport --dports 1,2> drop");
+    }
+}

@@ -1,0 +1,174 @@
+//! Locks of one netns, so that nobody reads what another is in the middle of writing: a netconfig that was killed,
+//! with a program of it that is still dying, and the one that was started after it.
+//!
+//! Files on tmpfs below the run directory, there only while they are needed. The kernel lets go of a lock with the
+//! last process that holds it.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File, OpenOptions, TryLockError},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use netns::Netns;
+
+use super::ProgramError;
+
+/// How often a lock is tried: flock(2) cannot wait with a deadline.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// What a netns is locked with while programs of iptables read or write in it.
+#[derive(Debug)]
+pub(super) struct Session {
+    base: PathBuf,
+    /// Held, not read.
+    _lock: File,
+}
+
+impl Session {
+    /// Waits until the netns is free.
+    pub(super) fn open(
+        directory: &Path,
+        netns: &Netns,
+        patience: Duration,
+    ) -> Result<Self, ProgramError> {
+        let id = netns.id();
+        let base = directory.join(format!("{}-{}", id.inode, id.cookie));
+        let path = with(&base, "lock");
+        let lock = wait_for(&path, Instant::now() + patience).map_err(|source| {
+            let lock = path.display().to_string();
+            if source.kind() == io::ErrorKind::WouldBlock {
+                ProgramError::Locked { lock }
+            } else {
+                ProgramError::Lock { path, source }
+            }
+        })?;
+        Ok(Self { base, _lock: lock })
+    }
+
+    /// What the one program that runs holds itself, for it may outlive this process by a moment.
+    pub(super) fn of_program(&self) -> PathBuf {
+        with(&self.base, "program")
+    }
+
+    /// What iptables-legacy locks; by default it is one file for all netns, the node's included.
+    pub(super) fn of_xtables(&self) -> PathBuf {
+        with(&self.base, "xtables")
+    }
+}
+
+/// What others hold stays: they would not see that it is another file by then.
+impl Drop for Session {
+    fn drop(&mut self) {
+        for path in [self.of_program(), self.of_xtables()] {
+            remove_if_free(&path);
+        }
+        let own = with(&self.base, "lock");
+        drop(fs::remove_file(own));
+    }
+}
+
+/// Makes the directory, and removes what a netconfig that was killed left in it.
+pub(super) fn prepare(directory: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory)?;
+    for entry in fs::read_dir(directory)? {
+        remove_if_free(&entry?.path());
+    }
+    Ok(())
+}
+
+/// Locks a file that is made if it is not there. Waits until the deadline; then the error's kind is `WouldBlock`.
+pub(super) fn wait_for(path: &Path, deadline: Instant) -> io::Result<File> {
+    loop {
+        let file = open(path)?;
+        match file.try_lock() {
+            // Whoever held it before may have removed it meanwhile: then it locks nothing.
+            Ok(()) if is_at(&file, path) => return Ok(file),
+            Ok(()) => continue,
+            Err(TryLockError::Error(error)) => return Err(error),
+            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(false).mode(0o600);
+    options.open(path)
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(held), Ok(found)) = (file.metadata(), fs::metadata(path)) else {
+        return false;
+    };
+    (held.dev(), held.ino()) == (found.dev(), found.ino())
+}
+
+/// While it is locked here, nobody else can come to hold it.
+fn remove_if_free(path: &Path) {
+    let file = OpenOptions::new().write(true).open(path);
+    if let Ok(file) = file
+        && file.try_lock().is_ok()
+        && let Err(error) = fs::remove_file(path)
+    {
+        tracing::debug!(path = %path.display(), %error, "Cannot remove a lock");
+    }
+}
+
+fn with(base: &Path, extension: &str) -> PathBuf {
+    let mut path = OsString::from(base);
+    path.push(".");
+    path.push(extension);
+    path.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_is_held_is_waited_for_until_the_deadline() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.lock");
+        let held = wait_for(&path, Instant::now()).unwrap();
+        let deadline = Instant::now() + Duration::from_millis(20);
+        let error = wait_for(&path, deadline).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(Instant::now() >= deadline);
+        drop(held);
+        wait_for(&path, Instant::now()).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_by_its_holder_is_made_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.lock");
+        let held = wait_for(&path, Instant::now()).unwrap();
+        thread::scope(|scope| {
+            let waiting =
+                scope.spawn(|| wait_for(&path, Instant::now() + Duration::from_secs(5)).unwrap());
+            // Whether it waits by now or not, it must end with the file that is there.
+            fs::remove_file(&path).unwrap();
+            drop(held);
+            assert!(is_at(&waiting.join().unwrap(), &path));
+        });
+    }
+
+    #[test]
+    fn what_is_left_is_removed_and_what_is_held_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let (left, held) = (directory.path().join("a"), directory.path().join("b"));
+        fs::write(&left, "").unwrap();
+        let _held = wait_for(&held, Instant::now()).unwrap();
+        prepare(directory.path()).unwrap();
+        assert_eq!((left.exists(), held.exists()), (false, true));
+    }
+}

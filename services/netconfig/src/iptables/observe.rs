@@ -1,0 +1,239 @@
+//! What of iptables' tables is ours or the incumbent's.
+
+use super::{
+    lift::lift,
+    place::{
+        INCUMBENT_CHAINS, Incumbent, PLACES, PREFIX, SIDECAR_CHAIN, base_of, chain_in, chain_out,
+        origin_of, rank, table_family,
+    },
+    save::{Saved, SavedRule},
+};
+use crate::{
+    backend::{Jump, Observed, ObservedTable},
+    family::Family,
+    rules::{Chain, Table, TableFamily},
+};
+
+/// Of each family what was printed, IPv4 first.
+pub(super) fn observe(saved: &[(Family, Vec<Saved>)]) -> Observed {
+    let mut observed = Observed::default();
+    for (family, tables) in saved {
+        let family = table_family(*family);
+        for (place, ours) in PLACES {
+            let Some(table) = tables.iter().find(|table| table.name == place) else {
+                continue;
+            };
+            observed.tables.extend(ours_in(table, family, ours));
+            let incumbent = incumbent_chains(table, tables);
+            observed
+                .jumps
+                .extend(jumps_in(table, family, ours, &incumbent));
+            let names = incumbent.into_iter().map(|chain| Incumbent {
+                family,
+                place: place.to_owned(),
+                chain: chain.to_owned(),
+            });
+            observed
+                .incumbent
+                .extend(names.map(|chain| chain.to_string()));
+        }
+    }
+    observed
+}
+
+/// Every chain of ours in one of iptables' tables. There is a table of ours where there is one.
+fn ours_in(saved: &Saved, family: TableFamily, ours: &str) -> Option<ObservedTable> {
+    let names = saved
+        .chains
+        .iter()
+        .filter(|chain| chain.starts_with(PREFIX));
+    let mut chains: Vec<_> = names.map(|name| chain_of(saved, ours, name)).collect();
+    if chains.is_empty() {
+        return None;
+    }
+    chains.sort_by_key(|chain| (rank(&chain.name), chain.name.clone()));
+    let entered = chains.iter().filter(|chain| chain.base.is_some()).count();
+    let surplus = jumps_to_ours(saved).count().saturating_sub(entered);
+    Some(ObservedTable {
+        comment: comment_of(saved, &chains),
+        table: Table {
+            family,
+            name: ours.to_owned(),
+            chains,
+        },
+        others: u32::try_from(surplus).unwrap_or(u32::MAX),
+    })
+}
+
+fn chain_of(saved: &Saved, ours: &str, chain: &str) -> Chain {
+    let rules = saved.rules.iter().filter(|rule| rule.chain == chain);
+    let name = chain_in(chain).to_owned();
+    let base = entrance(saved, &name).and_then(|_| base_of(ours, &name));
+    Chain {
+        base,
+        rules: rules.map(|rule| lift(&rule.words)).collect(),
+        name,
+    }
+}
+
+/// The one jump that leads to a chain of ours, from where it belongs.
+fn entrance<'a>(saved: &'a Saved, name: &str) -> Option<&'a SavedRule> {
+    let (chain, origin) = (chain_out(name), origin_of(name)?);
+    let mut jumps = jumps_to_ours(saved).filter(|jump| jump.target() == Some(chain));
+    let jump = jumps.next().filter(|jump| jump.chain == origin)?;
+    (jumps.next().is_none() && (is_bare(jump) || comment_in(jump).is_some())).then_some(jump)
+}
+
+/// Rules of others' chains that lead to one of ours.
+fn jumps_to_ours(saved: &Saved) -> impl Iterator<Item = &SavedRule> {
+    let leads_to_ours = |rule: &&SavedRule| {
+        let target = rule.target();
+        !rule.chain.starts_with(PREFIX) && target.is_some_and(|chain| chain.starts_with(PREFIX))
+    };
+    saved.rules.iter().filter(leads_to_ours)
+}
+
+/// The tag, if every entrance bears the same.
+fn comment_of(saved: &Saved, chains: &[Chain]) -> Option<String> {
+    let jumps = chains
+        .iter()
+        .filter_map(|chain| entrance(saved, &chain.name));
+    let mut comments = jumps.map(comment_in);
+    let first = comments.next()??;
+    comments
+        .all(|comment| comment == Some(first))
+        .then(|| first.to_owned())
+}
+
+/// A jump that bears a comment, and nothing else.
+fn comment_in(jump: &SavedRule) -> Option<&str> {
+    let words: Vec<_> = jump.words.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["-m", "comment", "--comment", comment, "-j", _] => Some(comment),
+        _ => None,
+    }
+}
+
+fn is_bare(jump: &SavedRule) -> bool {
+    matches!(jump.words.as_slice(), [word, _] if word == "-j")
+}
+
+/// The chains of Istio's node agent. A sidecar has one of the same name, among others.
+fn incumbent_chains<'a>(saved: &'a Saved, tables: &[Saved]) -> Vec<&'a str> {
+    let [prerouting, _] = INCUMBENT_CHAINS;
+    let has = |table: &Saved, name: &str| table.chains.iter().any(|chain| chain == name);
+    let is_sidecars = tables.iter().any(|table| has(table, SIDECAR_CHAIN));
+    if is_sidecars && !has(saved, prerouting) {
+        return Vec::new();
+    }
+    let chains = saved.chains.iter().map(String::as_str);
+    chains
+        .filter(|chain| INCUMBENT_CHAINS.contains(chain))
+        .collect()
+}
+
+/// Rules of others' chains that go with the chains that they lead to.
+fn jumps_in<'a>(
+    saved: &'a Saved,
+    family: TableFamily,
+    ours: &'a str,
+    incumbent: &'a [&str],
+) -> impl Iterator<Item = Jump> {
+    let is_theirs = |rule: &&SavedRule| {
+        let target = rule.target().filter(|target| incumbent.contains(target));
+        target.is_some() && !incumbent.contains(&rule.chain.as_str())
+    };
+    let theirs = saved.rules.iter().filter(is_theirs);
+    jumps_to_ours(saved).chain(theirs).map(move |rule| Jump {
+        table: (family, ours.to_owned()),
+        to: rule.target().unwrap_or_default().to_owned(),
+        rule: rule.text.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iptables::save::parse;
+
+    fn observed(nat: &str) -> Observed {
+        let saved = parse(&format!("*nat\n{nat}\nCOMMIT\n")).unwrap();
+        observe(&[(Family::V4, saved)])
+    }
+
+    const CHAINS: &str = ":PREROUTING ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n\
+        :INPOD_OUTPUT - [0:0]\n:INPOD_PREROUTING - [0:0]\n\
+        -A PREROUTING -m comment --comment \"a tag\" -j INPOD_PREROUTING\n";
+
+    const JUMP: &str = "-A OUTPUT -m comment --comment \"a tag\" -j INPOD_OUTPUT\n";
+
+    /// What is observed of the output chain: whether it is entered, the tag, and what is too much.
+    fn entered(jumps: &str) -> (bool, Option<String>, u32) {
+        let observed = observed(&format!("{CHAINS}{jumps}"));
+        let [nat] = observed.tables.as_slice() else {
+            panic!("{observed:?}");
+        };
+        assert_eq!(nat.table.chains[0].name, "prerouting");
+        assert!(nat.table.chains[0].base.is_some());
+        let output = &nat.table.chains[1];
+        assert_eq!(output.name, "output");
+        (output.base.is_some(), nat.comment.clone(), nat.others)
+    }
+
+    #[test]
+    fn a_chain_is_entered_by_the_one_jump_and_by_nothing_else() {
+        let tag = || Some("a tag".to_owned());
+        assert_eq!(entered(JUMP), (true, tag(), 0));
+        assert_eq!(entered(""), (false, tag(), 0));
+        assert_eq!(entered(&format!("{JUMP}{JUMP}")), (false, tag(), 2));
+        let elsewhere = JUMP.replace("-A OUTPUT", "-A INPUT");
+        assert_eq!(entered(&elsewhere), (false, tag(), 1));
+        let narrowed = JUMP.replace("-m", "-p tcp -m");
+        assert_eq!(entered(&narrowed), (false, tag(), 1));
+        let other = JUMP.replace("a tag", "another");
+        assert_eq!(entered(&other), (true, None, 0));
+        let untagged = "-A OUTPUT -j INPOD_OUTPUT";
+        assert_eq!(entered(untagged), (true, None, 0));
+        let outgoing = format!("{JUMP}-A INPOD_OUTPUT -j INPOD_PREROUTING");
+        assert_eq!(entered(&outgoing), (true, tag(), 0));
+    }
+
+    #[test]
+    fn a_chain_of_another_release_is_part_of_the_table() {
+        let observed = observed(&format!("{CHAINS}:INPOD_OLD - [0:0]\n-A INPOD_OLD -j DROP"));
+        let chains = &observed.tables[0].table.chains;
+        let names: Vec<_> = chains.iter().map(|chain| chain.name.as_str()).collect();
+        assert_eq!(names, ["prerouting", "output", "INPOD_OLD"]);
+    }
+
+    #[test]
+    fn the_incumbents_chains_and_the_jumps_to_them_are_seen() {
+        let observed = observed(
+            ":OUTPUT ACCEPT [0:0]\n:ISTIO_PRERT - [0:0]\n:ISTIO_OUTPUT - [0:0]\n\
+             -A PREROUTING -j ISTIO_PRERT\n-A OUTPUT -j ISTIO_OUTPUT\n-A ISTIO_OUTPUT -j ACCEPT",
+        );
+        assert_eq!(observed.tables, []);
+        assert_eq!(
+            observed.incumbent,
+            ["ip nat ISTIO_PRERT", "ip nat ISTIO_OUTPUT"]
+        );
+        let jumps: Vec<_> = observed
+            .jumps
+            .iter()
+            .map(|jump| jump.rule.as_str())
+            .collect();
+        assert_eq!(
+            jumps,
+            ["PREROUTING -j ISTIO_PRERT", "OUTPUT -j ISTIO_OUTPUT"]
+        );
+        let parsed: Incumbent = observed.incumbent[0].parse().unwrap();
+        assert_eq!(parsed.to_string(), observed.incumbent[0]);
+    }
+
+    #[test]
+    fn a_sidecars_chains_are_not_the_incumbents() {
+        let sidecar = ":ISTIO_REDIRECT - [0:0]\n:ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n\
+            -A ISTIO_OUTPUT -j ISTIO_REDIRECT";
+        assert_eq!(observed(sidecar), Observed::default());
+    }
+}

@@ -1,0 +1,135 @@
+//! Where our tables stand in iptables: chains of ours in its own tables, to which one jump each leads.
+
+use std::{fmt, str::FromStr};
+
+use crate::{
+    family::Family,
+    rules::{
+        Base, Hook, Kind, Policy, TableFamily,
+        ambient::{MANGLE, NAT, RAW},
+    },
+};
+
+/// How chains of ours are named.
+pub(super) const PREFIX: &str = "INPOD_";
+
+/// iptables' tables in the order in which they take effect, and what ours in them are called.
+pub(super) const PLACES: [(&str, &str); 3] = [("raw", RAW), ("mangle", MANGLE), ("nat", NAT)];
+
+/// What a chain of ours is called, in iptables and in a [`crate::rules::Table`], and which chain leads to it.
+const CHAINS: [(&str, &str, &str, Hook); 2] = [
+    (
+        "INPOD_PREROUTING",
+        "prerouting",
+        "PREROUTING",
+        Hook::Prerouting,
+    ),
+    ("INPOD_OUTPUT", "output", "OUTPUT", Hook::Output),
+];
+
+/// The chains of Istio's node agent (shared facts: istio-ambient.md, 1.8).
+pub(super) const INCUMBENT_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
+
+/// A chain of Istio's sidecar, whose nat table always has it and whose `ISTIO_OUTPUT` is none of the node agent's
+/// (shared facts: istio-sidecar-install.md, 4.3).
+pub(super) const SIDECAR_CHAIN: &str = "ISTIO_REDIRECT";
+
+/// iptables' name for the table that one of ours stands in.
+pub(super) fn place_of(ours: &str) -> Option<&'static str> {
+    let mut places = PLACES.into_iter();
+    places
+        .find(|(_, name)| *name == ours)
+        .map(|(place, _)| place)
+}
+
+/// iptables' name for a chain of one of our tables. One that others made there has no other name.
+pub(super) fn chain_out(name: &str) -> &str {
+    let mut chains = CHAINS.iter();
+    let known = chains.find(|(_, ours, _, _)| *ours == name);
+    known.map_or(name, |(chain, _, _, _)| chain)
+}
+
+/// The way back of [`chain_out`].
+pub(super) fn chain_in(chain: &str) -> &str {
+    let mut chains = CHAINS.iter();
+    let known = chains.find(|(known, _, _, _)| *known == chain);
+    known.map_or(chain, |(_, ours, _, _)| ours)
+}
+
+/// In which place a chain stands among those of a table.
+pub(super) fn rank(name: &str) -> usize {
+    let mut chains = CHAINS.iter();
+    let position = chains.position(|(_, ours, _, _)| *ours == name);
+    position.unwrap_or(CHAINS.len())
+}
+
+/// iptables' chain from which packets come to one of ours.
+pub(super) fn origin_of(name: &str) -> Option<&'static str> {
+    let mut chains = CHAINS.into_iter();
+    let known = chains.find(|(_, ours, _, _)| *ours == name);
+    known.map(|(_, _, origin, _)| origin)
+}
+
+/// Where packets enter a chain of ours, when the jump to it is there: as iptables' own chain does (xt_table's priority
+/// in net/ipv4/netfilter/iptable_{raw,mangle,nat}.c, and `nft_xt_builtin` of iptables).
+pub(super) fn base_of(ours: &str, chain: &str) -> Option<Base> {
+    let (_, _, _, hook) = CHAINS.into_iter().find(|(_, name, _, _)| *name == chain)?;
+    let (kind, priority) = match (ours, hook) {
+        (RAW, _) => (Kind::Filter, -300),
+        (MANGLE, Hook::Output) => (Kind::Route, -150),
+        (MANGLE, _) => (Kind::Filter, -150),
+        (NAT, _) => (Kind::Nat, -100),
+        _ => return None,
+    };
+    Some(Base {
+        kind,
+        hook,
+        priority,
+        policy: Policy::Accept,
+    })
+}
+
+/// The family of iptables' tables.
+pub(super) fn table_family(family: Family) -> TableFamily {
+    match family {
+        Family::V4 => TableFamily::Ip,
+        Family::V6 => TableFamily::Ip6,
+    }
+}
+
+/// A chain of Istio's node agent. Its text names it in [`crate::backend::Observed`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Incumbent {
+    pub(super) family: TableFamily,
+    pub(super) place: String,
+    pub(super) chain: String,
+}
+
+impl fmt::Display for Incumbent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            family,
+            place,
+            chain,
+        } = self;
+        write!(f, "{family} {place} {chain}")
+    }
+}
+
+impl FromStr for Incumbent {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let words: Vec<_> = text.split(' ').collect();
+        let [family, place, chain] = words.as_slice() else {
+            return Err(());
+        };
+        let mut families = [TableFamily::Ip, TableFamily::Ip6].into_iter();
+        let family = families.find(|known| known.to_string() == *family);
+        Ok(Self {
+            family: family.ok_or(())?,
+            place: (*place).to_owned(),
+            chain: (*chain).to_owned(),
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! A process that is waited for until a deadline, while what it says is read.
+
+use std::{
+    io::{self, Read},
+    os::fd::{AsFd, BorrowedFd},
+    process::{Child, ExitStatus},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+
+/// How much of either output is read: 100,000 foreign rules and more.
+const MOST_BYTES: u64 = 64 * 1024 * 1024;
+
+/// How long both outputs may be silent until it is looked whether the process has ended.
+const GLANCE: Duration = Duration::from_millis(50);
+
+/// How often it is looked whether a process that has closed its outputs has ended.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// How long a process that was killed may take to be gone.
+const LAST_MOMENTS: Duration = Duration::from_secs(1);
+
+/// How a process ended, and what it said.
+#[derive(Debug)]
+pub(super) struct Said {
+    pub(super) status: ExitStatus,
+    pub(super) output: Vec<u8>,
+    pub(super) errors: Vec<u8>,
+}
+
+/// A process with its own group, that ends with this.
+pub(super) struct Started(pub(super) Child);
+
+impl Started {
+    /// How it ended and what it said, if it ended in time.
+    pub(super) fn wait(&mut self, deadline: Instant) -> io::Result<Option<Said>> {
+        let (output, errors) = (self.0.stdout.take(), self.0.stderr.take());
+        let (mut output, mut errors) = (Stream::new(output)?, Stream::new(errors)?);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            wait_for_either(&output, &errors, left)?;
+            output.read()?;
+            errors.read()?;
+            // What it started may live on and hold the streams: it has said what it had to say.
+            if (output.is_closed() && errors.is_closed()) || self.0.try_wait()?.is_some() {
+                break;
+            }
+        }
+        let Some(status) = self.ended_by(deadline)? else {
+            return Ok(None);
+        };
+        output.read()?;
+        errors.read()?;
+        Ok(Some(Said {
+            status,
+            output: output.bytes,
+            errors: errors.bytes,
+        }))
+    }
+
+    fn ended_by(&mut self, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+        loop {
+            let ended = self.0.try_wait()?;
+            if ended.is_some() || Instant::now() >= deadline {
+                return Ok(ended);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// Whoever stops waiting ends it, with what it started.
+impl Drop for Started {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        if let Ok(group) = i32::try_from(self.0.id()) {
+            // Where it has ended meanwhile there is nobody to kill.
+            killpg(Pid::from_raw(group), Signal::SIGKILL).unwrap_or_default();
+        }
+        let gone = self.ended_by(Instant::now() + LAST_MOMENTS);
+        if !matches!(gone, Ok(Some(_))) {
+            tracing::warn!(pid = self.0.id(), "A program that was killed is not gone");
+        }
+    }
+}
+
+/// What a process writes, as far as it has written it.
+struct Stream<T> {
+    pipe: Option<T>,
+    bytes: Vec<u8>,
+}
+
+impl<T: Read + AsFd> Stream<T> {
+    fn new(pipe: Option<T>) -> io::Result<Self> {
+        if let Some(pipe) = &pipe {
+            fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        Ok(Self {
+            pipe,
+            bytes: Vec::new(),
+        })
+    }
+
+    fn is_closed(&self) -> bool {
+        self.pipe.is_none()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.pipe.as_ref().map(AsFd::as_fd)
+    }
+
+    fn read(&mut self) -> io::Result<()> {
+        let Some(pipe) = &mut self.pipe else {
+            return Ok(());
+        };
+        match pipe.take(MOST_BYTES).read_to_end(&mut self.bytes) {
+            Ok(_) => self.pipe = None,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+        if u64::try_from(self.bytes.len()).is_ok_and(|length| length < MOST_BYTES) {
+            Ok(())
+        } else {
+            Err(io::Error::other("it says more than is read"))
+        }
+    }
+}
+
+fn wait_for_either<A: Read + AsFd, B: Read + AsFd>(
+    output: &Stream<A>,
+    errors: &Stream<B>,
+    left: Duration,
+) -> io::Result<()> {
+    let open = [output.descriptor(), errors.descriptor()].into_iter();
+    let mut open: Vec<_> = open
+        .flatten()
+        .map(|pipe| PollFd::new(pipe, PollFlags::POLLIN))
+        .collect();
+    let timeout = PollTimeout::try_from(left.min(GLANCE)).unwrap_or(PollTimeout::ZERO);
+    match poll(&mut open, timeout) {
+        Ok(_) | Err(nix::Error::EINTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::unix::process::CommandExt as _,
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+
+    /// A child of this test, which a shell stands for.
+    fn started(shell: &str) -> Started {
+        let mut command = Command::new("/bin/sh");
+        command
+            .args(["-c", shell])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0);
+        Started(command.spawn().unwrap())
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(10)
+    }
+
+    #[test]
+    fn more_than_a_pipe_holds_is_read_from_both_outputs() {
+        let shell = "head -c 1000000 /dev/zero >&2; head -c 2000000 /dev/zero; exit 3";
+        let said = started(shell).wait(soon()).unwrap().unwrap();
+        assert_eq!(said.status.code(), Some(3));
+        assert_eq!(
+            (said.output.len(), said.errors.len()),
+            (2_000_000, 1_000_000)
+        );
+    }
+
+    #[test]
+    fn what_does_not_end_in_time_is_killed_with_what_it_started() {
+        let directory = tempfile::tempdir().unwrap();
+        let pids = directory.path().join("pids");
+        let shell = format!("sleep 600 & echo $! $$ > {}; wait", pids.display());
+        let mut child = started(&shell);
+        let pids = loop {
+            let text = std::fs::read_to_string(&pids).unwrap_or_default();
+            if text.ends_with('\n') {
+                break text;
+            }
+            thread::sleep(PAUSE);
+        };
+        assert!(
+            child
+                .wait(Instant::now() + Duration::from_millis(20))
+                .unwrap()
+                .is_none()
+        );
+        drop(child);
+        let deadline = soon();
+        for pid in pids.split_whitespace() {
+            // Whoever reaps the grandchild does so at leisure.
+            let runs = || {
+                let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+                status.is_ok_and(|status| !status.contains(") Z "))
+            };
+            while runs() {
+                assert!(Instant::now() < deadline, "{pid} runs on");
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    #[test]
+    fn an_output_that_is_held_by_a_grandchild_is_not_waited_for() {
+        let mut child = started("sleep 600 & echo done");
+        let began = Instant::now();
+        let said = child.wait(soon()).unwrap().unwrap();
+        assert!(said.status.success() && began.elapsed() < Duration::from_secs(5));
+        assert_eq!(said.output, b"done\n");
+        let group = Pid::from_raw(child.0.id().try_into().unwrap());
+        killpg(group, Signal::SIGKILL).unwrap();
+    }
+}

@@ -1,0 +1,311 @@
+//! The programs of iptables on this machine: where they are, which release they are of, and how they are run.
+
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use netns::Netns;
+
+use super::{
+    ProgramError, Variant,
+    lock::{self, Session},
+    run::Run,
+};
+use crate::family::Family;
+
+/// Where programs are looked for. Not in a `PATH`: a caller could choose it.
+const DIRECTORIES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"];
+
+/// This process's own binary, even where another one has taken its place on disk.
+const RUNNER: &str = "/proc/self/exe";
+
+/// How long one run may take. A pod's rules take milliseconds; the rest is for locks.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// There where the kernel has IPv6, even where it is switched off.
+const IPV6: &str = "/proc/sys/net/ipv6";
+
+/// The first release of iptables-legacy whose restore waits for its lock (`-w`).
+const WAITS_SINCE: Version = Version([1, 6, 2]);
+
+/// One of the programs of a variant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Program {
+    pub(super) variant: Variant,
+    pub(super) family: Family,
+    pub(super) act: Act,
+}
+
+/// What a program does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Act {
+    /// Prints rules.
+    Save,
+    /// Makes them so.
+    Restore,
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = match self.family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let variant = match self.variant {
+            Variant::Nft => "nft",
+            Variant::Legacy => "legacy",
+        };
+        let act = match self.act {
+            Act::Save => "save",
+            Act::Restore => "restore",
+        };
+        write!(f, "{family}-{variant}-{act}")
+    }
+}
+
+/// A release of iptables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version([u16; 3]);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self([major, minor, patch]) = self;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+impl FromStr for Version {
+    type Err = ();
+
+    /// Out of what `--version` prints: `iptables-save v1.8.9 (legacy)`.
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let numbers = |word: &str| {
+            let mut numbers = word.strip_prefix('v')?.split('.').map(str::parse::<u16>);
+            let mut next = || numbers.next().unwrap_or(Ok(0)).ok();
+            Some(Self([next()?, next()?, next()?]))
+        };
+        text.split_whitespace().find_map(numbers).ok_or(())
+    }
+}
+
+/// The programs of iptables on this machine.
+#[derive(Clone, Debug, Default)]
+pub struct Programs {
+    found: BTreeMap<String, PathBuf>,
+    versions: Vec<(Variant, Version)>,
+    runner: PathBuf,
+    locks: PathBuf,
+    patience: Duration,
+}
+
+impl Programs {
+    /// Looks for them in `/usr/sbin`, `/sbin`, `/usr/bin`, `/bin` and `/usr/local/sbin`, and asks for their version. `locks` is a directory of their own, below the
+    /// run directory.
+    pub fn search(locks: &Path) -> Self {
+        Self::search_in(&DIRECTORIES.map(Path::new), Path::new(RUNNER), locks)
+    }
+
+    /// The same in other directories and through another binary of netconfig, for tests.
+    pub fn search_in(directories: &[&Path], runner: &Path, locks: &Path) -> Self {
+        if let Err(error) = lock::prepare(locks) {
+            tracing::warn!(path = %locks.display(), %error, "Cannot prepare the directory of locks");
+        }
+        let all = Variant::ALL.into_iter().flat_map(programs_of);
+        let find = |program: Program| Some((program.to_string(), find(directories, program)?));
+        let found = Self {
+            found: all.filter_map(find).collect(),
+            versions: Vec::new(),
+            runner: runner.to_owned(),
+            locks: locks.to_owned(),
+            patience: PATIENCE,
+        };
+        let version = |variant| Some((variant, found.ask(variant)?));
+        Self {
+            versions: Variant::ALL.into_iter().filter_map(version).collect(),
+            ..found
+        }
+    }
+
+    /// Lets each run take that long.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
+    }
+
+    /// Whether those of a variant were found.
+    pub fn has(&self, variant: Variant) -> bool {
+        self.missing(variant).is_empty()
+    }
+
+    /// The names of those of a variant that were not found. Those of IPv6 are not missed where the kernel has none.
+    pub fn missing(&self, variant: Variant) -> Vec<String> {
+        let needed = programs_of(variant).filter(|program| families().contains(&program.family));
+        let names = needed.map(|program| program.to_string());
+        names
+            .filter(|name| !self.found.contains_key(name))
+            .collect()
+    }
+
+    /// The release of a variant, where it could be had.
+    pub(crate) fn version(&self, variant: Variant) -> Option<Version> {
+        let mut versions = self.versions.iter();
+        let known = versions.find(|(known, _)| *known == variant);
+        known.map(|(_, version)| *version)
+    }
+
+    /// Waits until nobody else is at work in a netns by way of iptables.
+    pub(super) fn session(&self, variant: Variant, netns: &Netns) -> Result<Session, ProgramError> {
+        if self.has(variant) {
+            Session::open(&self.locks, netns, self.patience)
+        } else {
+            Err(self.lacks(variant))
+        }
+    }
+
+    /// Runs one in a netns and gives what it printed.
+    pub(super) fn run(
+        &self,
+        program: Program,
+        netns: &Netns,
+        script: &str,
+        session: &Session,
+    ) -> Result<String, ProgramError> {
+        let run = Run {
+            runner: &self.runner,
+            netns: Some(netns),
+            program: self.path(program)?,
+            arguments: self.arguments(program),
+            script,
+            locks: Some((session.of_program(), session.of_xtables())),
+            patience: self.patience,
+        };
+        run.output()
+    }
+
+    fn path(&self, program: Program) -> Result<&Path, ProgramError> {
+        let path = self.found.get(&program.to_string());
+        path.map(PathBuf::as_path)
+            .ok_or_else(|| self.lacks(program.variant))
+    }
+
+    fn lacks(&self, variant: Variant) -> ProgramError {
+        ProgramError::Missing {
+            variant,
+            programs: self.missing(variant),
+        }
+    }
+
+    fn arguments(&self, program: Program) -> Vec<String> {
+        let mut arguments = Vec::new();
+        if program.act == Act::Restore {
+            arguments.push("--noflush".to_owned());
+            if self.waits(program.variant) {
+                // It takes whole seconds, and is to give up before it is given up.
+                let seconds = self.patience.as_secs().saturating_sub(1).max(1);
+                arguments.extend(["-w".to_owned(), seconds.to_string()]);
+            }
+        }
+        arguments
+    }
+
+    /// Whether restore takes a lock, and can be told to wait for it.
+    fn waits(&self, variant: Variant) -> bool {
+        let version = self.version(variant);
+        variant == Variant::Legacy && version.is_some_and(|version| version >= WAITS_SINCE)
+    }
+
+    fn ask(&self, variant: Variant) -> Option<Version> {
+        let run = Run {
+            runner: &self.runner,
+            netns: None,
+            program: self.path(programs_of(variant).next()?).ok()?,
+            arguments: vec!["--version".to_owned()],
+            script: "",
+            locks: None,
+            patience: self.patience,
+        };
+        match run.output() {
+            Ok(said) => said.parse().ok(),
+            Err(error) => {
+                tracing::warn!(%variant, %error, "Cannot ask iptables for its version");
+                None
+            }
+        }
+    }
+}
+
+/// The families that the kernel has.
+pub(super) fn families() -> &'static [Family] {
+    if Path::new(IPV6).exists() {
+        &Family::ALL
+    } else {
+        &[Family::V4]
+    }
+}
+
+fn programs_of(variant: Variant) -> impl Iterator<Item = Program> {
+    Family::ALL.into_iter().flat_map(move |family| {
+        [Act::Save, Act::Restore].map(|act| Program {
+            variant,
+            family,
+            act,
+        })
+    })
+}
+
+fn find(directories: &[&Path], program: Program) -> Option<PathBuf> {
+    let mut candidates = directories
+        .iter()
+        .map(|path| path.join(program.to_string()));
+    candidates.find(|path| is_program(path))
+}
+
+fn is_program(path: &Path) -> bool {
+    let found = fs::metadata(path);
+    found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_out_of_what_programs_say() {
+        let version = |text: &str| text.parse::<Version>().map(|version| version.to_string());
+        assert_eq!(
+            version("iptables-nft-save v1.8.9 (nf_tables)").unwrap(),
+            "1.8.9"
+        );
+        assert_eq!(version("iptables-save v1.8 (legacy)").unwrap(), "1.8.0");
+        assert_eq!(version("iptables-save v1.8.10"), Ok("1.8.10".to_owned()));
+        assert!(
+            "iptables-save: unrecognized option"
+                .parse::<Version>()
+                .is_err()
+        );
+        assert!(Version([1, 6, 10]) > WAITS_SINCE && Version([1, 6, 1]) < WAITS_SINCE);
+    }
+
+    #[test]
+    fn what_is_not_there_is_named_and_what_is_no_program_is_not_there() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("iptables-nft-save"), "no program").unwrap();
+        let locks = directory.path().join("locks");
+        let found = Programs::search_in(&[directory.path()], Path::new("/bin/false"), &locks);
+        let missing = found.missing(Variant::Nft);
+        assert!(
+            missing.contains(&"iptables-nft-save".to_owned()),
+            "{missing:?}"
+        );
+        assert!(
+            missing.contains(&"iptables-nft-restore".to_owned()),
+            "{missing:?}"
+        );
+        assert!(!found.has(Variant::Legacy));
+    }
+}

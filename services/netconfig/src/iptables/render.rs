@@ -1,0 +1,86 @@
+//! From what a rule means to the words that iptables takes. [`super::lift`] is the way back.
+
+use crate::{
+    marks::Mark,
+    rules::{Expr, Network, Rule, Transport},
+};
+
+/// Of the flags fin, syn, rst and ack, syn alone.
+pub(super) const BEGINS: [&str; 2] = ["FIN,SYN,RST,ACK", "SYN"];
+
+/// A connection that is known, as `iptables-save` prints it.
+pub(super) const KNOWN: &str = "RELATED,ESTABLISHED";
+
+/// A rule without its chain, as `iptables-save` prints it.
+pub(super) fn render(rule: &Rule) -> String {
+    let (mut transport, mut parts) = (None, Vec::new());
+    for expr in &rule.0 {
+        if let Expr::Protocol(found) = expr {
+            transport = Some(*found);
+        }
+        if is_of_transport(expr) {
+            // Once: it opens the match that the ports and flags belong to.
+            parts.extend(transport.take().map(|found| format!("-m {}", name(found))));
+        }
+        parts.extend(part(expr));
+    }
+    parts.join(" ")
+}
+
+/// Whether it is said within `-m tcp` or `-m udp`.
+fn is_of_transport(expr: &Expr) -> bool {
+    matches!(
+        expr,
+        Expr::SourcePort(_) | Expr::Port(_) | Expr::PortNot(_) | Expr::Begins
+    )
+}
+
+/// `None` for what iptables has no words for: the table says the family, and every rule counts.
+fn part(expr: &Expr) -> Option<String> {
+    Some(match expr {
+        Expr::Version(_) | Expr::Counter => return None,
+        Expr::Source(network) => format!("-s {}", cidr(*network)),
+        Expr::Destination(network) => format!("-d {}", cidr(*network)),
+        Expr::DestinationNot(other) => format!("! -d {}", cidr(Network::host(*other))),
+        Expr::ArrivesBy(name) => format!("-i {name}"),
+        Expr::LeavesBy(name) => format!("-o {name}"),
+        Expr::NotLeavesBy(name) => format!("! -o {name}"),
+        Expr::Protocol(transport) => format!("-p {}", name(*transport)),
+        Expr::SourcePort(port) => format!("--sport {port}"),
+        Expr::Port(port) => format!("--dport {port}"),
+        Expr::PortNot(port) => format!("! --dport {port}"),
+        Expr::Begins => format!("--tcp-flags {}", BEGINS.join(" ")),
+        Expr::Marked(mark) => format!("-m mark --mark {mark}"),
+        Expr::NotMarked(mark) => format!("-m mark ! --mark {mark}"),
+        Expr::ConnectionMarked(mark) => format!("-m connmark --mark {mark}"),
+        Expr::NewConnection => "-m conntrack --ctstate NEW".to_owned(),
+        Expr::KnownConnection => format!("-m conntrack --ctstate {KNOWN}"),
+        Expr::Mark(mark) => format!("-j MARK --set-xmark {mark}"),
+        Expr::MarkConnection(mark) => format!("-j CONNMARK --set-xmark {mark}"),
+        Expr::Zone(zone) => format!("-j CT --zone {zone}"),
+        // Not ACCEPT: what others have in the same chain of iptables is to see the packet, as it does where a chain
+        // of nf_tables accepts it.
+        Expr::Accept => "-j RETURN".to_owned(),
+        Expr::Drop => "-j DROP".to_owned(),
+        Expr::Redirect(port) => format!("-j REDIRECT --to-ports {port}"),
+        Expr::Tproxy(_, port, mark) => tproxy(*port, *mark),
+        Expr::Unknown(words) => words.clone(),
+    })
+}
+
+/// Without an address: iptables takes that of the interface that the packet arrived by.
+fn tproxy(port: u16, mark: Mark) -> String {
+    format!("-j TPROXY --on-port {port} --tproxy-mark {mark}")
+}
+
+/// iptables prints the length of one address, too.
+fn cidr(network: Network) -> String {
+    format!("{}/{}", network.address(), network.prefix_len())
+}
+
+pub(super) fn name(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Tcp => "tcp",
+        Transport::Udp => "udp",
+    }
+}

@@ -1,0 +1,287 @@
+//! A change as scripts for `iptables-restore --noflush`: one per family, of each table only what changes. What
+//! stands between `*table` and `COMMIT` is done at once or not at all.
+
+use std::collections::BTreeSet;
+
+use super::{
+    place::{Incumbent, PLACES, chain_out, origin_of, place_of, table_family},
+    render::render,
+    words::quote,
+};
+use crate::{
+    backend::{Change, Jump, NewTable, Observed},
+    family::Family,
+    rules::{Expr, Table, TableFamily, ambient::MANGLE},
+};
+
+/// What makes a change, by family; nothing for one in which nothing changes.
+pub(super) fn scripts(seen: &Observed, change: &Change) -> Vec<(Family, String)> {
+    let script = |family| Some((family, script_of(table_family(family), seen, change)));
+    let scripts = Family::ALL.into_iter().filter_map(script);
+    scripts.filter(|(_, text)| !text.is_empty()).collect()
+}
+
+/// What is new comes in the order in which it takes effect, then what is old goes in reverse.
+fn script_of(family: TableFamily, seen: &Observed, change: &Change) -> String {
+    let created = in_order(family, seen, change);
+    let is_new = |name: &str| created.iter().any(|new| new.table.name == name);
+    let mut script: String = created.iter().map(|new| created_by(new, seen)).collect();
+    for (place, ours) in PLACES.into_iter().rev() {
+        let id = (family, ours.to_owned());
+        if change.delete.contains(&id) && !is_new(ours) {
+            script += &section(place, &deleted(&id, seen));
+        }
+    }
+    if change.delete_incumbent {
+        for (place, ours) in PLACES.into_iter().rev() {
+            script += &section(place, &without_incumbent((family, ours), place, seen));
+        }
+    }
+    script
+}
+
+/// Raw, mangle, nat: what is captured by nat is marked and kept apart before it is captured. Where mangle captures and
+/// no longer will, it comes after nat: in between nothing is let out.
+fn in_order<'a>(family: TableFamily, seen: &Observed, change: &'a Change) -> Vec<&'a NewTable> {
+    let captured = seen.tables.iter().map(|seen| &seen.table);
+    let captured = captured
+        .filter(|table| table.family == family)
+        .any(tproxies);
+    let created = change.create.iter();
+    let mut created: Vec<_> = created.filter(|new| new.table.family == family).collect();
+    let releases = captured && !created.iter().any(|new| tproxies(&new.table));
+    created.sort_by_key(|new| {
+        let mut places = PLACES.iter();
+        let place = places.position(|(_, name)| *name == new.table.name);
+        (releases && new.table.name == MANGLE, place)
+    });
+    created
+}
+
+/// Whether a table captures by TPROXY.
+fn tproxies(table: &Table) -> bool {
+    let mut rules = table.chains.iter().flat_map(|chain| &chain.rules);
+    rules.any(|rule| rule.0.iter().any(|expr| matches!(expr, Expr::Tproxy(..))))
+}
+
+fn section(place: &str, lines: &[String]) -> String {
+    if lines.is_empty() {
+        return String::new();
+    }
+    format!("*{place}\n{}\nCOMMIT\n", lines.join("\n"))
+}
+
+/// Naming a chain creates it, or empties it where it is there.
+fn created_by(new: &NewTable, seen: &Observed) -> String {
+    let (table, id) = (&new.table, new.table.id());
+    let Some(place) = place_of(&table.name) else {
+        return String::new();
+    };
+    let chains = || table.chains.iter().map(|chain| chain_out(&chain.name));
+    let mut lines: Vec<_> = chains().map(|chain| format!(":{chain} - [0:0]")).collect();
+    lines.extend(jumps_to_ours(&id, seen));
+    lines.extend(entrances(new));
+    for chain in &table.chains {
+        let name = chain_out(&chain.name);
+        let rules = chain.rules.iter().map(render);
+        lines.extend(rules.map(|rule| format!("-A {name} {rule}").trim_end().to_owned()));
+    }
+    let wanted: BTreeSet<_> = chains().collect();
+    let stale: Vec<_> = chains_seen(&id, seen)
+        .into_iter()
+        .filter(|chain| !wanted.contains(chain))
+        .collect();
+    lines.extend(emptied_and_deleted(&stale));
+    section(place, &lines)
+}
+
+/// First in their chains, and with the tag.
+fn entrances(new: &NewTable) -> impl Iterator<Item = String> {
+    let comment = &new.comment;
+    let tag = if comment.is_empty() {
+        String::new()
+    } else {
+        format!("-m comment --comment {} ", quote(comment))
+    };
+    let entered = new.table.chains.iter().filter(|chain| chain.base.is_some());
+    entered.filter_map(move |chain| {
+        let (origin, name) = (origin_of(&chain.name)?, chain_out(&chain.name));
+        Some(format!("-I {origin} 1 {tag}-j {name}"))
+    })
+}
+
+fn deleted(id: &(TableFamily, String), seen: &Observed) -> Vec<String> {
+    let mut lines = jumps_to_ours(id, seen);
+    lines.extend(emptied_and_deleted(&chains_seen(id, seen)));
+    lines
+}
+
+fn jumps_to_ours(id: &(TableFamily, String), seen: &Observed) -> Vec<String> {
+    let chains = chains_seen(id, seen);
+    jumps_to(id, &chains, seen)
+}
+
+fn jumps_to(id: &(TableFamily, String), chains: &[&str], seen: &Observed) -> Vec<String> {
+    let leads = |jump: &&Jump| jump.table == *id && chains.contains(&jump.to.as_str());
+    let jumps = seen.jumps.iter().filter(leads);
+    jumps.map(|jump| format!("-D {}", jump.rule)).collect()
+}
+
+fn chains_seen<'a>(id: &(TableFamily, String), seen: &'a Observed) -> Vec<&'a str> {
+    let mut tables = seen.tables.iter().map(|seen| &seen.table);
+    let table = tables.find(|table| table.id() == *id);
+    let chains = table.into_iter().flat_map(|table| &table.chains);
+    chains.map(|chain| chain_out(&chain.name)).collect()
+}
+
+/// All are emptied before one is deleted: they may lead to each other.
+fn emptied_and_deleted(chains: &[&str]) -> Vec<String> {
+    let all = |verb: &'static str| chains.iter().map(move |chain| format!("-{verb} {chain}"));
+    all("F").chain(all("X")).collect()
+}
+
+fn without_incumbent(
+    (family, ours): (TableFamily, &str),
+    place: &str,
+    seen: &Observed,
+) -> Vec<String> {
+    let all = seen.incumbent.iter().filter_map(|name| name.parse().ok());
+    let here = all.filter(|found: &Incumbent| found.family == family && found.place == place);
+    let chains: Vec<_> = here.map(|found| found.chain).collect();
+    let chains: Vec<_> = chains.iter().map(String::as_str).collect();
+    let mut lines = jumps_to(&(family, ours.to_owned()), &chains, seen);
+    lines.extend(emptied_and_deleted(&chains));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::ObservedTable,
+        iptables::shape::shape,
+        rules::{Ambient, InboundCapture, Redirection},
+    };
+
+    fn tables(settings: Ambient) -> Vec<Table> {
+        let ruleset = Redirection::Ambient(settings).ruleset();
+        shape(&ruleset, &Family::ALL)
+    }
+
+    fn with(dns_capture: bool, inbound_capture: InboundCapture) -> Vec<Table> {
+        tables(Ambient {
+            dns_capture,
+            inbound_capture,
+            ..Ambient::default()
+        })
+    }
+
+    fn seen(tables: Vec<Table>) -> Observed {
+        let observed = |table| ObservedTable {
+            table,
+            comment: None,
+            others: 0,
+        };
+        Observed {
+            tables: tables.into_iter().map(observed).collect(),
+            ..Observed::default()
+        }
+    }
+
+    /// The tables that are written in order, when all of ours are.
+    fn order(before: &[Table], after: &[Table]) -> Vec<String> {
+        let new = |table: &Table| NewTable {
+            table: table.clone(),
+            comment: "a tag".to_owned(),
+        };
+        let seen = seen(before.to_vec());
+        let change = Change {
+            delete: seen.ids(),
+            create: after.iter().map(new).collect(),
+            ..Change::default()
+        };
+        let scripts = scripts(&seen, &change);
+        let lines = scripts.iter().flat_map(|(_, script)| script.lines());
+        let places = lines.filter_map(|line| line.strip_prefix('*'));
+        places.map(str::to_owned).collect()
+    }
+
+    use InboundCapture::{Redirect, Tproxy};
+
+    #[test]
+    fn tables_come_in_the_order_in_which_they_take_effect_and_go_in_reverse() {
+        let names = with(true, Redirect);
+        let none: [Table; 0] = [];
+        assert_eq!(
+            order(&none, &names),
+            ["raw", "mangle", "nat", "raw", "mangle", "nat"]
+        );
+        assert_eq!(
+            order(&names, &none),
+            ["nat", "mangle", "raw", "nat", "mangle", "raw"]
+        );
+    }
+
+    #[test]
+    fn what_captures_is_there_before_what_captured_goes() {
+        let (redirect, tproxy) = (with(false, Redirect), with(false, Tproxy));
+        assert_eq!(
+            order(&redirect, &tproxy),
+            ["mangle", "nat", "mangle", "nat"]
+        );
+        assert_eq!(
+            order(&tproxy, &redirect),
+            ["nat", "mangle", "nat", "mangle"]
+        );
+        assert_eq!(
+            order(&tproxy, &with(true, Redirect)),
+            ["raw", "nat", "mangle", "raw", "nat", "mangle"]
+        );
+        assert_eq!(
+            order(&with(true, Tproxy), &redirect),
+            ["nat", "mangle", "raw", "nat", "mangle", "raw"]
+        );
+        assert_eq!(
+            order(&tproxy, &with(true, Tproxy)),
+            ["raw", "mangle", "nat", "raw", "mangle", "nat"]
+        );
+    }
+
+    #[test]
+    fn a_family_in_which_nothing_changes_has_no_script() {
+        let all = with(false, Redirect);
+        let change = Change {
+            delete: vec![(TableFamily::Ip6, MANGLE.to_owned())],
+            ..Change::default()
+        };
+        let scripts = scripts(&seen(all), &change);
+        let [(family, script)] = scripts.as_slice() else {
+            panic!("{scripts:?}");
+        };
+        assert_eq!(*family, Family::V6);
+        let wanted = "*mangle\n-F INPOD_PREROUTING\n-F INPOD_OUTPUT\n\
+            -X INPOD_PREROUTING\n-X INPOD_OUTPUT\nCOMMIT\n";
+        assert_eq!(script, wanted);
+    }
+
+    /// As an undo writes what it read.
+    #[test]
+    fn a_chain_that_was_not_entered_is_written_without_its_jump() {
+        let mut nat = with(false, Redirect).remove(1);
+        nat.chains[1].base = None;
+        let change = Change {
+            create: vec![NewTable {
+                table: nat,
+                comment: String::new(),
+            }],
+            ..Change::default()
+        };
+        let (_, script) = scripts(&Observed::default(), &change).remove(0);
+        assert!(
+            script.contains("-I PREROUTING 1 -j INPOD_PREROUTING\n"),
+            "{script}"
+        );
+        assert!(!script.contains("-j INPOD_OUTPUT"), "{script}");
+        assert!(script.contains("-A INPOD_OUTPUT "), "{script}");
+    }
+}

@@ -1,0 +1,170 @@
+//! A netconfig that is killed while a program of iptables runs takes it with it, and its successor mends what is half
+//! done.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use netconfig::{Backend, Family};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+use crate::{
+    process::{Netconfig, pod_netns, programs_in},
+    tools::{IPTABLES, applied, everything, program, saved, write_script},
+};
+
+/// A `/usr/sbin` with iptables in it, and one program that tells that it runs and then takes its time.
+fn slow(name: &str, running: &Path) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let real = directory.path().join("real");
+    fs::create_dir(&real).unwrap();
+    for binary in ["xtables-nft-multi", "xtables-legacy-multi"] {
+        fs::copy(Path::new("/usr/sbin").join(binary), real.join(binary)).unwrap();
+    }
+    for backend in IPTABLES {
+        let binary = match backend {
+            Backend::IptablesNft => "xtables-nft-multi",
+            Backend::Nftables | Backend::IptablesLegacy => "xtables-legacy-multi",
+        };
+        for family in Family::ALL {
+            for act in ["save", "restore"] {
+                let found = program(backend, family, act);
+                symlink(format!("/usr/sbin/real/{binary}"), real.join(found)).unwrap();
+                if found != name {
+                    symlink(format!("real/{found}"), directory.path().join(found)).unwrap();
+                }
+            }
+        }
+    }
+    let script = format!(
+        "sleep 60 & echo $$ $! > {0}.new; mv {0}.new {0}; wait; exec /usr/sbin/real/{name} \"$@\"",
+        running.display()
+    );
+    write_script(&directory.path().join(name), &script);
+    directory
+}
+
+/// The script's process, and that of its nap.
+fn running(path: &Path) -> [Pid; 2] {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Ok(text) = fs::read_to_string(path) {
+            let pids: Vec<i32> = text
+                .split_whitespace()
+                .map(|pid| pid.parse().unwrap())
+                .collect();
+            return [Pid::from_raw(pids[0]), Pid::from_raw(pids[1])];
+        }
+        assert!(Instant::now() < deadline, "the program was not started");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn is_gone(pid: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/stat"));
+    status.map_or(true, |status| status.contains(") Z "))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
+    for backend in IPTABLES {
+        let run_dir = tempfile::tempdir().unwrap();
+        let at_work = run_dir.path().join("at-work");
+        // The second family: the first one is there by then.
+        let programs = slow(program(backend, Family::V6, "restore"), &at_work);
+        let fresh = pod_netns();
+        let mut first = Netconfig::start(
+            run_dir.path(),
+            backend.name(),
+            &programs_in(programs.path()),
+        )
+        .await;
+        first.claim(&fresh).await;
+        let mut caller = Netconfig {
+            process: std::process::Command::new("true").spawn().unwrap(),
+            client: first.client.clone(),
+        };
+        let call = tokio::spawn(async move { caller.apply().await.map(drop) });
+        let [script, nap] = tokio::task::spawn_blocking(move || running(&at_work))
+            .await
+            .unwrap();
+        assert!(!is_gone(script));
+        drop(first);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !is_gone(script) {
+            assert!(Instant::now() < deadline, "the program outlives netconfig");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        kill(nap, Signal::SIGKILL).unwrap();
+        call.await.unwrap().unwrap_err();
+        assert!(saved(&fresh, backend, Family::V4).contains("INPOD_OUTPUT"));
+        assert!(!saved(&fresh, backend, Family::V6).contains("INPOD_OUTPUT"));
+
+        let mut second = Netconfig::start(run_dir.path(), backend.name(), "").await;
+        second.claim(&fresh).await;
+        assert_ne!(second.differences().await, [""; 0]);
+        assert!(second.apply().await.unwrap().changed);
+        assert_eq!(second.differences().await, [""; 0]);
+        assert!(!second.apply().await.unwrap().changed);
+        let rules = |text: String| {
+            text.split(backend.name())
+                .skip(1)
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            rules(everything(&fresh)).len(),
+            rules(everything(&applied(backend))).len()
+        );
+        // netconfig reads what it wrote once more, for those who watch.
+        let locks = run_dir.path().join("netconfig/locks");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while fs::read_dir(&locks).unwrap().count() > 0 {
+            assert!(Instant::now() < deadline, "a lock file is left");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// And is told as what it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_does_not_end_in_time_is_killed() {
+    let backend = Backend::IptablesNft;
+    let run_dir = tempfile::tempdir().unwrap();
+    let at_work = run_dir.path().join("at-work");
+    let programs = slow(program(backend, Family::V6, "restore"), &at_work);
+    let fresh = pod_netns();
+    let before = everything(&fresh);
+    let mut netconfig = Netconfig::start(
+        run_dir.path(),
+        backend.name(),
+        &programs_in(programs.path()),
+    )
+    .await;
+    netconfig.claim(&fresh).await;
+    let status = netconfig.apply().await.unwrap_err();
+    let failure = inpod_proto::failure_of(&status);
+    assert_eq!(failure.reason, workload::Reason::BackendBusy);
+    assert!(
+        failure
+            .message
+            .contains("ip6tables-nft-restore did not end within 5s"),
+        "{failure:?}"
+    );
+    assert_eq!(failure.undo_failures, [""; 0]);
+    for pid in running(&at_work) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !is_gone(pid) {
+            assert!(Instant::now() < deadline, "{pid} was not killed");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+    assert_eq!(everything(&fresh), before);
+}

@@ -1,0 +1,23 @@
+//! The same promises kept by every backend, in real network namespaces. Needs root, and iptables in both variants.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "what fails here fails a test"
+)]
+
+mod applying;
+mod choosing;
+mod flows;
+mod incumbent;
+mod killing;
+mod mending;
+mod process;
+mod refusing;
+mod replacing;
+#[path = "../support/mod.rs"]
+mod support;
+mod tools;
+mod users;
+mod waiting;

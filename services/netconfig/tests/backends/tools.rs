@@ -1,0 +1,244 @@
+//! What every test of this directory needs: writers with programs, and what a netns holds as the tools show it.
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::OnceLock,
+};
+
+use netconfig::{Backend, Family, Programs, Variant, apply::Writer};
+use tempfile::TempDir;
+
+use crate::support::{Fresh, ambient, sandbox};
+
+/// Where the programs of iptables are on a machine that tests run on.
+pub(crate) const DIRECTORIES: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// netconfig's own binary.
+pub(crate) fn runner() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_netconfig"))
+}
+
+pub(crate) fn locks() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks")
+}
+
+/// Those of this machine.
+pub(crate) fn programs() -> Programs {
+    static FOUND: OnceLock<Programs> = OnceLock::new();
+    let find = || {
+        let found = Programs::search_in(&DIRECTORIES.map(Path::new), runner(), &locks());
+        for variant in Variant::ALL {
+            let missing = found.missing(variant);
+            assert!(
+                missing.is_empty(),
+                "install iptables: {} missing",
+                missing.join(", ")
+            );
+        }
+        found
+    };
+    FOUND.get_or_init(find).clone()
+}
+
+/// Writes every pod with a backend.
+pub(crate) fn writer(backend: Backend) -> Writer {
+    writer_by(backend, programs())
+}
+
+pub(crate) fn writer_by(backend: Backend, programs: Programs) -> Writer {
+    Writer {
+        configured: Some(backend),
+        detected: backend,
+        programs,
+    }
+}
+
+/// Writes what is written by none with a backend.
+pub(crate) fn detected(backend: Backend) -> Writer {
+    Writer {
+        configured: None,
+        ..writer(backend)
+    }
+}
+
+/// A netns with what ambient mode is by default.
+pub(crate) fn applied(backend: Backend) -> Fresh {
+    let fresh = Fresh::new();
+    apply(backend, &fresh);
+    fresh
+}
+
+/// Whether anything was changed.
+pub(crate) fn apply(backend: Backend, fresh: &Fresh) -> bool {
+    let applied = writer(backend).apply(&fresh.netns, &ambient(), &sandbox("c1"));
+    applied.unwrap().changed
+}
+
+pub(crate) fn differences(backend: Backend, fresh: &Fresh) -> Vec<String> {
+    let verified = writer(backend).verify(&fresh.netns, &ambient());
+    verified.unwrap().differences
+}
+
+/// What is there is not what belongs there; says so; and is mended.
+pub(crate) fn is_told_and_mended(backend: Backend, fresh: &Fresh, named: &str) {
+    let told = differences(backend, fresh);
+    assert!(
+        told.iter().any(|sentence| sentence.contains(named)),
+        "{named}: {told:?}"
+    );
+    assert!(apply(backend, fresh));
+    assert_eq!(differences(backend, fresh), [""; 0]);
+}
+
+/// The backends that are iptables, with the programs that show and write what they hold.
+pub(crate) const IPTABLES: [Backend; 2] = [Backend::IptablesNft, Backend::IptablesLegacy];
+
+/// The name of a program of iptables.
+pub(crate) fn program(backend: Backend, family: Family, act: &str) -> &'static str {
+    match (backend, family, act) {
+        (Backend::IptablesNft, Family::V4, "save") => "iptables-nft-save",
+        (Backend::IptablesNft, Family::V4, "restore") => "iptables-nft-restore",
+        (Backend::IptablesNft, Family::V6, "save") => "ip6tables-nft-save",
+        (Backend::IptablesNft, Family::V6, "restore") => "ip6tables-nft-restore",
+        (Backend::IptablesLegacy, Family::V4, "save") => "iptables-legacy-save",
+        (Backend::IptablesLegacy, Family::V4, "restore") => "iptables-legacy-restore",
+        (Backend::IptablesLegacy, Family::V6, "save") => "ip6tables-legacy-save",
+        (Backend::IptablesLegacy, Family::V6, "restore") => "ip6tables-legacy-restore",
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What iptables lists, without its remarks, which bear the time.
+pub(crate) fn saved(fresh: &Fresh, backend: Backend, family: Family) -> String {
+    let printed = fresh.command(program(backend, family, "save"), &[]);
+    let lines = printed.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Of the tests themselves, who share the lock that all netns share by default.
+pub(crate) const RESTORE: [&str; 3] = ["--noflush", "-w", "20"];
+
+/// Gives a script to a program of iptables.
+pub(crate) fn restore(fresh: &Fresh, backend: Backend, family: Family, script: &str) {
+    let program = program(backend, family, "restore");
+    let script = script.to_owned();
+    fresh.run(move || feed(program, &RESTORE, &script));
+}
+
+/// Runs a program with a text on its standard input, in the netns of the calling thread.
+pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(text.as_bytes()).unwrap();
+    drop(input);
+    assert!(child.wait().unwrap().success(), "{program}: {text}");
+}
+
+/// Everything that can be anybody's, as the tools show it. Chains of iptables' own that hold nothing are left out: it
+/// makes them when it is first used, and they stay.
+pub(crate) fn everything(fresh: &Fresh) -> String {
+    let mut shown = String::new();
+    for arguments in [
+        "rule",
+        "-6 rule",
+        "route show table all",
+        "-6 route show table all",
+    ] {
+        shown += &fresh.ip(arguments);
+    }
+    shown += &native(&fresh.nft("list ruleset"));
+    for backend in IPTABLES {
+        for family in Family::ALL {
+            for table in tables(&saved(fresh, backend, family)) {
+                shown += &format!("{backend} {family} {table}");
+            }
+        }
+    }
+    shown
+}
+
+/// Tables that hold anything, always in the same order: iptables-legacy lists first what was used last.
+fn tables(saved: &str) -> Vec<String> {
+    let parts = saved.split("COMMIT\n").filter_map(|part| {
+        let lines: Vec<_> = part.lines().filter(|line| is_of_somebody(line)).collect();
+        // Beside its name.
+        (lines.len() > 1).then(|| lines.join("\n") + "\n")
+    });
+    let mut tables: Vec<_> = parts.collect();
+    tables.sort();
+    tables
+}
+
+/// Tables that nft made: those of iptables-nft are shown by its own program.
+fn native(listed: &str) -> String {
+    let (mut kept, mut shown) = (true, String::new());
+    for line in listed.lines() {
+        if line.starts_with("table ") {
+            kept = !["raw {", "mangle {", "nat {"].iter().any(|name| {
+                ["table ip ", "table ip6 "]
+                    .iter()
+                    .any(|family| line == format!("{family}{name}"))
+            });
+        }
+        if kept {
+            shown += line;
+            shown.push('\n');
+        }
+    }
+    shown
+}
+
+fn is_of_somebody(line: &str) -> bool {
+    let is_own_chain = line.starts_with(':') && line.ends_with(" ACCEPT [0:0]");
+    !is_own_chain
+}
+
+/// The same without our tags: what is a script's own is compared with what was applied.
+pub(crate) fn untagged(text: &str) -> String {
+    let mut kept = String::new();
+    for line in text.lines() {
+        if line.contains("comment \"inpod schema=") && !line.contains("--comment") {
+            continue;
+        }
+        let Some((before, rest)) = line.split_once("-m comment --comment ") else {
+            kept += line;
+            kept.push('\n');
+            continue;
+        };
+        let (_, after) = rest.split_once(" -j").unwrap();
+        kept += &format!("{before}-j{after}\n");
+    }
+    kept
+}
+
+/// The programs of this machine, some of them replaced by scripts.
+pub(crate) fn faked(fakes: &[(&str, &str)]) -> (TempDir, Programs) {
+    let directory = tempfile::tempdir().unwrap();
+    for backend in IPTABLES {
+        for family in Family::ALL {
+            for act in ["save", "restore"] {
+                let name = program(backend, family, act);
+                let path = directory.path().join(name);
+                match fakes.iter().find(|(fake, _)| *fake == name) {
+                    None => symlink(Path::new("/usr/sbin").join(name), path).unwrap(),
+                    Some((_, script)) => write_script(&path, script),
+                }
+            }
+        }
+    }
+    let programs = Programs::search_in(&[directory.path()], runner(), &locks());
+    (directory, programs)
+}
+
+pub(crate) fn write_script(path: &Path, script: &str) {
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}
