@@ -92,6 +92,11 @@ pub struct Observation {
 }
 
 impl Writer {
+    /// What a pod is written with that is written with nothing.
+    pub fn backend(&self) -> Backend {
+        self.configured.unwrap_or(self.detected)
+    }
+
     /// Makes the redirection of a netns exactly this, and reads it back. Where it is so already nothing is written.
     ///
     /// # Errors
@@ -185,7 +190,7 @@ impl Writer {
     }
 
     fn read(&self, link: &mut Link<'_>) -> Result<State, BackendError> {
-        link.read(self.configured.unwrap_or(self.detected))
+        link.read(self.backend())
     }
 
     fn plan(

@@ -3,7 +3,10 @@ use std::{path::PathBuf, time::Duration};
 use daemon::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::choice::Setting;
+use crate::{
+    choice::Setting,
+    host::{AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
+};
 
 /// The settings of this service alone.
 pub(crate) const KEYS: &[Key] = &[
@@ -33,6 +36,26 @@ pub(crate) const KEYS: &[Key] = &[
         default: Some("auto"),
         help: "What rules are written with: auto, nftables, iptables-nft or iptables-legacy",
     },
+    Key {
+        name: "probe_match",
+        default: Some("socket"),
+        help: "Whose packets to a pod are probes: socket (any process on the node's network), kubelet (its user), uid:NUMBER, cgroup:PATH, or off (probes are not let through, and nothing is written in the node's netns)",
+    },
+    Key {
+        name: "probe_source_v4",
+        default: Some("169.254.7.127"),
+        help: "The address that IPv4 probes come from, as pods see them",
+    },
+    Key {
+        name: "probe_source_v6",
+        default: Some("fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
+        help: "The address that IPv6 probes come from, as pods see them",
+    },
+    Key {
+        name: "aws_branch_eni",
+        default: Some("auto"),
+        help: "Whether probes of pods with an interface of AWS's own are led to them by ip rules: auto (where the node's tcp_early_demux is 0) or off",
+    },
 ];
 
 /// The settings, parsed.
@@ -53,6 +76,14 @@ pub struct Config {
     /// What rules are written with.
     #[serde(deserialize_with = "daemon::config::parsed")]
     pub backend: Setting,
+    /// Whose packets to a pod are probes.
+    pub probe_match: ProbeMatch,
+    /// The address that IPv4 probes come from.
+    pub probe_source_v4: SourceV4,
+    /// The address that IPv6 probes come from.
+    pub probe_source_v6: SourceV6,
+    /// Whether probes are led to pods with an interface of AWS's own.
+    pub aws_branch_eni: AwsBranchEni,
 }
 
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

@@ -6,9 +6,10 @@ use netns::{EnterError, OpenError};
 use workload::{Failure, InvalidIdentifier, NetnsId, PodUid, Reason, SandboxRef};
 
 pub use crate::{
-    apply::NoIpv6, backend::BackendError, iptables::ProgramError, netlink::KernelError,
+    apply::NoIpv6, backend::BackendError, host::HostError, iptables::ProgramError,
+    netlink::KernelError,
 };
-use crate::{link::ReachError, selftest::SelfTestError};
+use crate::{host::Unnamed, link::ReachError, selftest::SelfTestError};
 
 /// Why a redirection could not be applied.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,14 @@ pub enum ApplyError {
     /// The connections that go past ztunnel could not be counted; the rules are there.
     #[error("the rules are applied")]
     Inspect(#[from] InspectError),
+    /// The pod's addresses could not be named in the node's probe set; nothing else was tried.
+    #[error("cannot apply the rules")]
+    Host {
+        /// Why.
+        source: HostError,
+        /// What could not be put back after that.
+        undo_failures: Vec<String>,
+    },
     /// The kernel or a program refused.
     #[error("cannot apply the rules")]
     Backend {
@@ -52,6 +61,19 @@ impl From<BackendError> for ApplyError {
     }
 }
 
+impl From<Unnamed> for ApplyError {
+    fn from(unnamed: Unnamed) -> Self {
+        let Unnamed {
+            cause,
+            undo_failures,
+        } = unnamed;
+        Self::Host {
+            source: cause,
+            undo_failures,
+        }
+    }
+}
+
 impl From<KernelError> for ApplyError {
     fn from(source: KernelError) -> Self {
         BackendError::from(source).into()
@@ -68,10 +90,14 @@ impl ApplyError {
 
     pub(crate) fn with_undo_failures(mut self, failures: Vec<String>) -> Self {
         match &mut self {
-            Self::Backend { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
-                *undo_failures = failures;
+            Self::Backend { undo_failures, .. }
+            | Self::Differs { undo_failures, .. }
+            | Self::Host { undo_failures, .. } => undo_failures.extend(failures),
+            Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => {
+                for failure in failures {
+                    tracing::warn!(failure, "Cannot undo a failed apply");
+                }
             }
-            Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => {}
         }
         self
     }
@@ -106,6 +132,9 @@ pub enum RemoveError {
     /// They could not give way to those of the first phase.
     #[error("cannot remove the rules")]
     Drain(#[source] Box<ApplyError>),
+    /// The pod's addresses are still in the node's probe set; the rules are gone.
+    #[error("the rules are removed")]
+    Host(#[from] HostError),
     /// What failed and what is left when it is read back, a sentence each.
     #[error("the rules are not all removed: {}", .0.join("; "))]
     Left(Vec<String>),
@@ -276,6 +305,7 @@ impl IntoFailure for ApplyError {
                 Reason::KernelRefused
             }
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
+            Self::Host { source, .. } => source.reason(),
             Self::Backend { source, .. } => reason_of_backend(source),
         }
     }
@@ -283,9 +313,9 @@ impl IntoFailure for ApplyError {
     fn undo_failures(&self) -> &[String] {
         match self {
             Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
-            Self::Backend { undo_failures, .. } | Self::Differs { undo_failures, .. } => {
-                undo_failures
-            }
+            Self::Backend { undo_failures, .. }
+            | Self::Differs { undo_failures, .. }
+            | Self::Host { undo_failures, .. } => undo_failures,
         }
     }
 }
@@ -306,6 +336,7 @@ impl IntoFailure for RemoveError {
             Self::Reach(_) | Self::Inspect(_) | Self::Left(_) => Reason::KernelRefused,
             Self::Backend(error) => reason_of_backend(error),
             Self::Drain(error) => error.reason(),
+            Self::Host(error) => error.reason(),
         }
     }
 
@@ -313,7 +344,7 @@ impl IntoFailure for RemoveError {
         match self {
             Self::Left(left) => left,
             Self::Drain(error) => error.undo_failures(),
-            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) => &[],
+            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::Host(_) => &[],
         }
     }
 }
@@ -370,7 +401,7 @@ fn reason_of_backend(error: &BackendError) -> Reason {
     }
 }
 
-fn reason_of_program(error: &ProgramError) -> Reason {
+pub(crate) fn reason_of_program(error: &ProgramError) -> Reason {
     match error {
         ProgramError::Missing { .. } => Reason::BackendUnavailable,
         ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,

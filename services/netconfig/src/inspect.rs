@@ -11,7 +11,9 @@ mod tcp;
 pub use address::addresses;
 pub(crate) use address::all_addresses;
 pub use listeners::{Listener, Protocol, listeners};
-pub(crate) use process::{PROC, is_alive, is_inhabited, look_at_process, process_directories};
+pub(crate) use process::{
+    PROC, is_alive, is_inhabited, look_at_process, parse_stat, process_directories,
+};
 pub use process::{Process, processes};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};

@@ -2,7 +2,7 @@
 //!
 //! [`apply`] is the heart: what [`rules`] says as data becomes so in the kernel, is read back, or is taken away. A
 //! caller names a netns by the claim that it holds; this process alone resolves a path. It holds no credential,
-//! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's.
+//! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's, but for [`host`].
 
 pub mod apply;
 mod backend;
@@ -15,6 +15,7 @@ pub mod error;
 mod events;
 mod family;
 pub mod floor;
+pub mod host;
 pub mod inspect;
 mod iptables;
 mod link;
@@ -42,6 +43,7 @@ pub use marks::Mark;
 
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use daemon::Daemon;
 use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer;
 use tokio::task::JoinSet;
@@ -50,6 +52,7 @@ use crate::{
     choice::{Chosen, choose},
     claims::Claims,
     events::{Ears, Queue, Reader},
+    host::Host,
     metrics::Drift,
     server::Handler,
 };
@@ -75,7 +78,17 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         verify,
         event_buffer_bytes,
         backend,
+        probe_match,
+        probe_source_v4,
+        probe_source_v6,
+        aws_branch_eni,
     } = config;
+    let probes = host::Settings {
+        probe_match,
+        source_v4: probe_source_v4,
+        source_v6: probe_source_v6,
+        aws_branch_eni,
+    };
     let Chosen { writer, usable } = chosen(backend, &daemon).await?;
     daemon.readiness().require("backend", "not looked at yet");
     daemon.readiness().set("backend", usable);
@@ -91,11 +104,17 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let ears = Ears::open(options, Arc::clone(&queue), counts);
     daemon.readiness().set("shared-events", ears.are_shared());
     let broker = netns_sock::listen(&daemon)?;
+    let probe_sources = probes.sources();
+    let by = host::programs::by(writer.backend(), &writer.programs);
+    let host = Host::start(probes, by, daemon.readiness().clone());
+    let host = Arc::new(host.context("cannot open a netlink socket")?);
+    let _guard = host.guard().context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
     tasks.spawn(events::run(queue, reader.clone(), ears));
     tasks.spawn(claims::sweep::run(Arc::clone(&claims), sweep));
+    tasks.spawn(host::follow::run(Arc::clone(&host), Arc::clone(&claims)));
     tasks.spawn(netns_sock::serve(broker, claims, daemon.clone()));
-    let handler = Handler::new(reader, netns_roots, writer, Vec::new(), &daemon);
+    let handler = Handler::new(reader, netns_roots, writer, probe_sources, host, &daemon);
     // The tasks end with the set.
     daemon
         .server()

@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 use tonic::Status;
 
-use crate::claims::Claims;
+use crate::{claims::Claims, host::Host};
 
 type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
@@ -23,7 +23,11 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// Declares netconfig's metrics.
-    pub(crate) fn register(registry: &mut Registry, claims: &Arc<Claims>) -> Self {
+    pub(crate) fn register(
+        registry: &mut Registry,
+        claims: &Arc<Claims>,
+        host: &Arc<Host>,
+    ) -> Self {
         let metrics = Self {
             operations: Family::new_with_constructor(durations),
             differing: Counter::default(),
@@ -37,6 +41,7 @@ impl Metrics {
         let held = move || u64::try_from(claims.count()).unwrap_or(u64::MAX);
         let help = "Network namespaces held for sandboxes";
         registry.register_collector(Watched::one("claims", help, held));
+        register_probes(registry, host);
         metrics
     }
 
@@ -106,4 +111,22 @@ impl Drift {
     pub(crate) fn told(&self) {
         self.told.inc();
     }
+}
+
+fn register_probes(registry: &mut Registry, host: &Arc<Host>) {
+    let help = "Repairs of the node's probe set after somebody else changed it";
+    registry.register("probe_restores", help, host.restores_counter());
+    let elements = {
+        let host = Arc::clone(host);
+        move || host.elements()
+    };
+    let help = "Addresses in the node's probe set";
+    registry.register_collector(Watched::one("probe_elements", help, elements));
+    let host = Arc::clone(host);
+    let user = move || {
+        let user = host.kubelets_user();
+        user.map(|user| ("kubelet", u64::from(user)))
+    };
+    let help = "The user that the kubelet runs as, where probes are told by it and it was found";
+    registry.register_collector(Watched::by("match", "probe_kubelet_uid", help, user));
 }

@@ -20,8 +20,8 @@ use nix::{
     libc,
     sys::{
         socket::{
-            AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, setsockopt,
-            socket, sockopt,
+            AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind,
+            getsockname, recv, send, setsockopt, socket, sockopt,
         },
         time::TimeVal,
     },
@@ -80,6 +80,16 @@ impl Socket {
             sequence: 0,
             buffer: vec![0; RECEIVE_BYTES],
         })
+    }
+
+    /// Gives the socket a port and a longer reach: the number by which events name what it changes, and room for what
+    /// is sent at once.
+    pub(crate) fn prepare(&self, bytes_at_once: usize) -> io::Result<u32> {
+        // What one sends counts with its bookkeeping; only with NET_ADMIN it is more than the system's default bound.
+        let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes_at_once);
+        forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes_at_once))?;
+        bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
+        Ok(getsockname::<NetlinkAddr>(self.fd.as_raw_fd())?.pid())
     }
 
     /// Begins messages that are sent at once.

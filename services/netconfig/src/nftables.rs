@@ -9,6 +9,9 @@ mod number;
 mod op;
 mod read;
 mod script;
+mod sets;
+
+pub(crate) use sets::{AddressSet, Edit};
 
 use std::io;
 
@@ -18,7 +21,7 @@ use crate::{
     backend::{BackendError, Change, Observed, RuleBackend},
     conntrack,
     netlink::{KernelError, Socket},
-    rules::{Ruleset, Table},
+    rules::{Ruleset, Table, ambient::TABLES},
 };
 
 /// The tables of Istio's node agent (shared facts: istio-ambient.md, 1.8).
@@ -27,6 +30,9 @@ const INCUMBENT_TABLES: [&str; 3] = [
     "istio-ambient-mangle",
     "istio-ambient-raw",
 ];
+
+/// In bytes; ten thousand elements of a set with the longest comments.
+const LARGEST_TRANSACTION: usize = 4 << 20;
 
 /// The kernel's nf_tables in one netns.
 #[derive(Debug)]
@@ -42,6 +48,13 @@ impl Nftables {
             socket: Socket::open(SockProtocol::NetlinkNetFilter)?,
             has_deleted: false,
         })
+    }
+
+    /// The same, to be kept open: can take large transactions, and gives the port that events name them by.
+    pub(crate) fn open_for_long() -> io::Result<(Self, u32)> {
+        let opened = Self::open()?;
+        let port = opened.socket.prepare(LARGEST_TRANSACTION)?;
+        Ok((opened, port))
     }
 
     /// Closes the socket. After a deletion that waits for the kernel to have freed what was deleted, for tens of
@@ -73,7 +86,7 @@ impl RuleBackend for Nftables {
     }
 
     fn read(&mut self) -> Result<Observed, BackendError> {
-        Ok(read::read(&mut self.socket)?)
+        Ok(read::read(&mut self.socket, &TABLES)?)
     }
 
     /// One transaction.

@@ -16,6 +16,7 @@ pub use fingerprint::Fingerprint;
 pub use settings::{
     Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork,
 };
+pub(crate) use tag::name_of;
 pub use tag::{ForeignComment, Tag};
 
 use std::fmt;

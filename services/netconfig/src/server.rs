@@ -2,6 +2,7 @@
 //! its handler with it, and nothing may be left half done.
 
 mod look;
+mod probes;
 mod wire;
 mod work;
 
@@ -31,6 +32,7 @@ use crate::{
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     events::Reader,
+    host::{self, Host},
     metrics::Metrics,
     selftest, watch,
 };
@@ -49,6 +51,7 @@ pub(crate) struct Handler {
     probe_sources: Vec<IpAddr>,
     /// Held by the self-test that is under way.
     self_test: Arc<tokio::sync::Mutex<()>>,
+    host: Arc<Host>,
     instance_id: String,
     shutdown: Shutdown,
     metrics: Metrics,
@@ -62,12 +65,13 @@ impl Handler {
         roots: Vec<PathBuf>,
         writer: Arc<Writer>,
         probe_sources: Vec<IpAddr>,
+        host: Arc<Host>,
         daemon: &Daemon,
     ) -> Self {
         let claims = Arc::clone(reader.claims());
         let metrics = daemon
             .metrics()
-            .register(|registry| Metrics::register(registry, &claims));
+            .register(|registry| Metrics::register(registry, &claims, &host));
         Self {
             claims,
             reader,
@@ -75,6 +79,7 @@ impl Handler {
             writer,
             probe_sources,
             self_test: Arc::default(),
+            host,
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
             metrics,
@@ -148,8 +153,13 @@ impl NetconfigService for Handler {
     ) -> Answer<ReleaseNetnsResponse> {
         let request = request.into_inner();
         let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
-        let claims = Arc::clone(&self.claims);
-        let released = detached(async move { Ok(release(&claims, &sandbox).await) }).await?;
+        let (claims, host) = (Arc::clone(&self.claims), Arc::clone(&self.host));
+        let released = detached(async move {
+            let released = release(&claims, &sandbox).await;
+            host::follow::release(&host, &claims, sandbox).await;
+            Ok(released)
+        });
+        let released = released.await?;
         Ok(Response::new(ReleaseNetnsResponse {
             instance_id: self.instance_id.clone(),
             released,
@@ -170,10 +180,13 @@ impl NetconfigService for Handler {
     async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
+        let probed = probes::parse(&request.probe_addresses).map_err(invalid)?;
         let claim = self.claim_of(request.sandbox)?;
-        let writer = Arc::clone(&self.writer);
+        let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
         let applied = self.in_turn("apply", claim, |applied: &Applied| applied.changed, move |claim| {
-            let applied = writer.apply(&claim.netns, &redirection, &claim.sandbox)?;
+            let applied = probes::apply(&host, claim, &probed, || {
+                writer.apply(&claim.netns, &redirection, &claim.sandbox)
+            })?;
             let Applied { fingerprint, backend, changed, direct_flows } = applied;
             let sandbox = &claim.sandbox;
             tracing::info!(%sandbox, %fingerprint, %backend, changed, direct_flows, "Applied rules");
@@ -262,7 +275,7 @@ impl NetconfigService for Handler {
             apply::Phase::Drain => "drain",
             apply::Phase::Final => "remove",
         };
-        let writer = Arc::clone(&self.writer);
+        let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
         let removed = self.in_turn(
             operation,
             claim,
@@ -270,6 +283,9 @@ impl NetconfigService for Handler {
             move |claim| {
                 let Removed { captured_flows } =
                     writer.remove(&claim.netns, &claim.sandbox, phase)?;
+                if phase == apply::Phase::Final {
+                    host.release(&claim.sandbox)?;
+                }
                 tracing::info!(sandbox = %claim.sandbox, ?phase, captured_flows, "Removed rules");
                 Ok::<_, RemoveError>(captured_flows)
             },

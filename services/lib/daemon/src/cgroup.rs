@@ -1,6 +1,6 @@
 //! What a process's cgroup says of where it runs.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 /// The lines of `/proc/<pid>/cgroup`, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +20,13 @@ impl Cgroup {
 
     /// Whether no hierarchy names a pod or a container.
     pub(crate) fn is_host(&self) -> bool {
-        let mut segments = self.0.iter().flat_map(|path| path.split('/'));
-        !segments.any(|segment| names_pod(segment) || names_container(segment))
+        self.containers().next().is_none()
+    }
+
+    /// The parts of paths that name a pod or a container.
+    fn containers(&self) -> impl Iterator<Item = &str> {
+        let segments = self.0.iter().flat_map(|path| path.split('/'));
+        segments.filter(|segment| names_pod(segment) || names_container(segment))
     }
 
     /// The cgroup of the pod that the process is in. Where the process reading this has a cgroup namespace of its own,
@@ -39,6 +44,12 @@ impl Cgroup {
         };
         self.0.iter().any(below)
     }
+}
+
+/// The pods and containers that the text of a `/proc/<pid>/cgroup` names, each by its part of the path.
+pub fn containers(text: &str) -> BTreeSet<String> {
+    let cgroup = Cgroup::parse(text);
+    cgroup.containers().map(str::to_owned).collect()
 }
 
 impl fmt::Display for Cgroup {

@@ -14,6 +14,7 @@ mod readiness;
 mod shutdown;
 pub mod uds;
 
+pub use cgroup::containers;
 pub use config::{Key, list};
 pub use deadline::deadline;
 pub use grpc::Server;

@@ -110,7 +110,7 @@ pub(crate) fn look_at_process(
 
 /// Start time and command of proc(5)'s stat. The command stands in parentheses and may contain any, so that the last
 /// one counts.
-fn parse_stat(stat: &str) -> Option<(u64, &str)> {
+pub(crate) fn parse_stat(stat: &str) -> Option<(u64, &str)> {
     let (before, after) = stat.rsplit_once(')')?;
     let (_pid, command) = before.split_once('(')?;
     // The first word after the command is field 3.

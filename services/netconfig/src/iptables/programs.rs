@@ -187,6 +187,54 @@ impl Programs {
         run.output()
     }
 
+    /// The table nat of the node's own netns, as a program prints it. The node's lock is shared with everybody there.
+    pub(crate) fn save_at_home(
+        &self,
+        variant: Variant,
+        family: Family,
+    ) -> Result<String, ProgramError> {
+        let program = Program {
+            variant,
+            family,
+            act: Act::Save,
+        };
+        self.at_home(program, vec!["-t".to_owned(), "nat".to_owned()], "")
+    }
+
+    /// Feeds a script to a program in the node's own netns.
+    pub(crate) fn restore_at_home(
+        &self,
+        variant: Variant,
+        family: Family,
+        script: &str,
+    ) -> Result<(), ProgramError> {
+        let program = Program {
+            variant,
+            family,
+            act: Act::Restore,
+        };
+        self.at_home(program, self.arguments(program), script)
+            .map(drop)
+    }
+
+    fn at_home(
+        &self,
+        program: Program,
+        arguments: Vec<String>,
+        script: &str,
+    ) -> Result<String, ProgramError> {
+        let run = Run {
+            runner: &self.runner,
+            netns: None,
+            program: self.path(program)?,
+            arguments,
+            script,
+            locks: None,
+            patience: self.patience,
+        };
+        run.output()
+    }
+
     fn path(&self, program: Program) -> Result<&Path, ProgramError> {
         let path = self.found.get(&program.to_string());
         path.map(PathBuf::as_path)

@@ -64,6 +64,14 @@ fn part(expr: &Expr) -> Option<String> {
         Expr::Drop => "-j DROP".to_owned(),
         Expr::Redirect(port) => format!("-j REDIRECT --to-ports {port}"),
         Expr::Tproxy(_, port, mark) => tproxy(*port, *mark),
+        // The node's own rules, which are none of a pod's; iptables refuses the words.
+        Expr::DestinationIn(..)
+        | Expr::FromSocket
+        | Expr::FromUser(_)
+        | Expr::FromCgroup { .. }
+        | Expr::Labelled(_)
+        | Expr::Label(_)
+        | Expr::SourceNat(_) => format!("<{expr}>"),
         Expr::Unknown(words) => words.clone(),
     })
 }

@@ -45,6 +45,11 @@ impl KernelError {
         self.source.raw_os_error() == io::Error::from(errno).raw_os_error()
     }
 
+    /// Whether this is an error number that only one part of the kernel has.
+    pub(crate) fn is_number(&self, number: i32) -> bool {
+        self.source.raw_os_error() == Some(number)
+    }
+
     /// Whether somebody else changed the kernel's state meanwhile, so that a repetition makes sense.
     pub(crate) fn is_race(&self) -> bool {
         self.is(nix::Error::ERESTART) || self.is(nix::Error::EINTR)

@@ -25,10 +25,7 @@ pub(super) fn change(
     if change.is_empty() {
         return Ok(());
     }
-    let mut batch = socket.batch();
-    let mut begin = Request::new().op_batch_begin_do(&batch_header());
-    begin.encode().push_genid(seen.generation);
-    batch.push(&begin);
+    let mut batch = begin(socket, seen.generation);
     for (family, name) in &change.delete {
         push_delete(&mut batch, *family, name);
     }
@@ -38,19 +35,35 @@ pub(super) fn change(
     }
     for new in &change.create {
         push_table(&mut batch, &new.table, &new.comment);
+        push_chains(&mut batch, &new.table);
     }
-    batch.acknowledge_last();
-    batch.push(&Request::new().op_batch_end_do(&batch_header()));
-    socket.transact("change the tables", &batch)
+    commit(socket, "change the tables", batch)
 }
 
-fn push_delete(batch: &mut Batch, family: TableFamily, name: &str) {
+/// A transaction that is refused when the generation has moved on.
+pub(super) fn begin(socket: &Socket, generation: u32) -> Batch {
+    let mut batch = socket.batch();
+    let mut begin = Request::new().op_batch_begin_do(&batch_header());
+    begin.encode().push_genid(generation);
+    batch.push(&begin);
+    batch
+}
+
+/// Ends a transaction, and sends it.
+pub(super) fn commit(socket: &mut Socket, act: &str, mut batch: Batch) -> Result<(), KernelError> {
+    batch.acknowledge_last();
+    batch.push(&Request::new().op_batch_end_do(&batch_header()));
+    socket.transact(act, &batch)
+}
+
+pub(super) fn push_delete(batch: &mut Batch, family: TableFamily, name: &str) {
     let mut request = Request::new().op_deltable_do(&header(family));
     request.encode().push_name_bytes(name.as_bytes());
     batch.push(&request);
 }
 
-fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
+/// The table without what is in it.
+pub(super) fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     let mut request = Request::new()
         .set_create()
         .set_excl()
@@ -58,6 +71,10 @@ fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
     let attributes = request.encode().push_name_bytes(table.name.as_bytes());
     drop(attributes.push_userdata(&comment_out(comment)));
     batch.push(&request);
+}
+
+/// What is in the table. Sets that its rules name are there already.
+pub(super) fn push_chains(batch: &mut Batch, table: &Table) {
     for chain in &table.chains {
         push_chain(batch, table, chain);
     }

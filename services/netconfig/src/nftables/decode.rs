@@ -1,30 +1,39 @@
 //! The kernel's expressions from `netlink-bindings`' terms. What is not exactly one of ours is [`Op::Unknown`], by its
 //! name.
 
+use std::ffi::CStr;
+
 use netlink_bindings::{
     nftables::{
         ExprListAttrs, ExprOps, IterableDataAttrs, IterableExprAttrs, IterableExprBitwiseAttrs,
         IterableExprCmpAttrs, IterableExprCtAttrs, IterableExprImmediateAttrs,
-        IterableExprListAttrs, IterableExprMetaAttrs, IterableExprPayloadAttrs,
-        IterableExprTproxyAttrs,
+        IterableExprListAttrs, IterableExprMetaAttrs, IterableExprNatAttrs,
+        IterableExprPayloadAttrs, IterableExprTproxyAttrs,
     },
     utils::find_attr,
 };
 
 use super::{
     encode::{
-        ACCEPT, DROP, EQUAL, EXPR_DATA, EXPR_NAME, NOT_EQUAL, REDIR_PORT_MIN, REGISTER,
-        UNSPECIFIED, VERDICT_REGISTER,
+        ACCEPT, DROP, EQUAL, EXPR_DATA, EXPR_NAME, LOOKUP_REGISTER, LOOKUP_SET, NOT_EQUAL,
+        REDIR_PORT_MIN, REGISTER, SOCKET_CGROUP, SOCKET_KEY, SOCKET_LEVEL, SOCKET_REGISTER,
+        SOURCE_NAT, UNSPECIFIED, VERDICT_REGISTER,
     },
     lower::protocol_family,
     op::{Base, Ct, Meta, Op},
 };
 use crate::family::Family;
 
+/// NFTA_LOOKUP_DREG.
+const LOOKUP_RESULT: u16 = 3;
+/// NFTA_LOOKUP_FLAGS.
+const LOOKUP_FLAGS: u16 = 5;
 /// NFTA_REDIR_REG_PROTO_MAX.
 const REDIR_PORT_MAX: u16 = 2;
 /// NFTA_REDIR_FLAGS.
 const REDIR_FLAGS: u16 = 3;
+/// NF_NAT_RANGE_MAP_IPS: the kernel sets it where an address is given.
+const ADDRESS_GIVEN: u32 = 1;
 /// NF_NAT_RANGE_PROTO_SPECIFIED: the kernel sets it where a port is given.
 const PORT_GIVEN: u32 = 2;
 
@@ -48,8 +57,11 @@ fn name(expr: &IterableExprAttrs<'_>) -> String {
 }
 
 fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
-    if is_redirect(expr) {
-        return redirect(expr);
+    match find_attr(expr.get_buf(), EXPR_NAME) {
+        Some(b"redir\0") => return redirect(expr),
+        Some(b"socket\0") => return socket(expr),
+        Some(b"lookup\0") => return lookup(expr),
+        _ => {}
     }
     #[expect(
         clippy::wildcard_enum_match_arm,
@@ -63,6 +75,7 @@ fn known(expr: &IterableExprAttrs<'_>) -> Option<Op> {
         ExprOps::Bitwise(bitwise) => self::bitwise(&bitwise),
         ExprOps::Immediate(immediate) => self::immediate(&immediate),
         ExprOps::Counter(_) => Some(Op::Counter),
+        ExprOps::Nat(nat) => self::nat(&nat),
         ExprOps::Tproxy(tproxy) => self::tproxy(&tproxy),
         _ => None,
     }
@@ -147,22 +160,48 @@ fn tproxy(tproxy: &IterableExprTproxyAttrs<'_>) -> Option<Op> {
     is_plain.then_some(Op::Tproxy(family))
 }
 
-fn is_redirect(expr: &IterableExprAttrs<'_>) -> bool {
-    find_attr(expr.get_buf(), EXPR_NAME) == Some(b"redir\0")
+/// In the set, not out of it, and for nothing but a yes.
+fn lookup(expr: &IterableExprAttrs<'_>) -> Option<Op> {
+    let data = find_attr(expr.get_buf(), EXPR_DATA)?;
+    is_register(number(data, LOOKUP_REGISTER)?)?;
+    let is_plain =
+        find_attr(data, LOOKUP_RESULT).is_none() && number(data, LOOKUP_FLAGS).unwrap_or(0) == 0;
+    let set = CStr::from_bytes_until_nul(find_attr(data, LOOKUP_SET)?).ok()?;
+    let set = set.to_str().ok()?.to_owned();
+    is_plain.then_some(Op::Lookup(set))
+}
+
+/// One address, no port, without any flag that changes what happens.
+fn nat(nat: &IterableExprNatAttrs<'_>) -> Option<Op> {
+    is_register(nat.get_reg_addr_min().ok()?)?;
+    is_register(nat.get_reg_addr_max().unwrap_or(REGISTER))?;
+    let number = nat.get_family().ok()?;
+    let mut families = Family::ALL.into_iter();
+    let family = families.find(|family| u32::from(protocol_family(*family)) == number)?;
+    let is_plain = nat.get_type().ok()? == SOURCE_NAT
+        && nat.get_reg_proto_min().is_err()
+        && nat.get_flags().unwrap_or(ADDRESS_GIVEN) == ADDRESS_GIVEN;
+    is_plain.then_some(Op::SourceNat(family))
+}
+
+fn socket(expr: &IterableExprAttrs<'_>) -> Option<Op> {
+    let data = find_attr(expr.get_buf(), EXPR_DATA)?;
+    is_register(number(data, SOCKET_REGISTER)?)?;
+    let level = number(data, SOCKET_LEVEL)?;
+    (number(data, SOCKET_KEY)? == SOCKET_CGROUP).then_some(Op::SocketCgroup(level))
+}
+
+fn number(data: &[u8], kind: u16) -> Option<u32> {
+    let bytes = find_attr(data, kind)?.try_into().ok()?;
+    Some(u32::from_be_bytes(bytes))
 }
 
 /// One port, without any flag that changes what happens.
 fn redirect(expr: &IterableExprAttrs<'_>) -> Option<Op> {
     let data = find_attr(expr.get_buf(), EXPR_DATA)?;
-    let number = |kind| {
-        find_attr(data, kind)?
-            .try_into()
-            .ok()
-            .map(u32::from_be_bytes)
-    };
-    is_register(number(REDIR_PORT_MIN)?)?;
-    is_register(number(REDIR_PORT_MAX).unwrap_or(REGISTER))?;
-    (number(REDIR_FLAGS).unwrap_or(PORT_GIVEN) == PORT_GIVEN).then_some(Op::Redirect)
+    is_register(number(data, REDIR_PORT_MIN)?)?;
+    is_register(number(data, REDIR_PORT_MAX).unwrap_or(REGISTER))?;
+    (number(data, REDIR_FLAGS).unwrap_or(PORT_GIVEN) == PORT_GIVEN).then_some(Op::Redirect)
 }
 
 fn is_register(register: u32) -> Option<()> {

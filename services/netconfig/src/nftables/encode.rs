@@ -29,6 +29,21 @@ pub(super) const EXPR_DATA: u16 = 2;
 /// NFTA_REDIR_REG_PROTO_MIN.
 pub(super) const REDIR_PORT_MIN: u16 = 1;
 
+/// NFTA_LOOKUP_SET.
+pub(super) const LOOKUP_SET: u16 = 1;
+/// NFTA_LOOKUP_SREG.
+pub(super) const LOOKUP_REGISTER: u16 = 2;
+/// NFTA_SOCKET_KEY.
+pub(super) const SOCKET_KEY: u16 = 1;
+/// NFTA_SOCKET_DREG.
+pub(super) const SOCKET_REGISTER: u16 = 2;
+/// NFTA_SOCKET_LEVEL.
+pub(super) const SOCKET_LEVEL: u16 = 3;
+/// NFT_SOCKET_CGROUPV2.
+pub(super) const SOCKET_CGROUP: u32 = 3;
+/// NFT_NAT_SNAT.
+pub(super) const SOURCE_NAT: u32 = 0;
+
 /// Appends an expression to a rule's.
 pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprListAttrs<P> {
     let elem = list.nested_elem();
@@ -54,6 +69,15 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
             let payload = payload.push_base(base.number()).push_offset(*offset);
             payload.push_len(*len).end_nested().end_nested()
         }
+        Op::SocketCgroup(level) => {
+            let attributes = [
+                (SOCKET_KEY, SOCKET_CGROUP),
+                (SOCKET_REGISTER, REGISTER),
+                (SOCKET_LEVEL, *level),
+            ];
+            push_raw(elem.push_name(c"socket"), &attributes)
+        }
+        Op::Lookup(set) => push_lookup(elem, set),
         Op::Cmp { equal, data } => push_cmp(elem, *equal, data),
         Op::Bitwise { mask, xor } => push_bitwise(elem, mask, xor),
         Op::Immediate(data) => {
@@ -64,7 +88,12 @@ pub(super) fn push<P: Pusher>(list: PushExprListAttrs<P>, op: &Op) -> PushExprLi
         Op::Counter => elem.nested_data_counter().end_nested().end_nested(),
         Op::Accept => push_verdict(elem, ACCEPT),
         Op::Drop => push_verdict(elem, DROP),
-        Op::Redirect => push_redirect(elem),
+        Op::Redirect => push_raw(elem.push_name(c"redir"), &[(REDIR_PORT_MIN, REGISTER)]),
+        Op::SourceNat(family) => {
+            let nat = elem.nested_data_nat().push_type(SOURCE_NAT);
+            let nat = nat.push_family(protocol_family(*family).into());
+            nat.push_reg_addr_min(REGISTER).end_nested().end_nested()
+        }
         Op::Tproxy(family) => {
             let family = family.map_or(UNSPECIFIED, |family| protocol_family(family).into());
             let tproxy = elem.nested_data_tproxy().push_family(family);
@@ -97,13 +126,32 @@ fn push_bitwise<P: Pusher>(elem: PushExprAttrs<P>, mask: &[u8], xor: &[u8]) -> P
     bitwise.end_nested().end_nested()
 }
 
-/// `redir`, which the kernel's own description of nf_tables, and hence `netlink-bindings`, lacks.
-fn push_redirect<P: Pusher>(elem: PushExprAttrs<P>) -> P {
-    let mut elem = elem.push_name(c"redir");
+/// By hand: the description that `netlink-bindings` 0.3.5 is made from counts the attributes of `lookup` wrongly.
+fn push_lookup<P: Pusher>(elem: PushExprAttrs<P>, set: &str) -> P {
+    let mut elem = elem.push_name(c"lookup");
     let bytes = elem.as_vec_mut();
     let data = push_nested_header(bytes, EXPR_DATA);
-    push_header(bytes, REDIR_PORT_MIN, 4);
+    let name = [set.as_bytes(), &[0]].concat();
+    push_header(
+        bytes,
+        LOOKUP_SET,
+        u16::try_from(name.len()).unwrap_or(u16::MAX),
+    );
+    bytes.extend(name);
+    push_header(bytes, LOOKUP_REGISTER, 4);
     bytes.extend(REGISTER.to_be_bytes());
+    finalize_nested_header(bytes, data);
+    elem.end_nested()
+}
+
+/// What the kernel's own description of nf_tables, and hence `netlink-bindings`, lacks: `redir` and `socket`.
+fn push_raw<P: Pusher>(mut elem: PushExprAttrs<P>, attributes: &[(u16, u32)]) -> P {
+    let bytes = elem.as_vec_mut();
+    let data = push_nested_header(bytes, EXPR_DATA);
+    for (kind, number) in attributes {
+        push_header(bytes, *kind, 4);
+        bytes.extend(number.to_be_bytes());
+    }
     finalize_nested_header(bytes, data);
     elem.end_nested()
 }

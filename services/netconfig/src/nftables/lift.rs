@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::{
     lower::{
-        DESTINATION_PORT, FLAGS_THAT_COUNT, SOURCE_PORT, STATE_KNOWN, STATE_NEW, SYN, TCP_FLAGS,
-        destination_of, protocol, protocol_family, source_of,
+        DESTINATION_PORT, FLAGS_THAT_COUNT, NOBODY, SOURCE_PORT, STATE_KNOWN, STATE_NEW, SYN,
+        TCP_FLAGS, destination_of, labels, protocol, protocol_family, source_of,
     },
     op::{Base, Ct, Meta, Op},
 };
@@ -20,7 +20,7 @@ use crate::{
 pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     let mut exprs = Vec::new();
     while let Some((first, rest)) = ops.split_first() {
-        let lifted = [tproxy, address, three, two, one]
+        let lifted = [tproxy, in_set, address, three, two, one]
             .iter()
             .find_map(|lift| lift(ops));
         let (expr, after) = lifted.unwrap_or_else(|| (unknown(first), rest));
@@ -44,6 +44,19 @@ fn tproxy(ops: &[Op]) -> Lifted<'_> {
         return None;
     };
     Some((Expr::Tproxy(*family, port(to)?, mark), rest))
+}
+
+fn in_set(ops: &[Op]) -> Lifted<'_> {
+    let (Expr::Version(family), rest) = two(ops)? else {
+        return None;
+    };
+    let ([load, Op::Lookup(set)], rest) = rest.split_first_chunk()? else {
+        return None;
+    };
+    let (offset, len) = destination_of(family);
+    let base = Base::Network;
+    let is_destination = *load == Op::Payload { base, offset, len };
+    is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
 }
 
 /// An address is compared whole or, with a mask, as a network.
@@ -104,6 +117,9 @@ fn three(ops: &[Op]) -> Lifted<'_> {
     if is_beginning(first, mask, xor, last) {
         return Some((Expr::Begins, rest));
     }
+    if let Some(label) = label(first, mask, xor, last) {
+        return Some((Expr::Labelled(label), rest));
+    }
     let (mask, xor) = (number(mask)?, number(xor)?);
     let expr = match (first, last) {
         (Op::Meta(Meta::Mark), Op::SetMeta(Meta::Mark)) => Expr::Mark(Mark::new(xor, !mask)?),
@@ -112,6 +128,20 @@ fn three(ops: &[Op]) -> Lifted<'_> {
         _ => return None,
     };
     Some((expr, rest))
+}
+
+fn label(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> Option<u8> {
+    let none = Op::Cmp {
+        equal: false,
+        data: xor.to_vec(),
+    };
+    let is_label = *load == Op::Ct(Ct::Labels) && *compare == none;
+    let is_label = is_label && xor.iter().all(|byte| *byte == 0);
+    is_label.then(|| one_label(mask))?
+}
+
+fn one_label(bits: &[u8]) -> Option<u8> {
+    (0..128).find(|label| labels(*label) == bits)
 }
 
 fn is_beginning(load: &Op, mask: &[u8], xor: &[u8], compare: &Op) -> bool {
@@ -160,6 +190,12 @@ fn two(ops: &[Op]) -> Lifted<'_> {
         (Op::Immediate(data), Op::SetCt(Ct::Zone)) => {
             Expr::Zone(u16::from_ne_bytes(data.as_slice().try_into().ok()?))
         }
+        (Op::Immediate(data), Op::SetCt(Ct::Labels)) => Expr::Label(one_label(data)?),
+        (Op::Immediate(data), Op::SourceNat(family)) => Expr::SourceNat(ip(*family, data)?),
+        (Op::SocketCgroup(level), Op::Cmp { equal: true, data }) => Expr::FromCgroup {
+            level: *level,
+            id: u64::from_ne_bytes(data.as_slice().try_into().ok()?),
+        },
         _ => return None,
     };
     Some((expr, rest))
@@ -180,6 +216,8 @@ fn property(meta: Meta, equal: bool, data: &[u8]) -> Option<Expr> {
             let found = transports.find(|transport| data == [protocol(*transport)]);
             found.map(Expr::Protocol)
         }
+        (Meta::SocketUser, true) => number(data).map(Expr::FromUser),
+        (Meta::SocketUser, false) => (number(data)? == NOBODY).then_some(Expr::FromSocket),
         (Meta::Mark, _) | (Meta::InName | Meta::Family | Meta::Protocol, false) => None,
     }
 }
@@ -204,10 +242,13 @@ fn one(ops: &[Op]) -> Lifted<'_> {
         | Op::Ct(_)
         | Op::SetCt(_)
         | Op::Payload { .. }
+        | Op::SocketCgroup(_)
+        | Op::Lookup(_)
         | Op::Cmp { .. }
         | Op::Bitwise { .. }
         | Op::Immediate(_)
         | Op::Redirect
+        | Op::SourceNat(_)
         | Op::Tproxy(_)
         | Op::Unknown(_) => return None,
     };

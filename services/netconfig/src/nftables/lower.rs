@@ -35,6 +35,11 @@ pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
 pub(super) const FLAGS_THAT_COUNT: u8 = 0x17;
 /// syn.
 pub(super) const SYN: u8 = 0x02;
+/// (uid_t) -1, which is nobody's: reading whose socket it is ends the rule where there is none (nft_meta_get_eval_skugid
+/// in net/netfilter/nft_meta.c), and this comparison holds for all that are left. Without it nft would list nothing.
+pub(super) const NOBODY: u32 = u32::MAX;
+/// NF_CT_LABELS_MAX_SIZE.
+pub(super) const LABEL_BYTES: usize = 16;
 /// IFNAMSIZ: an interface name is compared with its padding.
 const INTERFACE_NAME_BYTES: usize = 16;
 
@@ -51,6 +56,12 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::DestinationNot(other) => {
             let other = Network::host(*other);
             address(other, destination_of(other.family()), not)
+        }
+        Expr::DestinationIn(family, set) => {
+            let mut ops = version(*family);
+            ops.push(payload(Base::Network, destination_of(*family)));
+            ops.push(Op::Lookup(set.clone()));
+            ops
         }
         Expr::ArrivesBy(name) => vec![Op::Meta(Meta::InName), is(interface_name(name))],
         Expr::LeavesBy(name) => vec![Op::Meta(Meta::OutName), is(interface_name(name))],
@@ -72,9 +83,14 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::ConnectionMarked(mark) => masked(Op::Ct(Ct::Mark), *mark, is),
         Expr::NewConnection => state(STATE_NEW),
         Expr::KnownConnection => state(STATE_KNOWN),
+        Expr::FromSocket => vec![Op::Meta(Meta::SocketUser), not(number(NOBODY))],
+        Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(number(*user))],
+        Expr::FromCgroup { level, id } => vec![Op::SocketCgroup(*level), is(id.to_ne_bytes())],
+        Expr::Labelled(label) => labelled(*label),
         Expr::Counter => vec![Op::Counter],
         Expr::Mark(mark) => set_mark(*mark),
         Expr::MarkConnection(mark) => vec![Op::Ct(Ct::Mark), with_bits(*mark), Op::SetCt(Ct::Mark)],
+        Expr::Label(label) => vec![Op::Immediate(labels(*label)), Op::SetCt(Ct::Labels)],
         Expr::Zone(zone) => vec![
             Op::Immediate(zone.to_ne_bytes().into()),
             Op::SetCt(Ct::Zone),
@@ -82,6 +98,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::Accept => vec![Op::Accept],
         Expr::Drop => vec![Op::Drop],
         Expr::Redirect(port) => vec![Op::Immediate(port.to_be_bytes().into()), Op::Redirect],
+        Expr::SourceNat(to) => vec![Op::Immediate(bytes(*to)), Op::SourceNat(Family::of(*to))],
         Expr::Tproxy(family, port, mark) => tproxy(*family, *port, *mark),
         Expr::Unknown(what) => vec![Op::Unknown(what.clone())],
     }
@@ -154,6 +171,24 @@ fn state(bits: u32) -> Vec<Op> {
         xor: number(0),
     };
     vec![Op::Ct(Ct::State), mask, not(number(0))]
+}
+
+fn labelled(label: u8) -> Vec<Op> {
+    let none = vec![0; LABEL_BYTES];
+    let mask = Op::Bitwise {
+        mask: labels(label),
+        xor: none.clone(),
+    };
+    vec![Op::Ct(Ct::Labels), mask, not(none)]
+}
+
+/// One label of a connection's, which are bits in words of the machine.
+pub(super) fn labels(label: u8) -> Vec<u8> {
+    let words = (0..LABEL_BYTES / 4).map(|word| {
+        let is_here = usize::from(label / 32) == word;
+        if is_here { 1_u32 << (label % 32) } else { 0 }
+    });
+    words.flat_map(u32::to_ne_bytes).collect()
 }
 
 fn set_mark(mark: Mark) -> Vec<Op> {

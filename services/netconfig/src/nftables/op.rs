@@ -13,6 +13,10 @@ pub(crate) enum Op {
     SetCt(Ct),
     /// Reads bytes of the packet.
     Payload { base: Base, offset: u32, len: u32 },
+    /// Reads the id of the cgroup of the packet's socket, or of the one above it at that level.
+    SocketCgroup(u32),
+    /// Ends the rule unless the register is in that set.
+    Lookup(String),
     /// Ends the rule unless the register is (or is not) that.
     Cmp { equal: bool, data: Vec<u8> },
     /// `register & mask ^ xor`.
@@ -27,6 +31,8 @@ pub(crate) enum Op {
     Drop,
     /// Redirects the connection to the port in the register.
     Redirect,
+    /// Gives the connection the address of that family in the register as its source.
+    SourceNat(Family),
     /// Hands the packet to the transparent socket on the port in the register; ends the rule where there is none.
     Tproxy(Option<Family>),
     /// Not among ours.
@@ -39,15 +45,17 @@ pub(crate) enum Meta {
     Mark,
     InName,
     OutName,
+    SocketUser,
     Family,
     Protocol,
 }
 
 impl Meta {
-    const NUMBERS: [(Self, u32); 5] = [
+    const NUMBERS: [(Self, u32); 6] = [
         (Self::Mark, 3),
         (Self::InName, 6),
         (Self::OutName, 7),
+        (Self::SocketUser, 10),
         (Self::Family, 15),
         (Self::Protocol, 16),
     ];
@@ -66,11 +74,17 @@ impl Meta {
 pub(crate) enum Ct {
     State,
     Mark,
+    Labels,
     Zone,
 }
 
 impl Ct {
-    const NUMBERS: [(Self, u32); 3] = [(Self::State, 0), (Self::Mark, 3), (Self::Zone, 17)];
+    const NUMBERS: [(Self, u32); 4] = [
+        (Self::State, 0),
+        (Self::Mark, 3),
+        (Self::Labels, 13),
+        (Self::Zone, 17),
+    ];
 
     pub(crate) fn number(self) -> u32 {
         number_of(self, &Self::NUMBERS)

@@ -18,26 +18,29 @@ use super::{
 use crate::{
     backend::{Observed, ObservedTable},
     netlink::{KernelError, Socket},
-    rules::{Base, Chain, Policy, Rule, Table, TableFamily, ambient::TABLES},
+    rules::{Base, Chain, Policy, Rule, Table, TableFamily},
 };
 
 /// How often a read is begun again because somebody changed something meanwhile.
 const ATTEMPTS: usize = 8;
 
-/// Reads our tables with everything in them, as they were at one time.
-pub(super) fn read(socket: &mut Socket) -> Result<Observed, KernelError> {
+/// Reads the tables of these names with everything in them, in this order, as they were at one time.
+pub(super) fn read(
+    socket: &mut Socket,
+    names: &'static [&'static str],
+) -> Result<Observed, KernelError> {
     let mut attempt = 1;
     loop {
-        match read_once(socket) {
+        match read_once(socket, names) {
             Err(error) if error.is_race() && attempt < ATTEMPTS => attempt += 1,
             result => return result,
         }
     }
 }
 
-fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
+fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Observed, KernelError> {
     let generation = generation(socket)?;
-    let (mut tables, incumbent) = read_tables(socket)?;
+    let (mut tables, incumbent) = read_tables(socket, names)?;
     if !tables.is_empty() {
         read_chains(socket, &mut tables)?;
         for table in &mut tables {
@@ -59,7 +62,7 @@ fn read_once(socket: &mut Socket) -> Result<Observed, KernelError> {
     })
 }
 
-fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
+pub(super) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
     let act = "read the generation of the tables";
     let payload = socket.get(act, &Request::new().op_getgen_do(&Nfgenmsg::new()))?;
     let (_, attributes) = OpGetgenDo::decode_reply(&payload);
@@ -68,8 +71,11 @@ fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
         .map_err(|error| KernelError::new(act, error))
 }
 
-/// Ours, empty yet and in our order, and the names of the incumbent's.
-fn read_tables(socket: &mut Socket) -> Result<(Vec<ObservedTable>, Vec<String>), KernelError> {
+/// Those of the names, empty yet and in that order, and the names of the incumbent's.
+fn read_tables(
+    socket: &mut Socket,
+    wanted: &'static [&'static str],
+) -> Result<(Vec<ObservedTable>, Vec<String>), KernelError> {
     let request = Request::new().op_gettable_dump(&header(TableFamily::Inet));
     let payloads = socket.dump("read the tables", &request)?;
     let tables = payloads
@@ -82,7 +88,7 @@ fn read_tables(socket: &mut Socket) -> Result<(Vec<ObservedTable>, Vec<String>),
     };
     let incumbent = known(&INCUMBENT_TABLES);
     let names = incumbent.map(|found| found.table.name.clone()).collect();
-    Ok((known(&TABLES).cloned().collect(), names))
+    Ok((known(wanted).cloned().collect(), names))
 }
 
 /// The names of the chains in tables of the families that iptables-nft writes.

@@ -16,6 +16,8 @@ pub enum Expr {
     Destination(Network),
     /// Of the address's family, and not to that address.
     DestinationNot(IpAddr),
+    /// Is of that family and goes to an address of that set of the same table.
+    DestinationIn(Family, String),
     /// Arrives by that interface.
     ArrivesBy(InterfaceName),
     /// Leaves by that interface.
@@ -42,12 +44,28 @@ pub enum Expr {
     NewConnection,
     /// The packet belongs to a connection that is known, or to one related to it.
     KnownConnection,
+    /// A socket of this netns sends the packet.
+    FromSocket,
+    /// A socket of this netns sends the packet, opened by that user.
+    FromUser(u32),
+    /// The packet's socket was opened in the cgroup with that id, or below it. The level is the cgroup's depth. Not
+    /// where packets are about to leave (nft_socket_validate in net/netfilter/nft_socket.c).
+    FromCgroup {
+        /// How many directories the cgroup is below the root.
+        level: u32,
+        /// The inode number of the cgroup's directory.
+        id: u64,
+    },
+    /// The packet's connection carries that label, a number up to 127.
+    Labelled(u8),
     /// Counts.
     Counter,
     /// Gives the packet the mark, in the mark's bits alone.
     Mark(Mark),
     /// Gives the packet's connection the mark, in the mark's bits alone.
     MarkConnection(Mark),
+    /// Gives the packet's connection that label, a number up to 127, beside those that it has.
+    Label(u8),
     /// The packet's connection is tracked in that zone, apart from all others.
     Zone(u16),
     /// The packet goes on; no later rule of the chain sees it.
@@ -56,6 +74,8 @@ pub enum Expr {
     Drop,
     /// The connection goes to that port of this netns.
     Redirect(u16),
+    /// The connection comes from that address, as seen from where it goes.
+    SourceNat(IpAddr),
     /// The packet goes to the transparent socket on that port, with the mark, and no later rule of the chain sees it.
     /// Where there is no such socket: the next rule. Of the family that the rule demands, if it demands one.
     Tproxy(Option<Family>, u16, Mark),
@@ -79,6 +99,7 @@ impl Expr {
             Self::Version(family) => Some(*family),
             Self::Source(network) | Self::Destination(network) => Some(network.family()),
             Self::DestinationNot(address) => Some(Family::of(*address)),
+            Self::DestinationIn(family, _) => Some(*family),
             Self::ArrivesBy(_)
             | Self::LeavesBy(_)
             | Self::NotLeavesBy(_)
@@ -92,13 +113,19 @@ impl Expr {
             | Self::ConnectionMarked(_)
             | Self::NewConnection
             | Self::KnownConnection
+            | Self::FromSocket
+            | Self::FromUser(_)
+            | Self::FromCgroup { .. }
+            | Self::Labelled(_)
             | Self::Counter
             | Self::Mark(_)
             | Self::MarkConnection(_)
+            | Self::Label(_)
             | Self::Zone(_)
             | Self::Accept
             | Self::Drop
             | Self::Redirect(_)
+            | Self::SourceNat(_)
             | Self::Tproxy(..)
             | Self::Unknown(_) => None,
         }

@@ -107,6 +107,7 @@ impl fmt::Display for Expr {
             Self::Source(network) => address(f, *network, "saddr"),
             Self::Destination(network) => address(f, *network, "daddr"),
             Self::DestinationNot(other) => address(f, Network::host(*other), "daddr !="),
+            Self::DestinationIn(family, set) => write!(f, "{} daddr @{set}", header(*family)),
             Self::ArrivesBy(name) => write!(f, "iifname \"{name}\""),
             Self::LeavesBy(name) => write!(f, "oifname \"{name}\""),
             Self::NotLeavesBy(name) => write!(f, "oifname != \"{name}\""),
@@ -120,13 +121,19 @@ impl fmt::Display for Expr {
             Self::ConnectionMarked(mark) => masked(f, "ct mark", *mark, "=="),
             Self::NewConnection => write!(f, "ct state new"),
             Self::KnownConnection => write!(f, "ct state established,related"),
+            Self::FromSocket => write!(f, "meta skuid != {}", u32::MAX),
+            Self::FromUser(user) => write!(f, "meta skuid {user}"),
+            Self::FromCgroup { level, id } => write!(f, "socket cgroupv2 level {level} {id}"),
+            Self::Labelled(label) => write!(f, "ct label {label}"),
             Self::Counter => write!(f, "counter"),
             Self::Mark(mark) => set(f, "meta mark", *mark),
             Self::MarkConnection(mark) => set(f, "ct mark", *mark),
+            Self::Label(label) => write!(f, "ct label set {label}"),
             Self::Zone(zone) => write!(f, "ct zone set {zone}"),
             Self::Accept => write!(f, "accept"),
             Self::Drop => write!(f, "drop"),
             Self::Redirect(port) => write!(f, "redirect to :{port}"),
+            Self::SourceNat(to) => write!(f, "snat {} to {to}", header(Family::of(*to))),
             Self::Tproxy(family, port, mark) => {
                 let family = match family {
                     None => "",
@@ -143,11 +150,14 @@ impl fmt::Display for Expr {
 }
 
 fn address(f: &mut fmt::Formatter<'_>, network: Network, field: &str) -> fmt::Result {
-    let header = match network.family() {
+    write!(f, "{} {field} {network}", header(network.family()))
+}
+
+fn header(family: Family) -> &'static str {
+    match family {
         Family::V4 => "ip",
         Family::V6 => "ip6",
-    };
-    write!(f, "{header} {field} {network}")
+    }
 }
 
 fn masked(f: &mut fmt::Formatter<'_>, what: &str, mark: Mark, relation: &str) -> fmt::Result {

@@ -26,18 +26,22 @@ const MIGRATES: &str = " switched=tcp_migrate_req";
 impl Tag {
     /// The tag of rules that are written now.
     pub fn new(fingerprint: Fingerprint, migrates: bool, sandbox: &SandboxRef) -> Self {
-        let text = sandbox.to_string();
-        let sandbox = if text.len() <= LONGEST_SANDBOX {
-            text
-        } else {
-            format!("long-name-{}", Fingerprint::of(&text))
-        };
         Self {
             schema: SCHEMA,
             fingerprint,
             migrates,
-            sandbox,
+            sandbox: name_of(sandbox),
         }
+    }
+}
+
+/// A sandbox as comments in the kernel name it.
+pub(crate) fn name_of(sandbox: &SandboxRef) -> String {
+    let text = sandbox.to_string();
+    if text.len() <= LONGEST_SANDBOX {
+        text
+    } else {
+        format!("long-name-{}", Fingerprint::of(&text))
     }
 }
 

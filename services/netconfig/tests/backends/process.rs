@@ -35,6 +35,7 @@ pub(crate) fn command(run_dir: &Path, mounts: &str) -> Command {
     command
         .env("INPOD_RUN_DIR", run_dir)
         .env("INPOD_PEER", "uid")
+        .env("INPOD_PROBE_MATCH", "off")
         .env("INPOD_LOG_LEVEL", "error")
         .env("INPOD_NETNS_ROOTS", "/proc,/run/netns");
     command

@@ -17,7 +17,7 @@ use crate::{
 /// A pod's netns with the other side of its veth where netconfig runs.
 fn wired(netconfig: &Netconfig, host_side: &str) -> Fresh {
     let fresh = Fresh::new();
-    let home = &netconfig.home;
+    let home = netconfig.home();
     home.ip(&format!("link add {host_side} type veth peer name eth0"));
     let path = fresh.netns.path().display();
     home.ip(&format!("link set eth0 netns {path}"));
@@ -27,7 +27,7 @@ fn wired(netconfig: &Netconfig, host_side: &str) -> Fresh {
 }
 
 fn has_link(netconfig: &Netconfig, name: &str) -> bool {
-    netconfig.home.ip("-o link").contains(&format!("{name}@"))
+    netconfig.home().ip("-o link").contains(&format!("{name}@"))
 }
 
 async fn nothing_is_kept(ears: Ears) {
@@ -63,7 +63,7 @@ async fn a_netns_ends_with_its_claim_in_spite_of_sockets_in_it() {
 
 /// By which numbers netconfig's netns knows others.
 fn numbers(netconfig: &Netconfig) -> Vec<String> {
-    let listed = netconfig.home.ip("netns list-id");
+    let listed = netconfig.home().ip("netns list-id");
     let numbers = listed.lines().map(|line| line.split(' ').nth(1).unwrap());
     numbers.map(ToOwned::to_owned).collect()
 }

@@ -3,7 +3,9 @@
 use std::{
     io::{Read as _, Write as _},
     os::{fd::OwnedFd, unix::net::UnixStream},
+    path::PathBuf,
     process::{Child, Command},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -28,15 +30,18 @@ use crate::support::{Fresh, sandbox};
 pub(crate) struct Netconfig {
     pub(crate) process: Child,
     pub(crate) run_dir: TempDir,
-    /// Where it runs.
-    pub(crate) home: Fresh,
     pub(crate) client: NetconfigServiceClient<Channel>,
+    /// The netns that it runs in, and may change.
+    node: Option<Arc<Fresh>>,
 }
 
 impl Netconfig {
     pub(crate) async fn start() -> Self {
-        let program = Command::new(env!("CARGO_BIN_EXE_netconfig"));
-        Self::start_by(program, &["--sweep-seconds", "1"]).await
+        Self::start_by(
+            Command::new(env!("CARGO_BIN_EXE_netconfig")),
+            &["--sweep-seconds", "1"],
+        )
+        .await
     }
 
     /// Without a right (capabilities(7), as setpriv(1) names it).
@@ -49,14 +54,42 @@ impl Netconfig {
 
     /// By a command that ends as netconfig, in a netns of its own: it gives numbers to others there.
     pub(crate) async fn start_by(mut command: Command, arguments: &[&str]) -> Self {
+        command.args(arguments);
+        Self::start_in(command, Some(Arc::new(Fresh::new())), &[]).await
+    }
+
+    /// In the netns that the test itself is in, in which it is to write nothing.
+    pub(crate) async fn start_beside_the_test() -> Self {
+        let program = Command::new(env!("CARGO_BIN_EXE_netconfig"));
+        Self::start_in(program, None, &[("INPOD_PROBE_MATCH", "off")]).await
+    }
+
+    /// On a node of the test's, with settings of its own.
+    pub(crate) async fn start_on(
+        node: Arc<Fresh>,
+        settings: &[(&'static str, &'static str)],
+    ) -> Self {
+        let program = Command::new(env!("CARGO_BIN_EXE_netconfig"));
+        Self::start_in(program, Some(node), settings).await
+    }
+
+    async fn start_in(
+        mut command: Command,
+        node: Option<Arc<Fresh>>,
+        settings: &[(&'static str, &'static str)],
+    ) -> Self {
         let run_dir = tempfile::tempdir().unwrap();
         command
-            .args(arguments)
             .env("INPOD_RUN_DIR", run_dir.path())
             .env("INPOD_PEER", "uid")
-            .env("INPOD_NETNS_ROOTS", "/proc,/run/netns");
-        let home = Fresh::new();
-        let process = home.run(move || command.spawn()).unwrap();
+            .env("INPOD_NETNS_ROOTS", "/proc,/run/netns")
+            .env("INPOD_SWEEP_SECONDS", "1")
+            .envs(settings.iter().copied());
+        let process = match &node {
+            Some(node) => node.run(move || command.spawn()),
+            None => command.spawn(),
+        }
+        .unwrap();
         let channel = daemon::channel(&daemon::socket(run_dir.path(), "netconfig"));
         let mut client = NetconfigServiceClient::new(channel);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -67,9 +100,19 @@ impl Netconfig {
         Self {
             process,
             run_dir,
-            home,
             client,
+            node,
         }
+    }
+
+    /// The netns that it is in.
+    pub(crate) fn home(&self) -> &Fresh {
+        self.node.as_ref().unwrap()
+    }
+
+    /// Where it serves.
+    pub(crate) fn socket(&self) -> PathBuf {
+        daemon::socket(self.run_dir.path(), "netconfig")
     }
 
     pub(crate) async fn claim(

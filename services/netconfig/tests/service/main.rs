@@ -8,6 +8,7 @@ mod discover;
 mod harness;
 mod look;
 mod name;
+mod probes;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,0 +1,121 @@
+//! A cgroup's number, and the view from which the kernel counts its depth: levels are counted from the root of the
+//! asking thread's cgroup namespace (nft_socket_cgroup_subtree_level in net/netfilter/nft_socket.c; before Linux 6.11
+//! and its stable releases, from the very root), and a container has such a namespace of its own.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::AsFd as _, unix::fs::MetadataExt as _},
+    path::{Path, PathBuf},
+    thread,
+};
+
+use nix::sched::CloneFlags;
+
+use super::{
+    selector::{Cgroup, Unselected},
+    settings::CgroupPath,
+};
+
+/// The node's first process, with the host's pids; otherwise the container's, whose view is this process's own.
+const FIRST: &str = "/proc/1";
+const OWN: &str = "/proc/self";
+
+/// Finds a cgroup by its path, as the node's first process sees it where it may be looked at, and as this process
+/// does otherwise.
+pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, Unselected> {
+    let viewer = if can_see_as_the_node() { FIRST } else { OWN };
+    let mounts = fs::read_to_string(Path::new(viewer).join("mountinfo"));
+    let mount = mounts.ok().and_then(|text| whole_mount(&text));
+    let mount = mount.ok_or(Unselected::NoCgroups)?;
+    let mount = mount.strip_prefix("/").unwrap_or(&mount).to_owned();
+    let directory = Path::new(viewer)
+        .join("root")
+        .join(mount)
+        .join(path.as_str());
+    let found = fs::metadata(directory).ok().filter(fs::Metadata::is_dir);
+    let found = found.ok_or_else(|| Unselected::NoCgroup(path.as_str().to_owned()))?;
+    Ok(Cgroup {
+        path: path.as_str().to_owned(),
+        level: path.level(),
+        id: found.ino(),
+    })
+}
+
+/// Does something on a thread that sees cgroups as [`find`] does. The thread ends then, and its view with it.
+pub(crate) fn as_seen<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let namespace = |of| fs::metadata(Path::new(of).join("ns/cgroup")).map(|found| found.ino());
+    if !can_see_as_the_node() || namespace(FIRST)? == namespace(OWN)? {
+        return Ok(work());
+    }
+    let view = File::open(Path::new(FIRST).join("ns/cgroup"))?;
+    thread::scope(|scope| {
+        let seeing = scope.spawn(move || {
+            look_from(&view)?;
+            Ok(work())
+        });
+        let panicked = |_| Err(io::Error::other("the thread panicked"));
+        seeing.join().unwrap_or_else(panicked)
+    })
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a cgroup namespace, which netns know nothing of"
+)]
+fn look_from(view: &File) -> io::Result<()> {
+    Ok(nix::sched::setns(
+        view.as_fd(),
+        CloneFlags::CLONE_NEWCGROUP,
+    )?)
+}
+
+fn can_see_as_the_node() -> bool {
+    let first = Path::new(FIRST);
+    File::open(first.join("ns/cgroup")).is_ok() && fs::metadata(first.join("root/.")).is_ok()
+}
+
+/// Where cgroup2 is mounted with its root (proc_pid_mountinfo(5): the fourth field is the root, the fifth the place,
+/// and the type follows a lone hyphen).
+fn whole_mount(mountinfo: &str) -> Option<PathBuf> {
+    mountinfo.lines().find_map(|line| {
+        let (mount, source) = line.split_once(" - ")?;
+        let mut fields = mount.split(' ').skip(3);
+        let (root, place) = (fields.next()?, fields.next()?);
+        (source.starts_with("cgroup2 ") && root == "/").then(|| place.into())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroup2_is_found_where_it_is_mounted_with_its_root() {
+        let text = "\
+            25 30 0:23 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n\
+            31 25 0:27 /kubepods/pod1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
+            32 25 0:27 / /sys/fs/cgroup/unified rw,relatime shared:9 master:2 - cgroup2 cgroup2 rw\n";
+        assert_eq!(
+            whole_mount(text).unwrap(),
+            Path::new("/sys/fs/cgroup/unified")
+        );
+        assert_eq!(whole_mount(text.lines().nth(1).unwrap()), None);
+        assert_eq!(whole_mount("nonsense"), None);
+    }
+
+    #[test]
+    fn a_cgroup_that_is_not_there_is_named() {
+        let path = "cgroup:no.such.slice/x".parse().unwrap();
+        let super::super::settings::ProbeMatch::Cgroup(path) = path else {
+            panic!("{path}");
+        };
+        let error = find(&path).unwrap_err();
+        let told = [
+            Unselected::NoCgroup("no.such.slice/x".to_owned()),
+            // A machine without cgroup2.
+            Unselected::NoCgroups,
+        ];
+        assert!(told.contains(&error), "{error}");
+    }
+}

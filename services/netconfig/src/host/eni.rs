@@ -1,0 +1,374 @@
+//! Pods with an interface of AWS's own ("branch ENI", for security groups of pods; shared facts: istio-ambient.md,
+//! 6.8). What the node sends to such a pod leaves the node, by an ip rule of AWS's that sees no address, and comes back
+//! as a stranger's. Two ip rules keep probes on the node: packets to the pod use the pod's own route table, and what
+//! the pod answers is for the node. They are needed, and AWS's agent is set up for probes of this kind at all, where
+//! `net.ipv4.tcp_early_demux` is 0.
+
+mod kernel;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    net::IpAddr,
+};
+
+use super::{HostError, settings::AwsBranchEni};
+use crate::{family::Family, netlink::KernelError};
+use kernel::Kernel;
+
+/// Who made a rule: as of a pod's ip rules, by which ours are known again after a restart.
+const PROTOCOL: u8 = 105;
+
+/// The priority of what leads to a pod. Behind AWS's own rules for pods (10), ahead of those for the node's other
+/// interfaces (1024 and 1536).
+const TO_POD_PRIORITY: u32 = 512;
+
+/// RT_TABLE_LOCAL, RT_TABLE_MAIN (linux/rtnetlink.h).
+const LOCAL: u32 = 255;
+const MAIN: u32 = 254;
+
+/// Of the netns that the reading thread is in.
+const TCP_EARLY_DEMUX: &str = "/proc/sys/net/ipv4/tcp_early_demux";
+
+/// An ip rule, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    family: Family,
+    priority: u32,
+    table: u32,
+    protocol: u8,
+    /// The interface that packets arrive by, if it says so.
+    arrives_by: Option<String>,
+    /// The one address that packets go to, if it says so.
+    to: Option<IpAddr>,
+}
+
+/// A route to one address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Route {
+    table: u32,
+    to: IpAddr,
+    interface: String,
+}
+
+/// How probes of an address are led.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Branch {
+    table: u32,
+    /// The node's end of the pod's veth, and the priority of the rule for it. `None` where that rule was not found.
+    back: Option<(String, u32)>,
+}
+
+impl Branch {
+    /// Its rules, in the order in which they are added.
+    fn rules(&self, address: IpAddr) -> Vec<Rule> {
+        let family = Family::of(address);
+        let to = Rule {
+            family,
+            priority: TO_POD_PRIORITY,
+            table: self.table,
+            protocol: PROTOCOL,
+            arrives_by: None,
+            to: Some(address),
+        };
+        let back = self.back.iter().map(|(veth, priority)| Rule {
+            family,
+            priority: *priority,
+            table: LOCAL,
+            protocol: PROTOCOL,
+            arrives_by: Some(veth.clone()),
+            to: None,
+        });
+        [to].into_iter().chain(back).collect()
+    }
+}
+
+/// How probes of an address are to be led: by the table to which an ip rule of others leads what arrives by the
+/// interface that the table has the address at. `None` where there is no such.
+fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
+    let of_others = rules.iter().filter(|rule| {
+        let is_own_table = !matches!(rule.table, LOCAL | MAIN);
+        rule.family == Family::of(address) && rule.protocol != PROTOCOL && is_own_table
+    });
+    of_others.into_iter().find_map(|rule| {
+        let veth = rule.arrives_by.as_ref()?;
+        let mut routes = routes.iter();
+        let leads = |route: &Route| {
+            (route.table, route.to, &route.interface) == (rule.table, address, veth)
+        };
+        routes.any(leads).then(|| Branch {
+            table: rule.table,
+            back: Some((veth.clone(), rule.priority.saturating_sub(1))),
+        })
+    })
+}
+
+/// What an earlier run led, by its rules in the kernel. Whose veth it was is told by AWS's rules, while they are there.
+fn recall(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
+    let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
+    let led = ours.clone().filter_map(|to| {
+        let is_back = |back: &&Rule| {
+            let veths = rules.iter().filter(|rule| {
+                (rule.family, rule.table) == (to.family, to.table) && rule.protocol != PROTOCOL
+            });
+            let mut veths = veths.filter_map(|rule| rule.arrives_by.as_ref());
+            back.family == to.family && veths.any(|veth| back.arrives_by.as_ref() == Some(veth))
+        };
+        let back = ours.clone().find(is_back);
+        let back = back.and_then(|back| Some((back.arrives_by.clone()?, back.priority)));
+        let table = to.table;
+        Some((to.to?, Branch { table, back }))
+    });
+    led.collect()
+}
+
+/// Rules of ours that belong to nothing that is led.
+fn strays(rules: &[Rule], led: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
+    let families = led.iter().filter(|(_, branch)| branch.back.is_none());
+    let uncertain: BTreeSet<_> = families.map(|(address, _)| Family::of(*address)).collect();
+    let wanted: Vec<_> = led
+        .iter()
+        .flat_map(|(address, branch)| branch.rules(*address))
+        .collect();
+    let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
+    // A way back whose address is not known may be that of one whose way back is not.
+    let strays = ours.filter(|rule| {
+        let may_be_needed = rule.to.is_none() && uncertain.contains(&rule.family);
+        !wanted.contains(rule) && !may_be_needed
+    });
+    strays.cloned().collect()
+}
+
+/// Leads probes, and remembers which.
+#[derive(Debug)]
+pub(super) struct Eni {
+    kernel: Kernel,
+    led: BTreeMap<IpAddr, Branch>,
+}
+
+impl Eni {
+    /// In the calling thread's netns. Recalls what an earlier run led.
+    pub(super) fn open(setting: AwsBranchEni) -> io::Result<Option<Self>> {
+        match setting {
+            AwsBranchEni::Off => return Ok(None),
+            AwsBranchEni::Auto => {}
+        }
+        let mut kernel = Kernel::open()?;
+        let rules = kernel.rules().unwrap_or_else(|error| {
+            tracing::warn!(%error, "Cannot recall ip rules for probes");
+            Vec::new()
+        });
+        let mut eni = Self {
+            led: recall(&rules),
+            kernel,
+        };
+        if let Err(error) = eni.clean(&rules) {
+            tracing::warn!(%error, "Cannot clear ip rules for probes");
+        }
+        Ok(Some(eni))
+    }
+
+    /// Leads probes of the named addresses, where that is needed, and no longer those of the ones that are gone.
+    /// Whether anything had to be written.
+    pub(super) fn settle(
+        &mut self,
+        named: &BTreeSet<IpAddr>,
+        gone: &BTreeSet<IpAddr>,
+    ) -> Result<bool, HostError> {
+        let mut changed = false;
+        for address in gone {
+            changed |= self.lead(*address, None)?;
+        }
+        let is_set_up = is_set_up();
+        let Some(first) = named.first().copied() else {
+            return Ok(changed);
+        };
+        if !is_set_up && named.iter().all(|address| !self.led.contains_key(address)) {
+            return Ok(changed);
+        }
+        let read = |source| failed(first, source);
+        let (rules, routes) = (
+            self.kernel.rules().map_err(read)?,
+            self.kernel.routes().map_err(read)?,
+        );
+        for address in named {
+            let branch = detect(*address, &rules, &routes).filter(|_| is_set_up);
+            self.forget_if_broken(*address, &rules);
+            changed |= self.lead(*address, branch)?;
+        }
+        Ok(changed)
+    }
+
+    /// What others deleted is added again.
+    fn forget_if_broken(&mut self, address: IpAddr, rules: &[Rule]) {
+        let is_there = |rule: &Rule| rules.contains(rule);
+        let known = self.led.get(&address);
+        if known.is_some_and(|branch| !branch.rules(address).iter().all(is_there)) {
+            self.led.remove(&address);
+        }
+    }
+
+    /// From how an address was led to how it is to be.
+    fn lead(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<bool, HostError> {
+        if self.led.get(&address) == wanted.as_ref() {
+            return Ok(false);
+        }
+        let result = self.change(address, wanted);
+        result.map_err(|source| failed(address, source))?;
+        Ok(true)
+    }
+
+    /// What is new comes first; then goes what nothing needs any more.
+    fn change(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<(), KernelError> {
+        match wanted {
+            Some(branch) => {
+                self.kernel.add(&branch.rules(address))?;
+                self.led.insert(address, branch);
+            }
+            None => drop(self.led.remove(&address)),
+        }
+        let rules = self.kernel.rules()?;
+        self.clean(&rules)
+    }
+
+    fn clean(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
+        self.kernel.delete(&strays(rules, &self.led))
+    }
+}
+
+fn failed(address: IpAddr, source: KernelError) -> HostError {
+    HostError::BranchEni { address, source }
+}
+
+/// Not where it cannot be read: a node of AWS has it.
+fn is_set_up() -> bool {
+    fs::read_to_string(TCP_EARLY_DEMUX).is_ok_and(|text| text.trim() == "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn of_aws(table: u32, arrives_by: &str) -> Rule {
+        Rule {
+            family: Family::V4,
+            priority: 10,
+            table,
+            protocol: 0,
+            arrives_by: Some(arrives_by.to_owned()),
+            to: None,
+        }
+    }
+
+    fn route(table: u32, to: &str, interface: &str) -> Route {
+        Route {
+            table,
+            to: ip(to),
+            interface: interface.to_owned(),
+        }
+    }
+
+    /// Two pods as AWS's agent leaves them.
+    fn node() -> (Vec<Rule>, Vec<Route>) {
+        let rules = vec![
+            of_aws(101, "vlan.eth.1"),
+            of_aws(101, "vlana"),
+            of_aws(102, "vlan.eth.2"),
+            of_aws(102, "vlanb"),
+        ];
+        let routes = vec![
+            route(101, "10.0.0.5", "vlana"),
+            route(102, "10.0.0.6", "vlanb"),
+            route(MAIN, "10.0.0.7", "eni7"),
+        ];
+        (rules, routes)
+    }
+
+    fn branch(table: u32, veth: &str) -> Branch {
+        Branch {
+            table,
+            back: Some((veth.to_owned(), 9)),
+        }
+    }
+
+    #[test]
+    fn a_pod_is_led_by_its_own_table_and_its_own_veth() {
+        let (rules, routes) = node();
+        assert_eq!(
+            detect(ip("10.0.0.5"), &rules, &routes),
+            Some(branch(101, "vlana"))
+        );
+        assert_eq!(
+            detect(ip("10.0.0.6"), &rules, &routes),
+            Some(branch(102, "vlanb"))
+        );
+        let texts: Vec<_> = branch(101, "vlana")
+            .rules(ip("10.0.0.5"))
+            .iter()
+            .map(|rule| (rule.priority, rule.table, rule.to.is_some()))
+            .collect();
+        assert_eq!(texts, [(512, 101, true), (9, LOCAL, false)]);
+    }
+
+    #[test]
+    fn other_pods_are_not_led() {
+        let (mut rules, mut routes) = node();
+        assert_eq!(detect(ip("10.0.0.7"), &rules, &routes), None);
+        assert_eq!(detect(ip("10.0.0.8"), &rules, &routes), None);
+        // A way to the main table is nobody's own, and ours are not AWS's.
+        rules.push(of_aws(MAIN, "eni7"));
+        rules.push(Rule {
+            protocol: PROTOCOL,
+            ..of_aws(103, "vlanc")
+        });
+        routes.push(route(103, "10.0.0.8", "vlanc"));
+        assert_eq!(detect(ip("10.0.0.7"), &rules, &routes), None);
+        assert_eq!(detect(ip("10.0.0.8"), &rules, &routes), None);
+    }
+
+    #[test]
+    fn a_rule_of_the_highest_priority_has_none_ahead() {
+        let (mut rules, routes) = node();
+        rules[1].priority = 0;
+        let found = detect(ip("10.0.0.5"), &rules, &routes).unwrap();
+        assert_eq!(found.back, Some(("vlana".to_owned(), 0)));
+    }
+
+    #[test]
+    fn what_an_earlier_run_led_is_known_by_its_rules() {
+        let (mut rules, _) = node();
+        let (a, b) = (branch(101, "vlana"), branch(102, "vlanb"));
+        rules.extend(a.rules(ip("10.0.0.5")));
+        rules.extend(b.rules(ip("10.0.0.6")));
+        let led = recall(&rules);
+        assert_eq!(led, [(ip("10.0.0.5"), a), (ip("10.0.0.6"), b)].into());
+        assert_eq!(strays(&rules, &led), []);
+    }
+
+    #[test]
+    fn a_way_back_is_kept_while_it_may_be_needed_and_goes_with_the_last_pod_that_may_need_it() {
+        let a = branch(101, "vlana");
+        // AWS's rules went with the pod.
+        let rules = a.rules(ip("10.0.0.5"));
+        let mut led = recall(&rules);
+        assert_eq!(led[&ip("10.0.0.5")].back, None);
+        assert_eq!(strays(&rules, &led), []);
+        led.clear();
+        assert_eq!(strays(&rules, &led), rules);
+    }
+
+    #[test]
+    fn a_veth_that_two_addresses_have_in_common_keeps_its_way_back() {
+        let a = branch(101, "vlana");
+        let mut rules = a.rules(ip("10.0.0.5"));
+        rules.extend(a.rules(ip("10.0.0.9")).into_iter().take(1));
+        let led = [(ip("10.0.0.9"), a)].into();
+        let strays = strays(&rules, &led);
+        assert_eq!(strays.len(), 1);
+        assert_eq!(strays[0].to, Some(ip("10.0.0.5")));
+    }
+}

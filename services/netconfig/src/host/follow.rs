@@ -1,0 +1,69 @@
+//! Takes addresses out of the probe set when the claim that they were named with ends.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::broadcast::error::RecvError,
+    time::{MissedTickBehavior, interval},
+};
+use workload::SandboxRef;
+
+use super::Host;
+use crate::{
+    claims::{Claims, Event},
+    error::chain,
+    rules::name_of,
+};
+
+/// How often elements are looked through for those that nobody claims.
+const SWEEP: Duration = Duration::from_secs(30);
+
+/// Follows claims for as long as there are any to come.
+pub(crate) async fn run(host: Arc<Host>, claims: Arc<Claims>) {
+    let (_, mut events) = claims.subscribe();
+    let mut ticks = interval(SWEEP);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            event = events.recv() => match event {
+                Ok(Event::Released(released)) => {
+                    release(&host, &claims, released.sandbox).await;
+                }
+                // What was missed is found when nobody claims it.
+                Ok(Event::Placed(_) | Event::State(_)) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
+            },
+            _ = ticks.tick() => sweep(&host, &claims).await,
+        }
+    }
+}
+
+/// Takes a sandbox's addresses out once its claim has ended. One that has another claim by now has named its addresses
+/// anew, or will. What fails is found again when nobody claims it.
+pub(crate) async fn release(host: &Arc<Host>, claims: &Arc<Claims>, sandbox: SandboxRef) {
+    let (host, claims) = (Arc::clone(host), Arc::clone(claims));
+    let work = move || {
+        let result = host.release_unless(&sandbox, || claims.find(&sandbox).is_some());
+        if let Err(error) = result {
+            let error = chain(&error);
+            tracing::warn!(%sandbox, error, "Addresses of a released sandbox stay in the probe set");
+        }
+    };
+    blocking(work).await;
+}
+
+async fn sweep(host: &Arc<Host>, claims: &Arc<Claims>) {
+    let (host, claims) = (Arc::clone(host), Arc::clone(claims));
+    let work = move || {
+        let claims = claims.list();
+        let claimed: BTreeSet<_> = claims.iter().map(|claim| name_of(&claim.sandbox)).collect();
+        host.forget_unclaimed(&claimed);
+    };
+    blocking(work).await;
+}
+
+async fn blocking(work: impl FnOnce() + Send + 'static) {
+    if let Err(error) = tokio::task::spawn_blocking(work).await {
+        tracing::error!(%error, "Work on the probe set failed");
+    }
+}

@@ -1,0 +1,307 @@
+//! The probe set in ipset, with a rule of iptables that names it: a chain of ours, jumped to before any other rule
+//! for packets that leave.
+
+mod text;
+
+use std::{collections::BTreeMap, fmt, fs, io, net::IpAddr, time::Duration};
+
+use super::{
+    HostError, RunError,
+    ipset::Ipset,
+    owners::{Action, Elements, decide},
+    selector::Selected,
+    settings::Settings,
+    way::{Found, Pace, Settled, Way, Wish},
+};
+use crate::{family::Family, iptables::Variant};
+use text::{Saved, rule, script};
+
+/// Our chain in the table nat.
+const CHAIN: &str = "INPOD_POSTRT";
+
+/// Where packets leave.
+const HOOK: &str = "POSTROUTING";
+
+/// The sets, one per family (IPSET_MAXNAMELEN is 32).
+const SETS: [(Family, &str); 2] = [
+    (Family::V4, "inpod-probes-v4"),
+    (Family::V6, "inpod-probes-v6"),
+];
+
+/// NFPROTO_IPV4 and NFPROTO_IPV6 of linux/netfilter.h.
+const PROTOCOL_FAMILIES: [u8; 2] = [2, 10];
+
+/// Absent in a kernel without IPv6. Of the netns that the reading thread is in.
+const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
+
+/// How often sets are looked at: what flushes iptables-legacy or a set tells nobody.
+const GLANCE: Duration = Duration::from_millis(250);
+
+/// How often rules are read that tell nobody when they change.
+const READ: Duration = Duration::from_millis(500);
+
+/// The part of a processor that this reading takes at most: iptables-legacy reads all rules that there are, which on a
+/// node with thousands takes long.
+const SHARE: u32 = 25;
+
+/// Runs programs of iptables in the node's netns: those of the variant that the node uses. The lock that they share
+/// with others (`/run/xtables.lock`) is waited for.
+pub trait Runner: fmt::Debug + Send {
+    /// The table nat as `iptables-save -t nat` prints it, or `ip6tables-save`.
+    ///
+    /// # Errors
+    ///
+    /// When the program is missing or fails.
+    fn save(&self, family: Family) -> Result<String, RunError>;
+
+    /// Feeds a script to `iptables-restore --noflush`, or `ip6tables-restore`.
+    ///
+    /// # Errors
+    ///
+    /// When the program is missing or fails; the script has had no effect then.
+    fn restore(&self, family: Family, script: &str) -> Result<(), RunError>;
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Iptables {
+    sets: Ipset,
+    variant: Variant,
+    runner: Box<dyn Runner>,
+    families: &'static [Family],
+    /// For a rule of ours, how this version of iptables prints it.
+    printed: BTreeMap<String, String>,
+    /// The cgroup that a family's rule was written for. A rule names it by its path and holds on to what was there:
+    /// one that is made anew looks the same and is another.
+    cgroups: BTreeMap<Family, u64>,
+}
+
+impl Iptables {
+    /// In the calling thread's netns.
+    pub(crate) fn open(variant: Variant, runner: Box<dyn Runner>) -> io::Result<Self> {
+        let has_ipv6 = fs::read_to_string(DISABLE_IPV6).is_ok_and(|text| text.trim() != "1");
+        Ok(Self {
+            sets: Ipset::open()?,
+            variant,
+            runner,
+            families: if has_ipv6 {
+                &Family::ALL
+            } else {
+                &[Family::V4]
+            },
+            printed: BTreeMap::new(),
+            cgroups: BTreeMap::new(),
+        })
+    }
+
+    fn saved(&self, family: Family) -> Result<Saved, HostError> {
+        Ok(Saved::parse(&self.runner.save(family)?))
+    }
+
+    /// What is not as it should be in a family's rules.
+    fn differences(
+        &self,
+        family: Family,
+        rule: &str,
+        selected: &Selected,
+        saved: &Saved,
+    ) -> Vec<String> {
+        let mut differences = Vec::new();
+        let cgroup = cgroup_of(selected);
+        if cgroup.is_some() && self.cgroups.get(&family).copied() != cgroup {
+            differences.push(format!("the {family} rule may be for an earlier cgroup"));
+        }
+        let wanted = self.printed.get(rule).map_or(rule, String::as_str);
+        if saved.rules != [wanted] {
+            differences.push(format!("the {family} chain {CHAIN} is not as it should be"));
+        }
+        if !saved.is_first || saved.jumps != 1 {
+            differences.push(format!(
+                "the {family} chain {HOOK} does not begin with its one jump to {CHAIN}"
+            ));
+        }
+        differences
+    }
+
+    /// The rule, where it is not there already.
+    fn write_rule(
+        &mut self,
+        family: Family,
+        rule: &str,
+        selected: &Selected,
+    ) -> Result<(), HostError> {
+        let before = self.saved(family)?;
+        let differences = self.differences(family, rule, selected, &before);
+        if differences.is_empty() {
+            return Ok(());
+        }
+        self.runner.restore(family, &script(&before, rule))?;
+        let after = self.saved(family)?;
+        if let [printed] = after.rules.as_slice() {
+            self.printed.insert(rule.to_owned(), printed.clone());
+        }
+        if let Some(cgroup) = cgroup_of(selected) {
+            self.cgroups.insert(family, cgroup);
+        }
+        HostError::unless_empty(self.differences(family, rule, selected, &after))
+    }
+
+    fn fill(&mut self, family: Family, elements: &Elements) -> Result<(), HostError> {
+        let set = set_of(family);
+        self.sets.create(set, family)?;
+        let found = self.sets.elements(set)?.unwrap_or_default();
+        let of_family = elements.iter();
+        let of_family = of_family.filter(|(address, _)| Family::of(**address) == family);
+        for (address, owner) in of_family {
+            if found.get(address) != Some(owner) {
+                self.sets.rename(set, *address, owner)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `None` where there is no set.
+    fn wish(&mut self, by: &str, (address, wanted): Wish<'_>) -> Result<Option<bool>, HostError> {
+        let set = set_of(Family::of(address));
+        if let Some(owner) = wanted {
+            match self.sets.add(set, address, owner) {
+                Err(error) if error.is(nix::Error::ENOENT) => return Ok(None),
+                Err(error) => return Err(error.into()),
+                Ok(true) => return Ok(Some(true)),
+                Ok(false) => {}
+            }
+        }
+        let Some(elements) = self.sets.elements(set)? else {
+            return Ok(None);
+        };
+        let found = elements.get(&address).map(String::as_str);
+        match (decide(found, wanted, by), wanted) {
+            (Some(Action::Add | Action::Rename), Some(owner)) => {
+                self.sets.rename(set, address, owner)?;
+            }
+            (Some(Action::Delete), None) => self.sets.delete(set, address)?,
+            _ => return Ok(Some(false)),
+        }
+        Ok(Some(true))
+    }
+}
+
+impl Way for Iptables {
+    fn families(&self) -> &'static [Family] {
+        self.families
+    }
+
+    /// Without a set there is no rule that names it.
+    fn read(
+        &mut self,
+        selected: &Selected,
+        settings: &Settings,
+    ) -> Result<Option<Found>, HostError> {
+        let mut found = Found::default();
+        let mut missing = Vec::new();
+        for family in self.families {
+            match self.sets.elements(set_of(*family))? {
+                Some(elements) => found.elements.extend(elements),
+                None => missing.push(format!("the set {} is missing", set_of(*family))),
+            }
+        }
+        if missing.len() == self.families.len() {
+            return Ok(None);
+        }
+        found.differences = missing;
+        for family in self.families {
+            let rule = rule(selected, settings, *family);
+            let saved = self.saved(*family)?;
+            let differences = self.differences(*family, &rule, selected, &saved);
+            found.differences.extend(differences);
+        }
+        Ok(Some(found))
+    }
+
+    /// Elements before the rule that looks for them.
+    fn write(
+        &mut self,
+        selected: &Selected,
+        settings: &Settings,
+        elements: &Elements,
+    ) -> Result<(), HostError> {
+        for family in self.families {
+            self.fill(*family, elements)?;
+            self.write_rule(*family, &rule(selected, settings, *family), selected)?;
+        }
+        Ok(())
+    }
+
+    /// What is wished for is tried first anyway.
+    fn add(&mut self, by: &str, addresses: &[IpAddr]) -> Result<Option<Settled>, HostError> {
+        let wish = |address: &IpAddr| (*address, Some(by));
+        let wishes: Vec<_> = addresses.iter().map(wish).collect();
+        self.settle(by, &wishes).map(Some)
+    }
+
+    fn settle(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<Settled, HostError> {
+        let mut changed = false;
+        for wish in wishes {
+            match self.wish(by, *wish)? {
+                None => return Ok(Settled::Gone),
+                Some(written) => changed |= written,
+            }
+        }
+        Ok(Settled::Done { changed })
+    }
+
+    /// Whether a set is gone or empty, or no rule names it.
+    fn is_suspicious(&mut self, elements: &Elements) -> bool {
+        let families = self.families.iter();
+        let mut headers = families.map(|family| {
+            let wanted = elements
+                .keys()
+                .filter(|address| Family::of(**address) == *family);
+            let wanted = u32::try_from(wanted.count()).unwrap_or(u32::MAX);
+            let header = self.sets.header(set_of(*family)).ok().flatten();
+            header.is_some_and(|header| header.references > 0 && header.elements == wanted)
+        });
+        !headers.all(|is_right| is_right)
+    }
+
+    fn hears(&self, family: u8, table: &str, _port: u32) -> bool {
+        self.variant == Variant::Nft && table == "nat" && PROTOCOL_FAMILIES.contains(&family)
+    }
+
+    fn pace(&self, took: Duration) -> Pace {
+        let read = match self.variant {
+            Variant::Nft => Duration::from_secs(60),
+            Variant::Legacy => READ.max(took.saturating_mul(SHARE)),
+        };
+        Pace {
+            glance: GLANCE,
+            read,
+        }
+    }
+}
+
+fn cgroup_of(selected: &Selected) -> Option<u64> {
+    match selected {
+        Selected::Cgroup(cgroup) => Some(cgroup.id),
+        Selected::Socket | Selected::User(_) => None,
+    }
+}
+
+fn set_of(family: Family) -> &'static str {
+    let [(_, v4), (_, v6)] = SETS;
+    match family {
+        Family::V4 => v4,
+        Family::V6 => v6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reading_rules_that_nobody_tells_of_takes_no_more_than_its_share() {
+        let slow = Duration::from_millis(200);
+        assert_eq!(READ.max(slow.saturating_mul(SHARE)), Duration::from_secs(5));
+    }
+}

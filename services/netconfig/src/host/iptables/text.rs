@@ -1,0 +1,130 @@
+//! The rule, and what programs of iptables print and take.
+
+use std::net::IpAddr;
+
+use super::{CHAIN, HOOK, set_of};
+use crate::{
+    family::Family,
+    host::{selector::Selected, settings::Settings},
+};
+
+/// The rule as iptables-save prints it.
+pub(super) fn rule(selected: &Selected, settings: &Settings, family: Family) -> String {
+    let matched = match selected {
+        Selected::Socket => "-m owner --socket-exists".to_owned(),
+        Selected::User(user) => format!("-m owner --uid-owner {user}"),
+        Selected::Cgroup(cgroup) => format!("-m cgroup --path {}", quoted(&cgroup.path)),
+    };
+    let source: IpAddr = match family {
+        Family::V4 => settings.source_v4.0.into(),
+        Family::V6 => settings.source_v6.0.into(),
+    };
+    let set = set_of(family);
+    format!("-A {CHAIN} -p tcp {matched} -m set --match-set {set} dst -j SNAT --to-source {source}")
+}
+
+/// Where a word needs it (xtables_save_string in libxtables).
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    if word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("\"{}\"", word.replace('\\', "\\\\"))
+    }
+}
+
+/// What `iptables-save` says of our chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Saved {
+    /// Its rules.
+    pub(super) rules: Vec<String>,
+    /// How many rules for packets that leave are nothing but jumps to it.
+    pub(super) jumps: usize,
+    /// Whether the first of those rules is one.
+    pub(super) is_first: bool,
+}
+
+impl Saved {
+    pub(super) fn parse(text: &str) -> Self {
+        let jump = format!("-A {HOOK} -j {CHAIN}");
+        let of_chain = |chain: &str| {
+            let start = format!("-A {chain} ");
+            text.lines().filter(move |line| line.starts_with(&start))
+        };
+        Self {
+            rules: of_chain(CHAIN).map(str::to_owned).collect(),
+            jumps: of_chain(HOOK).filter(|line| *line == jump).count(),
+            is_first: of_chain(HOOK).next() == Some(&jump),
+        }
+    }
+}
+
+/// One transaction: the chain is emptied and filled, jumps to it from elsewhere give way to the first one.
+pub(super) fn script(saved: &Saved, rule: &str) -> String {
+    let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
+    format!("*nat\n:{CHAIN} - [0:0]\n-F {CHAIN}\n{rule}\n{delete}-I {HOOK} 1 -j {CHAIN}\nCOMMIT\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::selector::Cgroup;
+
+    #[test]
+    fn a_rule_is_what_iptables_save_prints() {
+        let rule = |selected: &Selected, family| rule(selected, &Settings::default(), family);
+        assert_eq!(
+            rule(&Selected::Socket, Family::V4),
+            "-A INPOD_POSTRT -p tcp -m owner --socket-exists -m set --match-set inpod-probes-v4 dst \
+             -j SNAT --to-source 169.254.7.127"
+        );
+        assert!(rule(&Selected::User(0), Family::V6).contains("--uid-owner 0 -m set --match-set"));
+        let cgroup = |path: &str| {
+            Selected::Cgroup(Cgroup {
+                path: path.to_owned(),
+                level: 1,
+                id: 1,
+            })
+        };
+        let text = rule(&cgroup("system.slice/kubelet.service"), Family::V4);
+        assert!(
+            text.contains(" --path system.slice/kubelet.service -m set "),
+            "{text}"
+        );
+        let text = rule(&cgroup(r"a\x2db@1"), Family::V4);
+        assert!(text.contains(r#" --path "a\\x2db@1" -m set "#), "{text}");
+    }
+
+    #[test]
+    fn our_chain_is_found_among_others() {
+        let text = "*nat\n:POSTROUTING ACCEPT [0:0]\n:INPOD_POSTRT - [0:0]\n\
+                    -A POSTROUTING -j KUBE-POSTROUTING\n-A POSTROUTING -j INPOD_POSTRT\n\
+                    -A INPOD_POSTRT -p tcp -j ACCEPT\n-A INPOD_POSTRTX -j ACCEPT\nCOMMIT\n";
+        let saved = Saved::parse(text);
+        assert_eq!(saved.rules, ["-A INPOD_POSTRT -p tcp -j ACCEPT"]);
+        assert_eq!((saved.jumps, saved.is_first), (1, false));
+    }
+
+    #[test]
+    fn jumps_from_elsewhere_give_way_to_the_first_one() {
+        let saved = Saved {
+            jumps: 2,
+            ..Saved::default()
+        };
+        let text = script(&saved, "-A INPOD_POSTRT -j RETURN");
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(
+            lines,
+            [
+                "*nat",
+                ":INPOD_POSTRT - [0:0]",
+                "-F INPOD_POSTRT",
+                "-A INPOD_POSTRT -j RETURN",
+                "-D POSTROUTING -j INPOD_POSTRT",
+                "-D POSTROUTING -j INPOD_POSTRT",
+                "-I POSTROUTING 1 -j INPOD_POSTRT",
+                "COMMIT",
+            ]
+        );
+    }
+}

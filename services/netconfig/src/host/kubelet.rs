@@ -1,0 +1,289 @@
+//! Which process is the kubelet, and whose.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use daemon::containers;
+use netlink_bindings::{
+    inet_diag::{OpTcpDiagDump, ReqV2, Request},
+    traits::NetlinkRequest,
+};
+use nix::sys::socket::SockProtocol;
+
+use crate::{
+    inspect::parse_stat,
+    netlink::{KernelError, Socket},
+};
+
+/// Where a kubelet serves its API, unless configured otherwise.
+const PORT: u16 = 10250;
+/// AF_INET, AF_INET6.
+const FAMILIES: [u8; 2] = [2, 10];
+/// IPPROTO_TCP.
+const TCP: u8 = 6;
+/// TCP_LISTEN (linux/tcp_states.h).
+const LISTEN: u8 = 10;
+
+/// What a kubelet is called (proc(5), comm): alone, in MicroK8s, and within the one process of k3s.
+const NAMES: [&str; 2] = ["kubelet", "kubelite"];
+const NAMES_OF_K3S: [&str; 3] = ["k3s", "k3s-server", "k3s-agent"];
+
+/// A process that is the kubelet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Kubelet {
+    /// Its pid as netconfig sees it.
+    pub(crate) pid: u32,
+    start_time: u64,
+    /// The user as whom it opens sockets.
+    pub(crate) user: u32,
+}
+
+impl Kubelet {
+    /// Whether the process still runs.
+    pub(crate) fn is_alive(&self) -> bool {
+        let path = Path::new("/proc").join(self.pid.to_string());
+        start_time(&path) == Some(self.start_time)
+    }
+}
+
+/// Looks through the node's processes. Those in a container are none, whatever they are called.
+pub(crate) fn find() -> Option<Kubelet> {
+    let listening = listening().unwrap_or_else(|error| {
+        tracing::warn!(%error, "Cannot see who listens on the kubelet's port");
+        BTreeSet::new()
+    });
+    search(Path::new("/proc"), &listening)
+}
+
+/// The inode numbers of the sockets that listen on the kubelet's port.
+fn listening() -> Result<BTreeSet<u32>, KernelError> {
+    const ACT: &str = "read the listening sockets";
+    let socket = Socket::open(SockProtocol::NetlinkSockDiag);
+    let mut socket = socket.map_err(|error| KernelError::new(ACT, error))?;
+    let mut found = BTreeSet::new();
+    for family in FAMILIES {
+        let header = ReqV2 {
+            family,
+            protocol: TCP,
+            states: 1 << LISTEN,
+            ..ReqV2::new()
+        };
+        let request = Request::new().op_tcp_diag_dump(&header);
+        for payload in socket.dump(ACT, &request)? {
+            let (message, _) = <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(&payload);
+            if message.sockid.sport() == PORT {
+                found.insert(message.inode);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Who holds such a socket, first of all those that are called so; where nobody listens, who is called so.
+fn search(proc: &Path, listening: &BTreeSet<u32>) -> Option<Kubelet> {
+    let all: Vec<_> = processes(proc);
+    let (named, others): (Vec<_>, Vec<_>) = all.iter().partition(|process| process.is_named());
+    let mut in_order = named.iter().chain(&others);
+    let listens = in_order.find(|process| process.holds_one_of(listening) && process.is_free(proc));
+    let found = listens.or_else(|| {
+        let mut named = named.iter();
+        named.find(|process| process.is_kubelet() && process.is_free(proc))
+    });
+    found.and_then(|process| process.describe())
+}
+
+struct Process {
+    pid: u32,
+    path: PathBuf,
+    command: String,
+}
+
+/// In the order of their pids. One that ends meanwhile is left out.
+fn processes(proc: &Path) -> Vec<Process> {
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let path = entry.path();
+            let command = fs::read_to_string(path.join("comm")).ok()?;
+            let command = command.trim_end().to_owned();
+            Some(Process { pid, path, command })
+        })
+        .collect();
+    found.sort_by_key(|process| process.pid);
+    found
+}
+
+impl Process {
+    fn is_named(&self) -> bool {
+        let mut names = NAMES.iter().chain(&NAMES_OF_K3S);
+        names.any(|name| self.command == *name)
+    }
+
+    /// Others than k3s have to name it in their arguments too.
+    fn is_kubelet(&self) -> bool {
+        let names_it = || {
+            let arguments = fs::read(self.path.join("cmdline")).unwrap_or_default();
+            let arguments = String::from_utf8_lossy(&arguments).to_lowercase();
+            arguments.contains("kubelet")
+        };
+        NAMES_OF_K3S.contains(&self.command.as_str()) || names_it()
+    }
+
+    fn holds_one_of(&self, sockets: &BTreeSet<u32>) -> bool {
+        if sockets.is_empty() {
+            return false;
+        }
+        let entries = fs::read_dir(self.path.join("fd")).into_iter().flatten();
+        let mut links = entries
+            .flatten()
+            .filter_map(|entry| fs::read_link(entry.path()).ok());
+        links.any(|link| {
+            let inode = link.to_str().and_then(|text| text.strip_prefix("socket:["));
+            let inode = inode.and_then(|text| text.strip_suffix(']')?.parse().ok());
+            inode.is_some_and(|inode| sockets.contains(&inode))
+        })
+    }
+
+    /// Whether it is in no container but those that the first process is in, too: a node may be one.
+    fn is_free(&self, proc: &Path) -> bool {
+        let of =
+            |path: &Path| fs::read_to_string(path.join("cgroup")).map(|text| containers(&text));
+        let node = of(&proc.join("1")).unwrap_or_default();
+        of(&self.path).is_ok_and(|own| own.is_subset(&node))
+    }
+
+    fn describe(&self) -> Option<Kubelet> {
+        let status = fs::read_to_string(self.path.join("status")).ok()?;
+        Some(Kubelet {
+            pid: self.pid,
+            start_time: start_time(&self.path)?,
+            user: user(&status)?,
+        })
+    }
+}
+
+fn start_time(process: &Path) -> Option<u64> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
+    parse_stat(&stat).map(|(start_time, _)| start_time)
+}
+
+/// The last of the four ids (proc_pid_status(5)), by which what a process opens is its user's.
+fn user(status: &str) -> Option<u32> {
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    ids.split_ascii_whitespace().nth(3)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const POD: &str = "0::/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/x\n";
+    const UNIT: &str = "0::/system.slice/kubelet.service\n";
+
+    /// A procfs, as far as it is looked at.
+    struct Proc(tempfile::TempDir);
+
+    impl Proc {
+        fn new() -> Self {
+            let proc = Self(tempfile::tempdir().unwrap());
+            proc.add(1, "systemd", "/sbin/init", "0::/init.scope\n", &[]);
+            proc
+        }
+
+        fn add(&self, pid: u32, command: &str, arguments: &str, cgroup: &str, sockets: &[u32]) {
+            let path = self.0.path().join(pid.to_string());
+            fs::create_dir_all(path.join("fd")).unwrap();
+            let write = |name: &str, text: &str| fs::write(path.join(name), text).unwrap();
+            write("comm", &format!("{command}\n"));
+            write("cmdline", &arguments.replace(' ', "\0"));
+            write("cgroup", cgroup);
+            write(
+                "status",
+                &format!("Name:\t{command}\nUid:\t0\t0\t0\t{}\n", pid * 10),
+            );
+            let after = "0 ".repeat(18);
+            write("stat", &format!("{pid} ({command}) S {after} 4711 0"));
+            for (number, socket) in sockets.iter().enumerate() {
+                let target = format!("socket:[{socket}]");
+                symlink(target, path.join("fd").join(number.to_string())).unwrap();
+            }
+        }
+
+        fn found(&self, listening: &[u32]) -> Option<(u32, u32)> {
+            let listening = listening.iter().copied().collect();
+            search(self.0.path(), &listening).map(|found| (found.pid, found.user))
+        }
+    }
+
+    #[test]
+    fn who_listens_on_the_port_is_the_kubelet_whatever_it_is_called() {
+        let proc = Proc::new();
+        proc.add(20, "hyperkube", "/hyperkube", UNIT, &[7, 8]);
+        proc.add(
+            30,
+            "sshd",
+            "/usr/sbin/sshd",
+            "0::/system.slice/ssh.service\n",
+            &[9],
+        );
+        assert_eq!(proc.found(&[8]), Some((20, 200)));
+        assert_eq!(proc.found(&[]), None);
+    }
+
+    #[test]
+    fn one_that_is_called_so_and_does_not_listen_there_gives_way_to_one_that_does() {
+        let proc = Proc::new();
+        proc.add(20, "kubelet", "/usr/bin/kubelet", UNIT, &[]);
+        proc.add(30, "k3s-server", "/usr/local/bin/k3s server", UNIT, &[8]);
+        assert_eq!(proc.found(&[8]), Some((30, 300)));
+        assert_eq!(proc.found(&[]), Some((20, 200)));
+    }
+
+    #[test]
+    fn a_process_in_a_container_is_no_kubelet() {
+        let proc = Proc::new();
+        proc.add(20, "kubelet", "/usr/bin/kubelet", POD, &[8]);
+        assert_eq!(proc.found(&[8]), None);
+        assert_eq!(proc.found(&[]), None);
+    }
+
+    #[test]
+    fn a_kubelet_of_a_node_that_is_a_container_itself_is_one() {
+        let proc = Proc::new();
+        let id = "a".repeat(64);
+        proc.add(
+            1,
+            "systemd",
+            "/sbin/init",
+            &format!("0::/docker/{id}/init.scope\n"),
+            &[],
+        );
+        let unit = format!("0::/docker/{id}/kubelet.slice/kubelet.service\n");
+        proc.add(20, "kubelet", "/usr/bin/kubelet", &unit, &[8]);
+        assert_eq!(proc.found(&[8]), Some((20, 200)));
+    }
+
+    #[test]
+    fn the_name_alone_is_not_enough_but_for_k3s() {
+        let proc = Proc::new();
+        proc.add(20, "kubelite", "/bin/sleep 60", UNIT, &[]);
+        assert_eq!(proc.found(&[]), None);
+        proc.add(
+            20,
+            "kubelite",
+            "/snap/microk8s/kubelite --kubelet-args-file=x",
+            UNIT,
+            &[],
+        );
+        assert_eq!(proc.found(&[]), Some((20, 200)));
+        let proc = Proc::new();
+        proc.add(20, "k3s", "/usr/local/bin/k3s agent", UNIT, &[]);
+        assert_eq!(proc.found(&[]), Some((20, 200)));
+    }
+}

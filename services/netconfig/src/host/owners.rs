@@ -1,0 +1,175 @@
+//! Which sandbox wants which address in the probe set.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+/// Addresses with their owners' names, as the kernel keeps them: the name is an element's comment.
+pub(crate) type Elements = BTreeMap<IpAddr, String>;
+
+/// Who wants an address. Where an address was given to another pod while the first one is still known, that is more
+/// than one; the kernel names the one that came last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Owners {
+    wanting: BTreeMap<IpAddr, Vec<String>>,
+    wanted: BTreeMap<String, BTreeSet<IpAddr>>,
+}
+
+impl Owners {
+    /// Makes what an owner wants exactly this. Gives back every address that it wanted before or wants now.
+    pub(crate) fn set(&mut self, owner: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+        let before = self.wanted.remove(owner).unwrap_or_default();
+        for gone in before.difference(addresses) {
+            if let Some(wanting) = self.wanting.get_mut(gone) {
+                wanting.retain(|one| one != owner);
+                if wanting.is_empty() {
+                    self.wanting.remove(gone);
+                }
+            }
+        }
+        for new in addresses.difference(&before) {
+            self.wanting.entry(*new).or_default().push(owner.to_owned());
+        }
+        if !addresses.is_empty() {
+            self.wanted.insert(owner.to_owned(), addresses.clone());
+        }
+        before.union(addresses).copied().collect()
+    }
+
+    /// Remembers what the kernel holds and nobody here wants: of an earlier run, or of others.
+    pub(crate) fn adopt(&mut self, found: &Elements) {
+        for (address, owner) in found {
+            if !self.wanting.contains_key(address) {
+                self.wanting.insert(*address, vec![owner.clone()]);
+                let wanted = self.wanted.entry(owner.clone()).or_default();
+                wanted.insert(*address);
+            }
+        }
+    }
+
+    /// Who is named as an address's owner.
+    pub(crate) fn owner_of(&self, address: IpAddr) -> Option<&str> {
+        self.wanting.get(&address)?.last().map(String::as_str)
+    }
+
+    /// What an owner wants.
+    pub(crate) fn addresses_of(&self, owner: &str) -> BTreeSet<IpAddr> {
+        self.wanted.get(owner).cloned().unwrap_or_default()
+    }
+
+    /// All that is to be in the kernel.
+    pub(crate) fn elements(&self) -> Elements {
+        let owned = |(address, wanting): (&IpAddr, &Vec<String>)| {
+            wanting.last().map(|owner| (*address, owner.clone()))
+        };
+        self.wanting.iter().filter_map(owned).collect()
+    }
+
+    /// Everybody who wants something.
+    pub(crate) fn names(&self) -> BTreeSet<String> {
+        self.wanted.keys().cloned().collect()
+    }
+
+    /// How many addresses are wanted.
+    pub(crate) fn count(&self) -> usize {
+        self.wanting.len()
+    }
+}
+
+/// What is to be done about an address in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// It is added.
+    Add,
+    /// Its owner's name is replaced by another.
+    Rename,
+    /// It is deleted.
+    Delete,
+}
+
+/// Decides about an address for one owner: from whom the kernel names, to whom it is to name.
+pub(crate) fn decide(found: Option<&str>, wanted: Option<&str>, by: &str) -> Option<Action> {
+    match (found, wanted) {
+        (None, Some(_)) => Some(Action::Add),
+        (Some(found), Some(wanted)) if found != wanted => Some(Action::Rename),
+        // What another one took over is not this one's to delete.
+        (Some(found), None) if found == by => Some(Action::Delete),
+        (Some(_) | None, _) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn set(texts: &[&str]) -> BTreeSet<IpAddr> {
+        texts.iter().map(|text| ip(text)).collect()
+    }
+
+    #[test]
+    fn what_an_owner_no_longer_names_is_touched_and_no_longer_wanted() {
+        let mut owners = Owners::default();
+        owners.set("a", &set(&["10.0.0.1", "fd00::1"]));
+        let touched = owners.set("a", &set(&["10.0.0.1", "10.0.0.2"]));
+        assert_eq!(touched, set(&["10.0.0.1", "10.0.0.2", "fd00::1"]));
+        assert_eq!(owners.owner_of(ip("fd00::1")), None);
+        assert_eq!(owners.addresses_of("a"), set(&["10.0.0.1", "10.0.0.2"]));
+    }
+
+    #[test]
+    fn an_address_that_was_given_to_another_pod_is_the_later_ones() {
+        let mut owners = Owners::default();
+        owners.set("old", &set(&["10.0.0.1"]));
+        owners.set("new", &set(&["10.0.0.1"]));
+        // The old one's rules are applied once more.
+        owners.set("old", &set(&["10.0.0.1"]));
+        assert_eq!(owners.owner_of(ip("10.0.0.1")), Some("new"));
+        owners.set("old", &set(&[]));
+        assert_eq!(owners.owner_of(ip("10.0.0.1")), Some("new"));
+    }
+
+    #[test]
+    fn when_the_later_one_goes_first_the_earlier_one_has_the_address_again() {
+        let mut owners = Owners::default();
+        owners.set("old", &set(&["10.0.0.1"]));
+        owners.set("new", &set(&["10.0.0.1"]));
+        owners.set("new", &set(&[]));
+        assert_eq!(owners.owner_of(ip("10.0.0.1")), Some("old"));
+    }
+
+    #[test]
+    fn what_the_kernel_holds_from_before_is_remembered_and_does_not_outdo_what_is_wanted_now() {
+        let mut owners = Owners::default();
+        owners.set("a", &set(&["10.0.0.1"]));
+        let kernel = [
+            (ip("10.0.0.1"), "b".to_owned()),
+            (ip("10.0.0.2"), "c".to_owned()),
+        ];
+        owners.adopt(&kernel.into());
+        let elements = owners.elements();
+        assert_eq!(elements[&ip("10.0.0.1")], "a");
+        assert_eq!(elements[&ip("10.0.0.2")], "c");
+        assert_eq!(owners.count(), 2);
+        owners.set("c", &set(&[]));
+        assert_eq!((owners.count(), owners.names().len()), (1, 1));
+    }
+
+    #[test]
+    fn only_its_owner_deletes_an_element() {
+        assert_eq!(decide(Some("a"), None, "a"), Some(Action::Delete));
+        assert_eq!(decide(Some("b"), None, "a"), None);
+        assert_eq!(decide(None, None, "a"), None);
+    }
+
+    #[test]
+    fn an_element_that_names_another_one_is_renamed_and_one_that_is_right_is_left_alone() {
+        assert_eq!(decide(Some("b"), Some("a"), "a"), Some(Action::Rename));
+        assert_eq!(decide(Some("a"), Some("a"), "a"), None);
+        assert_eq!(decide(None, Some("a"), "a"), Some(Action::Add));
+    }
+}

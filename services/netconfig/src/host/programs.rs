@@ -1,0 +1,50 @@
+//! Programs of iptables in the node's netns, started as those in pods' are.
+
+use super::{RunError, iptables::Runner};
+use crate::{
+    backend::Backend,
+    error::{chain, reason_of_program},
+    family::Family,
+    iptables::{ProgramError, Programs, Variant},
+    link::variant_of,
+};
+
+/// The programs of one variant.
+#[derive(Debug)]
+struct AtHome {
+    programs: Programs,
+    variant: Variant,
+}
+
+impl Runner for AtHome {
+    fn save(&self, family: Family) -> Result<String, RunError> {
+        let saved = self.programs.save_at_home(self.variant, family);
+        saved.map_err(|error| failed(&error))
+    }
+
+    fn restore(&self, family: Family, script: &str) -> Result<(), RunError> {
+        let restored = self.programs.restore_at_home(self.variant, family, script);
+        restored.map_err(|error| failed(&error))
+    }
+}
+
+fn failed(error: &ProgramError) -> RunError {
+    RunError {
+        reason: reason_of_program(error),
+        message: chain(error),
+    }
+}
+
+/// The way that goes with what pods' rules are written with.
+pub(crate) fn by(backend: Backend, programs: &Programs) -> super::By {
+    match variant_of(backend) {
+        None => super::By::Nftables,
+        Some(variant) => super::By::Iptables {
+            variant,
+            runner: Box::new(AtHome {
+                programs: programs.clone(),
+                variant,
+            }),
+        },
+    }
+}

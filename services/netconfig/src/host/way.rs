@@ -1,0 +1,78 @@
+//! What holds the probe set: nf_tables, or ipset and a rule of iptables. Each takes and gives plain data.
+
+use std::{fmt, net::IpAddr, time::Duration};
+
+use super::{HostError, owners::Elements, selector::Selected, settings::Settings};
+use crate::family::Family;
+
+/// See the module.
+pub(crate) trait Way: fmt::Debug + Send {
+    /// Which addresses it can hold; others are passed over.
+    fn families(&self) -> &'static [Family];
+
+    /// What is there. `None` where nothing of ours is.
+    fn read(
+        &mut self,
+        selected: &Selected,
+        settings: &Settings,
+    ) -> Result<Option<Found>, HostError>;
+
+    /// Makes all of it so, without a moment in which an element or the rule that was there is not.
+    fn write(
+        &mut self,
+        selected: &Selected,
+        settings: &Settings,
+        elements: &Elements,
+    ) -> Result<(), HostError>;
+
+    /// Adds elements that nobody is known to have added. `None` where one of them is there all the same; nothing was
+    /// added then.
+    fn add(&mut self, by: &str, addresses: &[IpAddr]) -> Result<Option<Settled>, HostError>;
+
+    /// Changes single elements on behalf of one owner.
+    fn settle(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<Settled, HostError>;
+
+    /// Whether there is reason to read all of it. Takes microseconds.
+    fn is_suspicious(&mut self, elements: &Elements) -> bool;
+
+    /// Whether a change of a table of nf_tables may concern it: its family (NFPROTO of linux/netfilter.h) and name, and
+    /// the port of the socket that made it.
+    fn hears(&self, family: u8, table: &str, port: u32) -> bool;
+
+    /// How often it is asked [`Self::is_suspicious`], and after how long all of it is read without a reason, if that
+    /// took so long the last time.
+    fn pace(&self, took: Duration) -> Pace;
+}
+
+/// What an address is to be: one owner's, or nobody's.
+pub(crate) type Wish<'a> = (IpAddr, Option<&'a str>);
+
+/// What was read together.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Found {
+    /// What is not as it should be, but for elements: a sentence each.
+    pub(crate) differences: Vec<String>,
+    /// The elements.
+    pub(crate) elements: Elements,
+}
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Settled {
+    /// It is so; whether anything had to be written for it.
+    Done {
+        /// See above.
+        changed: bool,
+    },
+    /// There is no set to change.
+    Gone,
+}
+
+/// How often something is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pace {
+    /// Without reading it.
+    pub(crate) glance: Duration,
+    /// Reading it.
+    pub(crate) read: Duration,
+}

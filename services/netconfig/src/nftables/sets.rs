@@ -1,0 +1,209 @@
+//! Sets of addresses, each element with a comment, and tables that hold such sets.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use netlink_bindings::{
+    nftables::{
+        IterableSetelemAttrs, OpGetsetelemDo, OpGetsetelemDump, PushSetelemAttrs, Request,
+        SetelemListElemAttrs,
+    },
+    traits::{NetlinkRequest as _, Pusher},
+};
+
+use super::{
+    Nftables, change,
+    number::{comment_in, comment_out, header},
+    read,
+};
+use crate::{
+    backend::Observed,
+    family::Family,
+    netlink::{Batch, KernelError},
+    rules::{Table, TableFamily},
+};
+
+/// The numbers that nft has for the types ipv4_addr and ipv6_addr (enum datatypes in its include/datatype.h).
+const TYPES: [(Family, u32, u32); 2] = [(Family::V4, 7, 4), (Family::V6, 8, 16)];
+
+/// How many elements stand in one message: a list of attributes ends at 64 KiB, and an element with the longest
+/// comment takes 300 bytes.
+const PER_MESSAGE: usize = 128;
+
+/// A set of addresses of one family, in a table of family inet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AddressSet {
+    /// The table.
+    pub(crate) table: &'static str,
+    /// The set.
+    pub(crate) name: &'static str,
+    /// Whose addresses.
+    pub(crate) family: Family,
+}
+
+/// A change of a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Edit<'a> {
+    /// An address that is not there, with a comment.
+    Add(AddressSet, IpAddr, &'a str),
+    /// An address that is there.
+    Delete(AddressSet, IpAddr),
+}
+
+impl Nftables {
+    /// Reads one table with everything in it but the elements of its sets.
+    pub(crate) fn read_table(
+        &mut self,
+        names: &'static [&'static str],
+    ) -> Result<Observed, KernelError> {
+        read::read(&mut self.socket, names)
+    }
+
+    /// Counts the changes to the netns's packet filter, anybody's.
+    pub(crate) fn generation(&mut self) -> Result<u32, KernelError> {
+        read::generation(&mut self.socket)
+    }
+
+    /// The comment of an address in a set, empty where it has none. `None` where address, set or table are not there.
+    pub(crate) fn comment_of(
+        &mut self,
+        set: AddressSet,
+        address: IpAddr,
+    ) -> Result<Option<String>, KernelError> {
+        let mut request = Request::new().op_getsetelem_do(&header(TableFamily::Inet));
+        let list = request.encode().push_table_bytes(set.table.as_bytes());
+        let list = list.push_set_bytes(set.name.as_bytes());
+        let elem = push_key(list.nested_elements().nested_elem(), address);
+        drop(elem.end_nested().end_nested());
+        match self
+            .socket
+            .get("read an element of the probe set", &request)
+        {
+            Err(error) if error.is(nix::Error::ENOENT) => Ok(None),
+            Err(error) => Err(error),
+            Ok(payload) => {
+                let (_, list) = OpGetsetelemDo::decode_reply(&payload);
+                let elements = list.get_elements().into_iter().flatten().flatten();
+                let mut found = elements.filter_map(|SetelemListElemAttrs::Elem(elem)| {
+                    (key(&elem, set.family)? == address).then(|| comment(&elem))
+                });
+                Ok(found.next())
+            }
+        }
+    }
+
+    /// All of a set.
+    pub(crate) fn elements(
+        &mut self,
+        set: AddressSet,
+    ) -> Result<BTreeMap<IpAddr, String>, KernelError> {
+        let mut request = Request::new().op_getsetelem_dump(&header(TableFamily::Inet));
+        let list = request.encode().push_table_bytes(set.table.as_bytes());
+        drop(list.push_set_bytes(set.name.as_bytes()));
+        let mut found = BTreeMap::new();
+        for payload in self.socket.dump("read the probe set", &request)? {
+            let (_, list) = OpGetsetelemDump::decode_reply(&payload);
+            let elements = list.get_elements().into_iter().flatten().flatten();
+            found.extend(elements.filter_map(|SetelemListElemAttrs::Elem(elem)| {
+                Some((key(&elem, set.family)?, comment(&elem)))
+            }));
+        }
+        Ok(found)
+    }
+
+    /// Changes sets in one transaction, which is refused whole when the generation has moved on, when an address to
+    /// add is there, and when one to delete is not.
+    pub(crate) fn edit(&mut self, generation: u32, edits: &[Edit<'_>]) -> Result<(), KernelError> {
+        let mut batch = change::begin(&self.socket, generation);
+        for edit in edits {
+            match *edit {
+                Edit::Add(set, address, comment) => {
+                    push_elements(&mut batch, set, &[(address, comment)]);
+                }
+                Edit::Delete(set, address) => push_deletion(&mut batch, set, address),
+            }
+        }
+        change::commit(&mut self.socket, "change the probe set", batch)
+    }
+
+    /// Puts a table with its sets and their elements in the place of what is there, in one transaction.
+    pub(crate) fn replace_table(
+        &mut self,
+        seen: &Observed,
+        table: &Table,
+        comment: &str,
+        sets: &[(AddressSet, Vec<(IpAddr, &str)>)],
+    ) -> Result<(), KernelError> {
+        let mut batch = change::begin(&self.socket, seen.generation);
+        for (family, name) in seen.ids() {
+            change::push_delete(&mut batch, family, &name);
+        }
+        change::push_table(&mut batch, table, comment);
+        for (id, (set, elements)) in (1..).zip(sets) {
+            push_set(&mut batch, *set, id);
+            for some in elements.chunks(PER_MESSAGE) {
+                push_elements(&mut batch, *set, some);
+            }
+        }
+        change::push_chains(&mut batch, table);
+        change::commit(&mut self.socket, "write the probe table", batch)
+    }
+}
+
+/// The id names the set within the transaction.
+fn push_set(batch: &mut Batch, set: AddressSet, id: u32) {
+    let mut types = TYPES.into_iter();
+    let Some((_, kind, length)) = types.find(|(family, ..)| *family == set.family) else {
+        return;
+    };
+    let request = Request::new().set_create().set_excl();
+    let mut request = request.op_newset_do(&header(TableFamily::Inet));
+    let attributes = request.encode().push_table_bytes(set.table.as_bytes());
+    let attributes = attributes.push_name_bytes(set.name.as_bytes()).push_id(id);
+    drop(attributes.push_key_type(kind).push_key_len(length));
+    batch.push(&request);
+}
+
+fn push_elements(batch: &mut Batch, set: AddressSet, elements: &[(IpAddr, &str)]) {
+    let request = Request::new().set_create().set_excl();
+    let mut request = request.op_newsetelem_do(&header(TableFamily::Inet));
+    let list = request.encode().push_table_bytes(set.table.as_bytes());
+    let mut list = list.push_set_bytes(set.name.as_bytes()).nested_elements();
+    for (address, comment) in elements {
+        let elem = push_key(list.nested_elem(), *address);
+        list = elem.push_userdata(&comment_out(comment)).end_nested();
+    }
+    drop(list.end_nested());
+    batch.push(&request);
+}
+
+fn push_deletion(batch: &mut Batch, set: AddressSet, address: IpAddr) {
+    let mut request = Request::new().op_delsetelem_do(&header(TableFamily::Inet));
+    let list = request.encode().push_table_bytes(set.table.as_bytes());
+    let list = list.push_set_bytes(set.name.as_bytes()).nested_elements();
+    drop(push_key(list.nested_elem(), address).end_nested());
+    batch.push(&request);
+}
+
+fn push_key<P: Pusher>(elem: PushSetelemAttrs<P>, address: IpAddr) -> PushSetelemAttrs<P> {
+    let key = elem.nested_key();
+    match address {
+        IpAddr::V4(v4) => key.push_value(&v4.octets()),
+        IpAddr::V6(v6) => key.push_value(&v6.octets()),
+    }
+    .end_nested()
+}
+
+fn key(elem: &IterableSetelemAttrs<'_>, family: Family) -> Option<IpAddr> {
+    let key = elem.get_key().ok()?;
+    let bytes = key.get_value().ok()?;
+    match family {
+        Family::V4 => Some(<[u8; 4]>::try_from(bytes).ok()?.into()),
+        Family::V6 => Some(<[u8; 16]>::try_from(bytes).ok()?.into()),
+    }
+}
+
+/// Comments of elements are written as those of tables (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
+fn comment(elem: &IterableSetelemAttrs<'_>) -> String {
+    let comment = elem.get_userdata().ok().and_then(comment_in);
+    comment.unwrap_or_default()
+}

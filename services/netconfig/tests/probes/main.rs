@@ -1,0 +1,18 @@
+//! The node's probe set in real network namespaces, with every way to hold it. Needs root, and the programs nft,
+//! iptables (both variants) and ipset.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "what fails here fails a test"
+)]
+
+mod branch_eni;
+mod packets;
+mod place;
+mod repair;
+mod set;
+#[path = "../support/mod.rs"]
+mod support;

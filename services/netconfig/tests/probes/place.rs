@@ -1,0 +1,321 @@
+//! A node with a pod and a stranger behind it, each a netns of its own.
+
+use std::{
+    collections::BTreeSet,
+    io::Write as _,
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    process::{Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use daemon::Readiness;
+use netconfig::{
+    Family, Variant,
+    host::{By, Guard, Host, RunError, Runner, Settings},
+    rules::{Ambient, Redirection},
+};
+use nix::unistd::{Uid, setfsuid};
+use socket2::{Domain, Protocol, Socket, Type};
+use workload::Reason;
+
+use crate::support::{Fresh, plain, sandbox};
+
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The pod's addresses, the node's beside it, and the stranger's.
+pub(crate) const POD: [&str; 2] = ["10.9.0.1", "fd09::1"];
+const NODE: [&str; 2] = ["10.9.0.2", "fd09::2"];
+const STRANGER: [&str; 2] = ["10.8.0.1", "fd08::1"];
+
+/// Every way to hold the set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Nft,
+    IptablesNft,
+    IptablesLegacy,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 3] = [Self::Nft, Self::IptablesNft, Self::IptablesLegacy];
+
+    pub(crate) fn by(self) -> By {
+        let by = |variant, name| By::Iptables {
+            variant,
+            runner: Box::new(Programs(name)),
+        };
+        match self {
+            Self::Nft => By::Nftables,
+            Self::IptablesNft => by(Variant::Nft, "nft"),
+            Self::IptablesLegacy => by(Variant::Legacy, "legacy"),
+        }
+    }
+}
+
+/// The machine's own programs of iptables, of the variant with that name.
+#[derive(Debug)]
+pub(crate) struct Programs(pub(crate) &'static str);
+
+impl Programs {
+    fn run(
+        &self,
+        family: Family,
+        what: &str,
+        arguments: &[&str],
+        input: &str,
+    ) -> Result<String, RunError> {
+        let start = match family {
+            Family::V4 => "iptables",
+            Family::V6 => "ip6tables",
+        };
+        let program = format!("{start}-{}-{what}", self.0);
+        let mut child = Command::new(&program)
+            .args(arguments)
+            .env("XTABLES_LOCKFILE", "/dev/null")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("{program} is needed (install iptables): {error}"));
+        child
+            .stdin
+            .take()
+            .unwrap()
+            .write_all(input.as_bytes())
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        if output.status.success() {
+            Ok(String::from_utf8(output.stdout).unwrap())
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(RunError {
+                reason: Reason::KernelRefused,
+                message: format!("{program} {arguments:?}: {said}{input}"),
+            })
+        }
+    }
+}
+
+impl Runner for Programs {
+    fn save(&self, family: Family) -> Result<String, RunError> {
+        self.run(family, "save", &["-t", "nat"], "")
+    }
+
+    fn restore(&self, family: Family, script: &str) -> Result<(), RunError> {
+        self.run(family, "restore", &["--noflush"], script)
+            .map(drop)
+    }
+}
+
+/// A host's set on a node of a test. What it does it does on the node's own thread, as netconfig does it at home.
+#[derive(Clone)]
+pub(crate) struct OnNode {
+    pub(crate) node: Arc<Fresh>,
+    pub(crate) host: Arc<Host>,
+    pub(crate) readiness: Readiness,
+}
+
+impl OnNode {
+    pub(crate) fn start(node: &Arc<Fresh>, settings: Settings, kind: Kind) -> Self {
+        Self::start_by(node, settings, kind.by())
+    }
+
+    pub(crate) fn start_by(node: &Arc<Fresh>, settings: Settings, by: By) -> Self {
+        let readiness = Readiness::default();
+        let told = readiness.clone();
+        let host = node.run(move || Host::start(settings, by, told)).unwrap();
+        Self {
+            node: Arc::clone(node),
+            host: Arc::new(host),
+            readiness,
+        }
+    }
+
+    pub(crate) fn guard(&self) -> Guard {
+        let host = Arc::clone(&self.host);
+        self.node.run(move || host.guard()).unwrap()
+    }
+
+    /// Names what must be nameable; whether it had to be written.
+    pub(crate) fn name(&self, name: &'static str, addresses: &[&str]) -> bool {
+        self.try_name(name, addresses).unwrap()
+    }
+
+    pub(crate) fn try_name(&self, name: &'static str, texts: &[&str]) -> Result<bool, String> {
+        let (host, addresses) = (Arc::clone(&self.host), addresses(texts));
+        let named = self.node.run(move || host.name(&sandbox(name), &addresses));
+        let named = named.map_err(|unnamed| {
+            assert_eq!(unnamed.undo_failures, [""; 0]);
+            unnamed.to_string()
+        });
+        Ok(named?.changed)
+    }
+
+    pub(crate) fn release(&self, name: &'static str) {
+        let host = Arc::clone(&self.host);
+        self.node.run(move || host.release(&sandbox(name))).unwrap();
+    }
+
+    /// Whether a condition holds.
+    pub(crate) fn is_ok(&self, condition: &str) -> bool {
+        self.readiness.all()[condition].ok
+    }
+}
+
+pub(crate) fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// See the module.
+pub(crate) struct Place {
+    pub(crate) node: Arc<Fresh>,
+    pub(crate) pod: Fresh,
+    pub(crate) stranger: Fresh,
+    /// What the pod runs.
+    pub(crate) application: TcpListener,
+    /// Where captured connections go.
+    pub(crate) ztunnel: TcpListener,
+}
+
+impl Place {
+    /// With the default rules in the pod.
+    pub(crate) fn new() -> Self {
+        Self::with(Ambient::default())
+    }
+
+    pub(crate) fn with(ambient: Ambient) -> Self {
+        let (node, pod, stranger) = (Fresh::new(), Fresh::new(), Fresh::new());
+        for setting in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
+            node.command("sysctl", &["-qw", setting]);
+        }
+        for fresh in [&node, &pod, &stranger] {
+            fresh.command("sysctl", &["-qw", "net.ipv6.conf.default.accept_dad=0"]);
+        }
+        plug(&node, "pod", &pod, NODE, POD);
+        plug(
+            &node,
+            "stranger",
+            &stranger,
+            ["10.8.0.2", "fd08::2"],
+            STRANGER,
+        );
+        let redirection = Redirection::Ambient(Ambient {
+            probe_sources: Settings::default().sources(),
+            ..ambient
+        });
+        let applied = plain().apply(&pod.netns, &redirection, &sandbox("c1"));
+        assert!(applied.unwrap().changed);
+        let listen = |port: u16| pod.run(move || TcpListener::bind(("::", port)).unwrap());
+        let (application, ztunnel) = (listen(8080), listen(15006));
+        for listener in [&application, &ztunnel] {
+            listener.set_nonblocking(true).unwrap();
+        }
+        Self {
+            node: Arc::new(node),
+            pod,
+            stranger,
+            application,
+            ztunnel,
+        }
+    }
+
+    /// Connects to the pod from somewhere, as some user.
+    fn dial(from: &Fresh, user: u32, to: &str) -> Option<TcpStream> {
+        let to = SocketAddr::new(to.parse().unwrap(), 8080);
+        from.run(move || dial(user, to))
+    }
+
+    /// Who took the next connection, and from whom it seems to come.
+    pub(crate) fn arrival(&self) -> Arrival {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for (listener, is_direct) in [(&self.application, true), (&self.ztunnel, false)] {
+                if let Ok((_, peer)) = listener.accept() {
+                    let from = peer.ip().to_canonical();
+                    return if is_direct {
+                        Arrival::Direct(from)
+                    } else {
+                        Arrival::Captured(from)
+                    };
+                }
+            }
+            assert!(Instant::now() < deadline, "nobody took the connection");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Where a connection from the node goes.
+    pub(crate) fn probe(&self, user: u32, to: &str) -> Arrival {
+        let stream = Self::dial(&self.node, user, to);
+        assert!(stream.is_some(), "no answer from {to}");
+        self.arrival()
+    }
+
+    /// Where a connection from the stranger goes.
+    pub(crate) fn call(&self, to: &str) -> Arrival {
+        let stream = Self::dial(&self.stranger, 0, to);
+        assert!(stream.is_some(), "no answer from {to}");
+        self.arrival()
+    }
+}
+
+/// Connects from the calling thread's netns, as some user.
+pub(crate) fn dial(user: u32, to: SocketAddr) -> Option<TcpStream> {
+    setfsuid(Uid::from_raw(user));
+    let kind = (Domain::for_address(to), Type::STREAM, Some(Protocol::TCP));
+    let socket = Socket::new(kind.0, kind.1, kind.2);
+    setfsuid(Uid::from_raw(0));
+    let socket = socket.unwrap();
+    socket.connect_timeout(&to.into(), PATIENCE).ok()?;
+    Some(socket.into())
+}
+
+/// What became of a connection: the peer's address as the listener sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    Direct(IpAddr),
+    Captured(IpAddr),
+}
+
+/// The source that a probe to an address is to have.
+pub(crate) fn spared(to: &str) -> Arrival {
+    let [v4, v6] = Settings::default().sources()[..] else {
+        panic!("two sources");
+    };
+    Arrival::Direct(if to.contains(':') { v6 } else { v4 })
+}
+
+/// What a connection to the pod looks like that is not spared: from the node, from the stranger.
+pub(crate) fn captured(index: usize) -> [Arrival; 2] {
+    [NODE, STRANGER].map(|from| Arrival::Captured(from[index].parse().unwrap()))
+}
+
+fn plug(node: &Fresh, interface: &str, other: &Fresh, near: [&str; 2], far: [&str; 2]) {
+    let path = other.netns.path().to_str().unwrap();
+    let task = path.split('/').nth(4).unwrap();
+    node.ip(&format!(
+        "link add {interface} type veth peer name eth0 netns {task}"
+    ));
+    for (fresh, interface, addresses) in [(node, interface, near), (other, "eth0", far)] {
+        let [v4, v6] = addresses;
+        fresh.ip(&format!("addr add {v4}/24 dev {interface}"));
+        fresh.ip(&format!("addr add {v6}/64 dev {interface} nodad"));
+        fresh.ip(&format!("link set {interface} up"));
+    }
+    let [v4, v6] = near;
+    other.ip(&format!("route add default via {v4}"));
+    other.ip(&format!("-6 route add default via {v6}"));
+}
+
+/// Waits for what must become so.
+pub(crate) fn within(patience: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !holds() {
+        assert!(
+            start.elapsed() < patience,
+            "{what}: not within {patience:?}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    start.elapsed()
+}
