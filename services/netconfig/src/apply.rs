@@ -307,7 +307,7 @@ fn take(
             link.change(*backend, &seen, change)?;
         }
         Step::Delete(item) => link.routes.delete(*item)?,
-        Step::ForgetNames => link.nftables.forget_names()?,
+        Step::ForgetNames(led) => link.nftables.forget_names(led)?,
     }
     Ok(())
 }

@@ -1,7 +1,8 @@
 //! Connection tracking of a netns, as far as it keeps captured what is to go direct, or the other way round.
 
 use crate::{
-    marks::DNS_PORT,
+    family::Family,
+    marks::{DNS_PORT, ZTUNNEL_DNS_PORT},
     netlink::{KernelError, Socket},
 };
 use netlink_bindings::{
@@ -20,12 +21,25 @@ const ZONE: u16 = 18;
 const NESTED: u16 = 0x8000;
 /// IPPROTO_UDP.
 const UDP: u8 = 17;
+/// AF_INET and AF_INET6.
+const INET: u8 = 2;
+const INET6: u8 = 10;
 /// How often a dump is begun again because entries came and went meanwhile.
 const ATTEMPTS: usize = 8;
 
-/// Deletes the entries of questions for names over UDP, in every zone and both families.
-pub(crate) fn forget_names(socket: &mut Socket) -> Result<(), KernelError> {
-    for entry in questions(socket)? {
+/// Whose answers an entry of a question bears that goes the wrong way, given the families whose questions are to go to
+/// ztunnel. One that goes the right way stays: without its entry the answer that is awaited would be lost.
+pub(crate) fn wrong_way(led: &[Family], family: Family) -> u16 {
+    if led.contains(&family) {
+        DNS_PORT
+    } else {
+        ZTUNNEL_DNS_PORT
+    }
+}
+
+/// Deletes the entries of questions for names over UDP that go the wrong way, in every zone and both families.
+pub(crate) fn forget_names(socket: &mut Socket, led: &[Family]) -> Result<(), KernelError> {
+    for entry in questions(socket, led)? {
         match socket.act("delete a connection tracking entry", &entry) {
             // It ended by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
@@ -63,7 +77,7 @@ impl NetlinkRequest for Entry {
 const PROTOCOL: u16 = 12;
 
 /// A dump that entries came to or went from while it was made may lack some.
-fn questions(socket: &mut Socket) -> Result<Vec<Entry>, KernelError> {
+fn questions(socket: &mut Socket, led: &[Family]) -> Result<Vec<Entry>, KernelError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
@@ -74,19 +88,26 @@ fn questions(socket: &mut Socket) -> Result<Vec<Entry>, KernelError> {
             Ok(payloads) => {
                 return Ok(payloads
                     .iter()
-                    .filter_map(|found| question(found))
+                    .filter_map(|found| question(found, led))
                     .collect());
             }
         }
     }
 }
 
-fn question(payload: &[u8]) -> Option<Entry> {
+fn question(payload: &[u8], led: &[Family]) -> Option<Entry> {
     let (header, attributes) = OpGetDump::decode_reply(payload);
     let proto = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let is_question =
         proto.get_proto_num().ok()? == UDP && proto.get_proto_dst_port().ok()? == DNS_PORT;
-    is_question.then(|| delete(&header, attributes.get_buf()))?
+    let family = match header.nfgen_family {
+        INET => Family::V4,
+        INET6 => Family::V6,
+        _ => return None,
+    };
+    let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;
+    let is_wrong = answers.get_proto_src_port().ok()? == wrong_way(led, family);
+    (is_question && is_wrong).then(|| delete(&header, attributes.get_buf()))?
 }
 
 /// An entry is named by its first packet and its zone.

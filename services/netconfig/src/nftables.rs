@@ -20,6 +20,7 @@ use nix::sys::socket::SockProtocol;
 use crate::{
     backend::{BackendError, Change, Observed, RuleBackend},
     conntrack,
+    family::Family,
     netlink::{KernelError, Socket},
     rules::{Ruleset, Table, ambient::TABLES},
 };
@@ -69,9 +70,10 @@ impl Nftables {
 }
 
 impl Nftables {
-    /// Deletes what connection tracking knows of questions for names: it is reached by the same kind of socket.
-    pub(crate) fn forget_names(&mut self) -> Result<(), KernelError> {
-        conntrack::forget_names(&mut self.socket)
+    /// Deletes what connection tracking knows of questions for names that go the wrong way, where those of these
+    /// families are to go to ztunnel: it is reached by the same kind of socket.
+    pub(crate) fn forget_names(&mut self, led: &[Family]) -> Result<(), KernelError> {
+        conntrack::forget_names(&mut self.socket, led)
     }
 
     /// Chains of iptables-nft, by their names: tables of nf_tables that others write.

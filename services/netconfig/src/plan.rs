@@ -8,8 +8,9 @@ pub(crate) use steps::{Step, print};
 use crate::{
     backend::{Backend, Observed},
     family::Family,
+    marks::ZTUNNEL_DNS_PORT,
     routes::{Item, ORDER, Routing},
-    rules::{Fingerprint, SCHEMA, Table, Tag, ambient::RAW},
+    rules::{Expr, Fingerprint, Rule, SCHEMA, Table, TableFamily, Tag, Transport, ambient::RAW},
 };
 
 /// What is in a netns that could be ours.
@@ -50,16 +51,33 @@ impl State {
         self.seen.iter().any(|(_, seen)| !seen.is_empty())
     }
 
-    /// Whether name resolution may be captured.
+    /// Whether name resolution may be captured. Rules may be missing: a part of them is enough.
     pub(crate) fn captures_names(&self) -> bool {
         let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
-        self.has_incumbent() || tables.map(|seen| &seen.table).any(captures_names)
+        let mut tables = tables.map(|seen| &seen.table);
+        self.has_incumbent()
+            || tables.any(|table| table.name == RAW || !led_names(table).is_empty())
     }
 }
 
-/// The table is there where names are captured, and only there.
-fn captures_names(table: &Table) -> bool {
-    table.name == RAW
+/// The families whose questions for names over UDP a table leads to ztunnel.
+fn led_names(table: &Table) -> Vec<Family> {
+    let leads = |rule: &&Rule| {
+        let of = |expr| rule.0.contains(expr);
+        of(&Expr::Redirect(ZTUNNEL_DNS_PORT)) && of(&Expr::Protocol(Transport::Udp))
+    };
+    let rules = table.chains.iter().flat_map(|chain| &chain.rules);
+    let families = rules.filter(leads).flat_map(|rule| {
+        let only = rule.0.iter().find_map(Expr::family);
+        let is_of = move |family: &Family| only.is_none_or(|only| only == *family);
+        Family::ALL.into_iter().filter(is_of)
+    });
+    let is_of = |family: &Family| match table.family {
+        TableFamily::Inet => true,
+        TableFamily::Ip => *family == Family::V4,
+        TableFamily::Ip6 => *family == Family::V6,
+    };
+    families.filter(is_of).collect()
 }
 
 /// What belongs in a netns.
@@ -86,8 +104,9 @@ impl Plan {
         }
     }
 
-    fn captures_names(&self) -> bool {
-        self.tables.iter().any(captures_names)
+    /// The families whose questions for names go to ztunnel.
+    fn led_names(&self) -> Vec<Family> {
+        self.tables.iter().flat_map(led_names).collect()
     }
 }
 

@@ -7,13 +7,24 @@ mod support;
 use std::{
     fs,
     os::unix::fs::MetadataExt as _,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
-use netconfig::apply::Phase;
+use netconfig::{
+    apply::Phase,
+    rules::{Redirection, scenarios},
+};
 
-use support::{Fresh, ambient, plain, sandbox};
+use support::{Fresh, plain, sandbox};
+
+/// How many pods there are, and how many call at once.
+const PODS: usize = 200;
+const CALLERS: usize = 32;
 
 fn descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
@@ -28,45 +39,85 @@ fn strays() -> usize {
 }
 
 fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while !holds() {
         assert!(Instant::now() < deadline, "{what}");
         thread::yield_now();
     }
 }
 
-#[test]
-fn a_hundred_applies_at_once_leave_no_thread_abroad_and_no_descriptor() {
-    let mut pods: Vec<_> = (0..100).map(|_| Fresh::new()).collect();
+/// Netns that live by their descriptors alone: the threads that made them are gone.
+fn pods(count: usize) -> Vec<Fresh> {
+    let mut pods: Vec<_> = (0..count).map(|_| Fresh::new()).collect();
     assert!(pods.iter().all(|pod| pod.nft("list ruleset").is_empty()));
-    // Each pod's netns has a path by a thread of its own; those leave first.
     pods.iter_mut().for_each(Fresh::abandon);
     assert!(!pods.iter().any(|pod| pod.netns.path().exists()));
-    let before = descriptors();
+    pods
+}
+
+/// Each item is taken by the next caller that is free.
+fn storm<T: Send>(items: impl Iterator<Item = T> + Send, call: impl Fn(T) + Sync) {
+    let items = Mutex::new(items);
     thread::scope(|scope| {
-        for chunk in pods.chunks(4) {
-            scope.spawn(move || {
-                for pod in chunk {
-                    assert!(
-                        plain()
-                            .apply(&pod.netns, &ambient(), &sandbox("c1"))
-                            .unwrap()
-                            .changed
-                    );
-                    assert_eq!(
-                        plain().verify(&pod.netns, &ambient()).unwrap().differences,
-                        [""; 0]
-                    );
+        for _ in 0..CALLERS {
+            scope.spawn(|| {
+                loop {
+                    let next = items.lock().unwrap().next();
+                    let Some(item) = next else { return };
+                    call(item);
                 }
             });
         }
     });
-    assert_eq!((strays(), descriptors()), (0, before));
-    for pod in &pods {
+}
+
+/// Each with the redirection that is its own, so that one that got another's would show.
+#[test]
+fn many_callers_lose_no_update_and_leave_no_thread_abroad_and_no_descriptor() {
+    let pods = pods(PODS);
+    let (before, scenarios) = (descriptors(), scenarios::all().collect::<Vec<_>>());
+    let of = |number: usize| Redirection::Ambient(scenarios[number % scenarios.len()].1.clone());
+    let is_done = AtomicBool::new(false);
+    let abroad = thread::scope(|scope| {
+        let most = scope.spawn(|| most_strays(&is_done));
+        storm(pods.iter().enumerate(), |(number, pod)| {
+            // Twice: the second one has what the first one wrote to take away.
+            for number in [number + 1, number] {
+                let applied = plain().apply(&pod.netns, &of(number), &sandbox("c1"));
+                assert!(applied.unwrap().changed);
+            }
+        });
+        is_done.store(true, Ordering::Relaxed);
+        most.join().unwrap()
+    });
+    assert!(abroad > 0, "nobody was seen to enter a netns");
+    eventually("a thread is in a foreign netns", || strays() == 0);
+    eventually("descriptors were left open", || descriptors() == before);
+    for (number, pod) in pods.iter().enumerate() {
+        let verified = plain().verify(&pod.netns, &of(number)).unwrap();
+        assert_eq!(verified.differences, [""; 0], "{number}");
+    }
+    storm(pods.iter(), |pod| {
         plain()
             .remove(&pod.netns, &sandbox("c1"), Phase::Final)
             .unwrap();
+    });
+    for pod in &pods {
+        assert_eq!(plain().observe(&pod.netns).unwrap().tag, None);
     }
     eventually("a thread is in a foreign netns", || strays() == 0);
     eventually("descriptors were left open", || descriptors() == before);
+    drop(pods);
+    eventually("descriptors of the netns were left open", || {
+        descriptors() + PODS == before
+    });
+}
+
+/// How many threads were abroad at once. That of the looking one is at home.
+fn most_strays(is_done: &AtomicBool) -> usize {
+    let mut most = 0;
+    while !is_done.load(Ordering::Relaxed) {
+        most = most.max(strays());
+    }
+    most
 }

@@ -83,7 +83,7 @@ impl Writer {
             note(link.routes.delete(item).map_err(Into::into));
         }
         if seen.captures_names() {
-            note(link.nftables.forget_names().map_err(Into::into));
+            note(link.nftables.forget_names(&[]).map_err(Into::into));
         }
         if seen.tag().is_some_and(|tag| tag.migrates) {
             let switched = link.set_migrates(false);

@@ -5,6 +5,9 @@ use std::fmt::Write as _;
 use super::{Plan, State};
 use crate::{
     backend::{Backend, Change, NewTable, Observed},
+    conntrack::wrong_way,
+    family::Family,
+    marks::DNS_PORT,
     routes::{self, Item},
     rules::Tag,
 };
@@ -24,9 +27,9 @@ pub(crate) enum Step {
     Clear(Backend, Change),
     /// A route or ip rule of ours goes.
     Delete(Item),
-    /// Connection tracking forgets which way questions for names went: a socket that lives on would go on as before
-    /// (kernel-facts.md, 5).
-    ForgetNames,
+    /// Connection tracking forgets the questions for names that go another way than from now on, where those of these
+    /// families go to ztunnel: a socket that lives on would go on as before (kernel-facts.md, 5).
+    ForgetNames(Vec<Family>),
 }
 
 impl Plan {
@@ -41,9 +44,13 @@ impl Plan {
         let write = self.write(state.of(self.backend).unwrap_or(&nothing), tag);
         steps.extend((!write.is_empty()).then_some(Step::Write(write)));
         steps.extend(self.clearings(state));
+        let is_rewrite = |step: &Step| matches!(step, Step::Write(_) | Step::Clear(..));
+        let rewrites = steps.iter().any(is_rewrite);
         steps.extend(self.surplus(&state.routing).into_iter().map(Step::Delete));
-        if state.captures_names() != self.captures_names() {
-            steps.push(Step::ForgetNames);
+        let led = self.led_names();
+        // They may have gone past ztunnel also while a rule was missing.
+        if rewrites && (state.captures_names() || !led.is_empty()) {
+            steps.push(Step::ForgetNames(led));
         }
         steps
     }
@@ -128,7 +135,7 @@ pub(crate) fn print(
             Step::Add(item) => writeln!(text, "{}", routes::command("add", *item)),
             Step::Adopt(item) => writeln!(text, "{}", routes::command("replace", *item)),
             Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
-            Step::ForgetNames => writeln!(text, "conntrack -D -p udp --orig-port-dst 53"),
+            Step::ForgetNames(led) => forget(&mut text, led),
             Step::Write(change) => {
                 let seen = state.of(plan.backend).unwrap_or(&nothing);
                 write!(text, "{}", script(plan.backend, seen, change))
@@ -140,4 +147,15 @@ pub(crate) fn print(
         };
     }
     text
+}
+
+fn forget(text: &mut String, led: &[Family]) -> std::fmt::Result {
+    for (family, name) in [(Family::V4, "ipv4"), (Family::V6, "ipv6")] {
+        let wrong = wrong_way(led, family);
+        writeln!(
+            text,
+            "conntrack -D -f {name} -p udp --orig-port-dst {DNS_PORT} --reply-port-src {wrong}"
+        )?;
+    }
+    Ok(())
 }

@@ -214,6 +214,17 @@ async fn the_nodes_own_netns_is_refused_by_every_path() {
 }
 
 #[tokio::test]
+async fn the_netns_that_it_runs_in_is_refused() {
+    let mut netconfig = Netconfig::start().await;
+    let path = netconfig.home().netns.path().display().to_string();
+    let status = netconfig.claim_at("c1", at(&path), &[]).await.unwrap_err();
+    assert_eq!(
+        refusal(&status),
+        (Code::PermissionDenied, Reason::NetnsIsHost)
+    );
+}
+
+#[tokio::test]
 async fn a_netns_belongs_to_one_sandbox_and_a_sandbox_has_one_live_netns() {
     let mut netconfig = Netconfig::start().await;
     let (fresh, other) = (pod_netns(), pod_netns());

@@ -9,6 +9,8 @@ mod harness;
 mod look;
 mod name;
 mod probes;
+mod refusals;
+mod storm;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -44,8 +44,11 @@ pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
         INBOUND_HBONE_PORT,
     ));
     rules.extend(spare(settings));
-    let known = vec![TCP, Expr::KnownConnection];
-    rules.push(either_family(settings, known, Expr::Accept));
+    // Where only what begins is captured, nothing that is known would be.
+    if !settings.keep_existing_connections {
+        let known = vec![TCP, Expr::KnownConnection];
+        rules.push(either_family(settings, known, Expr::Accept));
+    }
     for loopback in loopbacks(settings) {
         let packets = vec![Expr::DestinationNot(loopback), TCP];
         rules.extend(to_port(settings, packets, INBOUND_PLAINTEXT_PORT));

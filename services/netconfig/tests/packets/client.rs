@@ -1,0 +1,134 @@
+//! A client at a constant rate, in every direction: whatever changes meanwhile, it is answered by whom it should be.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use netconfig::Family;
+
+use crate::{
+    checks::Check,
+    probe::{Dial, Evidence, Step, Transport},
+    world::{Place, World, outside, pod},
+};
+
+/// Between two calls of one kind.
+const PAUSE: Duration = Duration::from_millis(4);
+
+/// So many calls of each kind come before a change and after it.
+const ROUNDS: usize = 12;
+
+/// How long they may take.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// What the client does again and again: TCP in, TCP out, and a question.
+fn dials(families: &[Family]) -> Vec<Dial> {
+    let dials = families.iter().map(|family| {
+        let (pod, outside) = (pod(*family), outside(*family));
+        [
+            Dial::tcp(Place::Outside, pod, 8080),
+            Dial::tcp(Place::Pod, outside, 8080),
+            Dial::udp(Place::Pod, outside, 53),
+        ]
+    });
+    dials.flatten().collect()
+}
+
+/// What is to come of a call, as checks say.
+pub(crate) fn wanted(checks: &[Check], dial: &Dial) -> Evidence {
+    let is_it = |check: &&Check| matches!(check.steps.as_slice(), [Step { dial: found, .. }] if found == dial);
+    checks.iter().find(is_it).unwrap().steps[0].wanted.clone()
+}
+
+/// A call.
+struct Call {
+    began: Instant,
+    ended: Instant,
+    found: Evidence,
+}
+
+type Line = (Dial, Mutex<Vec<Call>>);
+
+/// Does something while calls go on. One sentence for each that was not answered as it is to be: before, after, or in
+/// between by either.
+pub(crate) fn watch(
+    world: &World,
+    before: &[Check],
+    after: &[Check],
+    act: impl FnOnce(),
+) -> Vec<String> {
+    let stop = AtomicBool::new(false);
+    let lines: Vec<_> = dials(world.families())
+        .into_iter()
+        .map(|dial| (dial, Mutex::default()))
+        .collect();
+    let (began, ended) = thread::scope(|scope| {
+        for (dial, calls) in &lines {
+            scope.spawn(|| call(world, dial, calls, &stop));
+        }
+        wait_for_calls(&lines);
+        let began = Instant::now();
+        act();
+        let ended = Instant::now();
+        wait_for_calls(&lines);
+        stop.store(true, Ordering::Relaxed);
+        (began, ended)
+    });
+    let mut failures = Vec::new();
+    for (dial, calls) in lines {
+        let (before, after) = (wanted(before, &dial), wanted(after, &dial));
+        for Call {
+            began: from,
+            ended: to,
+            found,
+        } in calls.into_inner().unwrap()
+        {
+            let is_before = to < began && found == before;
+            let is_after = from > ended && found == after;
+            // The answer to a question that goes another way from now on may be on its way: UDP asks again.
+            let is_lost =
+                found == Evidence::Silence && before != after && dial.transport == Transport::Udp;
+            let is_expected = found == before || found == after || is_lost;
+            let is_meanwhile = to >= began && from <= ended && is_expected;
+            if !(is_before || is_after || is_meanwhile) {
+                let at = from.saturating_duration_since(began);
+                failures.push(format!("{dial:?} {at:?} after the change began: {found}, before {before}, after {after}"));
+            }
+        }
+    }
+    failures
+}
+
+fn call(world: &World, dial: &Dial, calls: &Mutex<Vec<Call>>, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        let found = dial.ask(world);
+        let call = Call {
+            began,
+            ended: Instant::now(),
+            found,
+        };
+        calls.lock().unwrap().push(call);
+        thread::sleep(PAUSE);
+    }
+}
+
+/// From now on.
+fn wait_for_calls(lines: &[Line]) {
+    let deadline = Instant::now() + DEADLINE;
+    let count = |(_, calls): &Line| calls.lock().unwrap().len();
+    let least: Vec<_> = lines.iter().map(|line| count(line) + ROUNDS).collect();
+    while lines
+        .iter()
+        .zip(&least)
+        .any(|(line, least)| count(line) < *least)
+    {
+        assert!(Instant::now() < deadline, "the client makes no progress");
+        thread::sleep(PAUSE);
+    }
+}

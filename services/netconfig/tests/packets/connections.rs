@@ -1,0 +1,369 @@
+//! What becomes of connections while a redirection changes: those that are there go on, and new ones are neither refused
+//! nor let out.
+
+use std::time::Instant;
+
+use netconfig::{
+    Backend, Family,
+    apply::Phase,
+    inspect,
+    rules::{Ambient, InboundCapture, Ipv6},
+};
+
+use crate::{
+    checks::{Check, checks, direct},
+    client::watch,
+    incumbent::{self, Incumbent, incumbents},
+    matrix::{HANDS, all, name, run_all, scenario},
+    probe::{Dial, Flow, PATIENCE, Step, at_once},
+    stand_in::By,
+    world::{BACKENDS, Place, Pod, World, outside, pod, writer},
+};
+
+/// How often each toggle is gone through, there and back.
+fn times() -> usize {
+    if all() { 20 } else { 1 }
+}
+
+/// A connection that is there, and what it is.
+type Open = (String, Flow);
+
+/// Every connection that there is a check for.
+fn open_all(world: &World, checks: &[Check]) -> Vec<Open> {
+    let mut open = Vec::new();
+    for check in checks {
+        if let Some(Step { dial, wanted }) = check.connection() {
+            let (flow, found) = dial.hold(world);
+            assert_eq!(found, *wanted, "{check}");
+            open.push((check.to_string(), flow.unwrap()));
+        }
+    }
+    open
+}
+
+/// One sentence for each that does not go on.
+fn cut(open: &mut [Open]) -> Vec<String> {
+    let cut = open.iter_mut().filter_map(|(what, flow)| {
+        let why = flow.talk().err()?;
+        Some(format!("cut: {what}: {why}"))
+    });
+    cut.collect()
+}
+
+/// Each thing that can be chosen, changed on its own.
+fn toggled(base: &Ambient) -> Vec<Ambient> {
+    let with = |change: &dyn Fn(&mut Ambient)| {
+        let mut toggled = base.clone();
+        change(&mut toggled);
+        toggled
+    };
+    let everything = scenario("everything");
+    let swap = |list: &Vec<_>, full: &Vec<_>| {
+        if list.is_empty() {
+            full.clone()
+        } else {
+            Vec::new()
+        }
+    };
+    vec![
+        with(&|chosen| chosen.dns_capture ^= true),
+        with(&|chosen| chosen.bypass_inbound_capture ^= true),
+        with(&|chosen| chosen.keep_existing_connections ^= true),
+        with(&|chosen| {
+            let interfaces = &mut chosen.virtual_interfaces;
+            *interfaces = if interfaces.is_empty() {
+                everything.virtual_interfaces.clone()
+            } else {
+                Vec::new()
+            };
+        }),
+        with(&|chosen| {
+            chosen.probe_sources = swap(&chosen.probe_sources, &everything.probe_sources);
+        }),
+        with(&|chosen| {
+            let none = chosen.exclusions == Default::default();
+            chosen.exclusions = if none {
+                everything.exclusions.clone()
+            } else {
+                Default::default()
+            };
+        }),
+        with(&|chosen| {
+            chosen.inbound_capture = match chosen.inbound_capture {
+                InboundCapture::Redirect => InboundCapture::Tproxy,
+                InboundCapture::Tproxy => InboundCapture::Redirect,
+            };
+        }),
+        with(&|chosen| {
+            chosen.ipv6 = if chosen.ipv6 == Ipv6::Off {
+                Ipv6::Auto
+            } else {
+                Ipv6::Off
+            }
+        }),
+    ]
+}
+
+#[test]
+fn no_toggle_cuts_refuses_or_lets_out_a_connection() {
+    let mut work = Vec::new();
+    for (backend, base) in with_every_backend(&["plain", "everything", "everything-tproxy"]) {
+        for toggled in toggled(&scenario(base)) {
+            work.push((backend, scenario(base), toggled));
+        }
+    }
+    let failures = try_each(&work, |(backend, base, toggled)| {
+        toggle(&World::new(*backend, Pod::Dual), base, toggled)
+    });
+    assert_eq!(failures, [""; 0]);
+}
+
+/// One sentence for each that fails, of several pods at once.
+fn try_each<T: Sync>(work: &[T], act: impl Fn(&T) -> Vec<String> + Sync) -> Vec<String> {
+    at_once(HANDS, work, act).into_iter().flatten().collect()
+}
+
+fn toggle(world: &World, base: &Ambient, toggled: &Ambient) -> Vec<String> {
+    let backend = world.writer.configured.unwrap();
+    let mut failures = Vec::new();
+    world.apply(base);
+    let mut open = open_all(world, &checks(base, world.families()));
+    for _ in 0..times() {
+        for (from, to) in [(base, toggled), (toggled, base)] {
+            let (before, after) = (checks(from, world.families()), checks(to, world.families()));
+            let mut told = watch(world, &before, &after, || {
+                world.apply(to);
+            });
+            if to.ipv6 == Ipv6::Off {
+                open.retain(|(what, _)| !ends_with_ipv6(backend, what));
+                // One that was just begun ends too.
+                told.retain(|told| backend == Backend::Nftables || !told.contains("to: ["));
+            }
+            let told = told.into_iter().chain(cut(&mut open));
+            let when = format!("{backend} {} -> {}", name(from), name(to));
+            failures.extend(told.map(|told| format!("{when}: {told}")));
+        }
+    }
+    failures
+}
+
+/// Where IPv6 is no longer captured, there are no rules left by which what ztunnel says in a client's name comes back;
+/// and with the last rule of a table of its own the address translation of IPv6 ends (kernel-facts.md, 1).
+fn ends_with_ipv6(backend: Backend, what: &str) -> bool {
+    let in_a_clients_name = what.starts_with("IPv6: TCP of ztunnel in the name of");
+    let translated = what.starts_with("IPv6: ") && what.contains("is taken on");
+    in_a_clients_name || (backend != Backend::Nftables && translated)
+}
+
+/// Rules that were tampered with are mended while everything goes on.
+#[test]
+fn nothing_that_is_mended_cuts_refuses_or_lets_out_a_connection() {
+    let mut failures = Vec::new();
+    let world = World::new(Backend::Nftables, Pod::Dual);
+    for settings in [scenario("everything"), scenario("everything-tproxy")] {
+        world.apply(&settings);
+        let checks = checks(&settings, world.families());
+        let mut open = open_all(&world, &checks);
+        for tamper in [
+            "add rule inet inpod-nat output counter",
+            "add chain inet inpod-nat theirs",
+            "delete table inet inpod-raw",
+            "add rule inet inpod-mangle prerouting counter",
+            "insert rule inet inpod-nat prerouting tcp dport 1 accept",
+        ] {
+            world.pod.nft(tamper);
+            let told = watch(&world, &checks, &checks, || {
+                assert!(world.apply(&settings).changed);
+            });
+            failures.extend(
+                told.into_iter()
+                    .chain(cut(&mut open))
+                    .map(|told| format!("{tamper}: {told}")),
+            );
+        }
+        // No client of its own: without it ztunnel's connections in the name of others are lost.
+        world.pod.nft("delete table inet inpod-mangle");
+        assert!(world.apply(&settings).changed);
+        failures.extend(cut(&mut open));
+        let told = watch(&world, &checks, &checks, || {
+            assert!(!world.apply(&settings).changed);
+        });
+        failures.extend(told);
+    }
+    assert_eq!(failures, [""; 0]);
+}
+
+#[test]
+fn the_incumbents_rules_are_taken_over_and_no_connection_is_cut_refused_or_let_out() {
+    let ours: &[_] = if all() {
+        &["probes", "dns", "plain", "everything", "everything-tproxy"]
+    } else {
+        &["probes", "everything"]
+    };
+    let mut work = Vec::new();
+    for (backend, incumbent) in with_every_backend(&incumbents()) {
+        work.extend(ours.iter().map(|ours| (backend, incumbent, scenario(ours))));
+    }
+    let failures = try_each(&work, |(backend, incumbent, ours)| {
+        let failures = take_over(&World::new(*backend, Pod::Dual), *incumbent, ours).into_iter();
+        let when = format!("{incumbent:?} -> {backend} {}", name(ours));
+        failures.map(|told| format!("{when}: {told}")).collect()
+    });
+    assert_eq!(failures, [""; 0]);
+}
+
+fn take_over(world: &World, incumbent: Incumbent, ours: &Ambient) -> Vec<String> {
+    incumbent::install(world, incumbent);
+    let before = checks(&incumbent::settings(), world.families());
+    let after = checks(ours, world.families());
+    // They do what ours are to do: the same checks hold.
+    let mut failures = run_all(world, &before);
+    let mut open = open_all(world, &before);
+    failures.extend(watch(world, &before, &after, || {
+        world.apply(ours);
+    }));
+    failures.extend(cut(&mut open));
+    failures.extend(incumbent::left(world));
+    failures.extend(run_all(world, &after));
+    world.remove(Phase::Final);
+    for family in ["-4", "-6"] {
+        failures.push(world.pod.ip(&format!("{family} rule show pref 32764")));
+        failures.push(world.pod.ip(&format!("{family} route show table 100")));
+    }
+    failures.retain(|failure| !failure.is_empty());
+    failures
+}
+
+/// There is something to be seen where more than one backend is tried.
+#[test]
+fn another_backend_takes_over_and_no_connection_is_cut_refused_or_let_out() {
+    let mut work = Vec::new();
+    for (from, to) in with_every_backend(BACKENDS) {
+        if from != to {
+            work.extend(["everything", "everything-tproxy"].map(|name| (from, to, scenario(name))));
+        }
+    }
+    let failures = try_each(&work, |(from, to, settings)| {
+        let mut world = World::new(*from, Pod::Dual);
+        world.apply(settings);
+        let checks = checks(settings, world.families());
+        let mut open = open_all(&world, &checks);
+        world.writer = writer(*to);
+        let mut failures = watch(&world, &checks, &checks, || {
+            assert_eq!(world.apply(settings).backend, *to);
+        });
+        failures.extend(cut(&mut open));
+        failures.extend(run_all(&world, &checks));
+        failures
+            .iter()
+            .map(|told| format!("{from} -> {to}: {told}"))
+            .collect()
+    });
+    assert_eq!(failures, [""; 0]);
+}
+
+/// Its first phase cuts nothing; its last one cuts what is captured still, which is counted, and nothing else.
+#[test]
+fn a_withdrawal_cuts_no_connection_before_its_end_and_refuses_none_ever() {
+    for (backend, name) in with_every_backend(&["plain", "everything", "everything-tproxy"]) {
+        let world = World::new(backend, Pod::Dual);
+        world.apply(&scenario(name));
+        let captured = checks(&scenario(name), world.families());
+        let free = direct(world.families());
+        let held = Dial::tcp(Place::Pod, outside(Family::V4), 8080).hold(&world);
+        assert_eq!(inspect::captured_flows(&world.pod.netns).unwrap(), 1);
+        let mut of_before = open_all(&world, &captured);
+        let told = watch(&world, &captured, &free, || {
+            assert!(world.remove(Phase::Drain).captured_flows > 1);
+        });
+        assert_eq!(told, [""; 0], "{backend} {name}");
+        assert_eq!(cut(&mut of_before), [""; 0], "{backend} {name}");
+        let mut of_drain = open_all(&world, &free);
+        let told = watch(&world, &free, &free, || {
+            assert!(world.remove(Phase::Final).captured_flows > 1);
+        });
+        assert_eq!(told, [""; 0], "{backend} {name}");
+        assert_eq!(cut(&mut of_drain), [""; 0], "{backend} {name}");
+        assert!(held.0.unwrap().talk().is_err(), "{backend} {name}");
+    }
+}
+
+fn with_every_backend<T: Copy>(items: &[T]) -> Vec<(Backend, T)> {
+    let with = |backend: &Backend| {
+        items
+            .iter()
+            .map(|item| (*backend, *item))
+            .collect::<Vec<_>>()
+    };
+    BACKENDS.iter().flat_map(with).collect()
+}
+
+#[test]
+fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
+    let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
+    for (backend, inbound_capture) in with_every_backend(&captures) {
+        for keep_existing_connections in [true, false] {
+            let settings = Ambient {
+                inbound_capture,
+                keep_existing_connections,
+                ..scenario("everything")
+            };
+            let world = World::new(backend, Pod::Dual);
+            let (before, after) = (
+                direct(world.families()),
+                checks(&settings, world.families()),
+            );
+            let mut open = open_all(&world, &before);
+            if keep_existing_connections {
+                let told = watch(&world, &before, &after, || {
+                    world.apply(&settings);
+                });
+                assert_eq!(told, [""; 0], "{backend} {inbound_capture:?}");
+                assert_eq!(cut(&mut open), [""; 0], "{backend} {inbound_capture:?}");
+            } else {
+                let is_plain = |what: &str| {
+                    what.contains(": inbound TCP reaches") || what.contains(": outbound TCP goes")
+                };
+                open.retain(|(what, _)| is_plain(what));
+                world.apply(&settings);
+                assert_eq!(cut(&mut open).len(), 4, "{backend} {inbound_capture:?}");
+            }
+            assert_eq!(
+                run_all(&world, &after),
+                [""; 0],
+                "{backend} {inbound_capture:?}"
+            );
+        }
+    }
+}
+
+/// What the tests above would not tell if nothing could fail in them.
+#[test]
+fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {
+    let world = World::new(Backend::Nftables, Pod::Dual);
+    let settings = scenario("plain");
+    world.apply(&settings);
+    let checks = checks(&settings, world.families());
+    let dial = Dial::tcp(Place::Outside, pod(Family::V4), 8080);
+    for (script, what) in [
+        ("delete table inet inpod-nat", "application 8080"),
+        (
+            "insert rule inet inpod-nat prerouting tcp dport 8080 redirect to :9",
+            "refused",
+        ),
+    ] {
+        let told = watch(&world, &checks, &checks, || {
+            world.pod.nft(script);
+            // Long enough for calls that were cut right now and give up.
+            let began = Instant::now();
+            while began.elapsed() < 2 * PATIENCE {
+                assert_ne!(dial.ask(&world).by(), Some(By::Ztunnel(15006)));
+            }
+            world.apply(&settings);
+        });
+        assert!(
+            told.iter().any(|told| told.contains(what)),
+            "{script}: {told:?}"
+        );
+    }
+}

@@ -1,0 +1,29 @@
+//! Where packets really go: with every redirection, while redirections change, and when one rule of them is missing.
+//! Needs root.
+//!
+//! A few settings and rules are chosen so that a run is short; with `INPOD_TESTS_ALL=1` all are tried.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "what fails here fails a test"
+)]
+#![expect(
+    clippy::print_stdout,
+    reason = "which check needs which rule is worth reading"
+)]
+
+mod checks;
+mod client;
+mod connections;
+mod incumbent;
+mod matrix;
+mod mutation;
+mod names;
+mod pairwise;
+mod probe;
+mod stand_in;
+#[path = "../support/mod.rs"]
+mod support;
+mod world;

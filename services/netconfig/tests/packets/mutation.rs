@@ -1,0 +1,147 @@
+//! Every rule is needed: where one is missing, a check fails.
+
+use std::collections::BTreeSet;
+
+use netconfig::{
+    Backend, Family,
+    rules::{Ambient, Ipv6, Redirection, scenarios},
+};
+
+use crate::{
+    checks::checks,
+    matrix::{HANDS, all, run_all, scenario},
+    probe::at_once,
+    world::{Pod, World},
+};
+
+/// Those with the most rules come first; of the others only what none before them had is tried, unless all is.
+const RICHEST: [&str; 3] = ["everything", "everything-tproxy", "tproxy"];
+
+/// What a redirection consists of, each named as people name it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Rule {
+        table: String,
+        chain: String,
+        at: usize,
+        text: String,
+    },
+    /// The words of the command that deletes it.
+    Route(String),
+}
+
+impl Part {
+    /// Equal for rules that are the same, wherever they stand.
+    fn what(&self) -> String {
+        match self {
+            Self::Rule {
+                table, chain, text, ..
+            } => format!("{table} {chain}: {text}"),
+            Self::Route(command) => command.clone(),
+        }
+    }
+
+    fn delete(&self, world: &World) {
+        match self {
+            Self::Rule {
+                table, chain, at, ..
+            } => {
+                let listed = world
+                    .pod
+                    .command("nft", &["-a", "list", "chain", "inet", table, chain]);
+                let base = "type ";
+                let rules = listed
+                    .lines()
+                    .filter(|line| line.starts_with("\t\t") && !line.trim().starts_with(base));
+                let handle = rules
+                    .map(|line| line.rsplit(' ').next().unwrap())
+                    .nth(*at)
+                    .unwrap();
+                world
+                    .pod
+                    .nft(&format!("delete rule inet {table} {chain} handle {handle}"));
+            }
+            Self::Route(command) => drop(world.pod.ip(command)),
+        }
+    }
+}
+
+/// All of them, of a pod with both families.
+fn parts(settings: &Ambient) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for table in Redirection::Ambient(settings.clone()).ruleset().tables {
+        for chain in table.chains {
+            for (at, rule) in chain.rules.iter().enumerate() {
+                let (table, chain) = (table.name.clone(), chain.name.clone());
+                parts.push(Part::Rule {
+                    table,
+                    chain,
+                    at,
+                    text: rule.to_string(),
+                });
+            }
+        }
+    }
+    for family in if settings.ipv6 == Ipv6::Off {
+        &[Family::V4]
+    } else {
+        Family::ALL.as_slice()
+    } {
+        let number = if *family == Family::V4 { "-4" } else { "-6" };
+        parts.push(Part::Route(format!("{number} rule del pref 32764")));
+        parts.push(Part::Route(format!(
+            "{number} route del local default dev lo table 100"
+        )));
+    }
+    parts
+}
+
+#[test]
+fn every_rule_is_needed_by_a_check() {
+    let mut tried = BTreeSet::new();
+    let richest = RICHEST.map(|name| (name, scenario(name)));
+    let others = scenarios::all().filter(|(name, _)| !RICHEST.contains(name));
+    let mut work = Vec::new();
+    for (name, settings) in richest.into_iter().chain(others) {
+        let mut chosen = parts(&settings);
+        chosen.retain(|part| tried.insert(part.what()) || all());
+        // Of the scenarios with many, each pod gets some.
+        let some = chosen
+            .chunks(8)
+            .map(|some| (name, settings.clone(), some.to_vec()));
+        work.extend(some);
+    }
+    let idle = at_once(HANDS, &work, |(name, settings, chosen)| {
+        let world = World::new(Backend::Nftables, Pod::Dual);
+        try_without(&world, name, settings, chosen)
+    });
+    let idle: Vec<_> = idle.into_iter().flatten().collect();
+    assert_eq!(idle, [""; 0], "nothing fails where these are missing");
+}
+
+/// What nobody misses. Prints who misses the rest.
+fn try_without(world: &World, name: &str, settings: &Ambient, chosen: &[Part]) -> Vec<String> {
+    world.apply(settings);
+    let checks = checks(settings, world.families());
+    let mut idle = Vec::new();
+    for part in chosen {
+        part.delete(world);
+        // A deaf ztunnel keeps the others waiting: it is asked where nobody else complains.
+        let (hearing, deaf): (Vec<_>, Vec<_>) = checks
+            .iter()
+            .cloned()
+            .partition(|check| check.deaf.is_none());
+        let mut missed = run_all(world, &hearing);
+        if missed.is_empty() {
+            missed = run_all(world, &deaf);
+        }
+        let what = part.what();
+        println!("{name}: without {what}\n    {}", missed.join("\n    "));
+        if missed.is_empty() {
+            idle.push(format!("{name}: {what}"));
+        }
+        assert!(world.apply(settings).changed, "{what} was not missing");
+    }
+    assert_eq!(run_all(world, &checks), [""; 0], "{name}, mended");
+    idle
+}

@@ -1,0 +1,278 @@
+//! What one packet test does, as data, and the evidence that it yields.
+
+use std::{
+    fmt,
+    io::{self, BufRead as _, BufReader, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use socket2::{Domain, Socket, Type};
+
+use crate::{
+    stand_in::{Answer, By},
+    world::{Place, World},
+};
+
+/// How long an answer may take. Shorter than what TCP waits before it sends something again: whatever comes, comes of
+/// the first packet.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(900);
+
+/// How long silence is waited for where silence is right.
+const SILENCE: Duration = Duration::from_millis(300);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Transport {
+    Tcp,
+    Udp,
+}
+
+/// A connection, or a question over UDP.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Dial {
+    pub(crate) at: Place,
+    pub(crate) transport: Transport,
+    /// In whose name, if not in the own one.
+    pub(crate) from: Option<IpAddr>,
+    pub(crate) mark: u32,
+    /// By which interface, whatever the routes say.
+    pub(crate) device: Option<&'static str>,
+    pub(crate) to: SocketAddr,
+}
+
+impl Dial {
+    pub(crate) fn tcp(at: Place, to: IpAddr, port: u16) -> Self {
+        Self {
+            at,
+            transport: Transport::Tcp,
+            from: None,
+            mark: 0,
+            device: None,
+            to: SocketAddr::new(to, port),
+        }
+    }
+
+    pub(crate) fn udp(at: Place, to: IpAddr, port: u16) -> Self {
+        Self {
+            transport: Transport::Udp,
+            ..Self::tcp(at, to, port)
+        }
+    }
+
+    pub(crate) fn from(self, from: IpAddr) -> Self {
+        Self {
+            from: Some(from),
+            ..self
+        }
+    }
+
+    pub(crate) fn marked(self, mark: u32) -> Self {
+        Self { mark, ..self }
+    }
+
+    pub(crate) fn by(self, device: &'static str) -> Self {
+        Self {
+            device: Some(device),
+            ..self
+        }
+    }
+
+    /// A socket in the netns of whoever dials.
+    fn socket(&self, world: &World, port: u16) -> io::Result<Socket> {
+        let dial = self.clone();
+        world.at(self.at).run(move || {
+            let domain = Domain::for_address(dial.to);
+            let kind = match dial.transport {
+                Transport::Tcp => Type::STREAM,
+                Transport::Udp => Type::DGRAM,
+            };
+            let socket = Socket::new(domain, kind, None)?;
+            socket.set_reuse_address(true)?;
+            socket.set_mark(dial.mark)?;
+            socket.bind_device(dial.device.map(str::as_bytes))?;
+            if dial.from.is_some() {
+                match dial.to {
+                    SocketAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
+                    SocketAddr::V6(_) => socket.set_ip_transparent_v6(true)?,
+                }
+            }
+            let any: IpAddr = match dial.to {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let from = SocketAddr::new(dial.from.unwrap_or(any), port);
+            socket.bind(&from.into())?;
+            Ok(socket)
+        })
+    }
+
+    /// Opens it, and hears who answers.
+    pub(crate) fn open(
+        &self,
+        world: &World,
+        port: u16,
+        patience: Duration,
+    ) -> (Option<Flow>, Evidence) {
+        let opened = self.socket(world, port).and_then(|socket| {
+            socket.connect_timeout(&self.to.into(), patience)?;
+            Flow::new(self.transport, socket, patience)
+        });
+        match opened {
+            Ok((flow, answer)) => (Some(flow), Evidence::Answer(answer)),
+            Err(error) => (None, Evidence::of(&error)),
+        }
+    }
+
+    /// As [`Self::open`], from a port of its own.
+    pub(crate) fn hold(&self, world: &World) -> (Option<Flow>, Evidence) {
+        self.open(world, world.port(), PATIENCE)
+    }
+
+    /// Who answers.
+    pub(crate) fn ask(&self, world: &World) -> Evidence {
+        self.hold(world).1
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Evidence {
+    Answer(Answer),
+    Refused(io::ErrorKind),
+    Silence,
+}
+
+impl Evidence {
+    fn of(error: &io::Error) -> Self {
+        let is_silence = |kind| matches!(kind, io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock);
+        if is_silence(error.kind()) {
+            Self::Silence
+        } else {
+            Self::Refused(error.kind())
+        }
+    }
+
+    /// Who answered, if anybody did.
+    pub(crate) fn by(&self) -> Option<By> {
+        match self {
+            Self::Answer(answer) => Some(answer.by),
+            Self::Refused(_) | Self::Silence => None,
+        }
+    }
+}
+
+impl fmt::Display for Evidence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Answer(answer) => answer.fmt(f),
+            Self::Refused(kind) => write!(f, "refused ({kind})"),
+            Self::Silence => f.write_str("silence"),
+        }
+    }
+}
+
+/// Something that was opened and stays open.
+#[derive(Debug)]
+pub(crate) enum Flow {
+    Tcp(By, BufReader<TcpStream>),
+    Udp(UdpSocket),
+}
+
+impl Flow {
+    fn new(transport: Transport, socket: Socket, patience: Duration) -> io::Result<(Self, Answer)> {
+        socket.set_read_timeout(Some(patience))?;
+        match transport {
+            Transport::Tcp => {
+                let mut stream = BufReader::new(TcpStream::from(socket));
+                let answer = parse(&line(&mut stream)?)?;
+                Ok((Self::Tcp(answer.by, stream), answer))
+            }
+            Transport::Udp => {
+                let mut flow = Self::Udp(socket.into());
+                let answer = flow.ask()?;
+                Ok((flow, answer))
+            }
+        }
+    }
+
+    /// Asks over UDP once more.
+    pub(crate) fn ask(&mut self) -> io::Result<Answer> {
+        let Self::Udp(socket) = self else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let mut answer = [0; 256];
+        socket.send(b"?")?;
+        let length = socket.recv(&mut answer)?;
+        parse(&String::from_utf8_lossy(&answer[..length]))
+    }
+
+    /// Bytes go there and come back, from whom they came at first.
+    pub(crate) fn talk(&mut self) -> io::Result<()> {
+        let Self::Tcp(by, stream) = self else {
+            return self.ask().map(drop);
+        };
+        stream.get_mut().write_all(b"hello\n")?;
+        let heard = line(stream)?;
+        let wanted = format!("{by} hello\n");
+        if heard == wanted {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("heard {heard:?}")))
+        }
+    }
+}
+
+fn line(stream: &mut BufReader<TcpStream>) -> io::Result<String> {
+    let mut line = String::new();
+    match stream.read_line(&mut line)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(line),
+    }
+}
+
+fn parse(text: &str) -> io::Result<Answer> {
+    Answer::parse(text).ok_or_else(|| io::Error::other(format!("heard {text:?}")))
+}
+
+/// What is sent, and what is to come of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) dial: Dial,
+    pub(crate) wanted: Evidence,
+}
+
+/// Sends one step after the other from one port, each socket being closed before the next one is opened.
+pub(crate) fn run(world: &World, steps: &[Step]) -> Result<(), String> {
+    let port = world.port();
+    for Step { dial, wanted } in steps {
+        let patience = if *wanted == Evidence::Silence {
+            SILENCE
+        } else {
+            PATIENCE
+        };
+        let (_flow, found) = dial.open(world, port, patience);
+        if found != *wanted {
+            return Err(format!("wanted {wanted}, found {found}"));
+        }
+    }
+    Ok(())
+}
+
+/// Does something for each, by several hands: who waits for an answer that does not come keeps nobody else waiting.
+/// What comes of it is in no order.
+pub(crate) fn at_once<T: Sync, R: Send>(
+    hands: usize,
+    items: &[T],
+    act: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let hand = |first| items.iter().skip(first).step_by(hands).map(&act).collect();
+    let hand = &hand;
+    std::thread::scope(|scope| {
+        let hands = (0..hands).map(|first| scope.spawn(move || -> Vec<R> { hand(first) }));
+        let hands: Vec<_> = hands.collect();
+        hands
+            .into_iter()
+            .flat_map(|hand| hand.join().unwrap())
+            .collect()
+    })
+}

@@ -1,0 +1,192 @@
+//! Who listens: ztunnel's stand-in in the pod, the application, and what is outside. Each says to whoever calls who it
+//! is and what it saw, and then repeats what it is told.
+
+use std::{
+    fmt,
+    io::{self, BufRead as _, BufReader, Write as _},
+    net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    str::FromStr,
+    thread::{self, JoinHandle},
+};
+
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::support::Fresh;
+
+/// Who answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum By {
+    /// The socket of ztunnel on that port.
+    Ztunnel(u16),
+    Application,
+    Outside,
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ztunnel(port) => write!(f, "ztunnel:{port}"),
+            Self::Application => f.write_str("application"),
+            Self::Outside => f.write_str("outside"),
+        }
+    }
+}
+
+impl FromStr for By {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "application" => Ok(Self::Application),
+            "outside" => Ok(Self::Outside),
+            _ => Ok(Self::Ztunnel(text.trim_start_matches("ztunnel:").parse()?)),
+        }
+    }
+}
+
+/// What a listener saw of who called it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) by: By,
+    /// The port that it was accepted on.
+    pub(crate) on: u16,
+    /// Whom it took for the caller.
+    pub(crate) peer: IpAddr,
+    /// Where the caller wanted to go, as ztunnel learns it. UDP does not tell.
+    pub(crate) destination: Option<SocketAddr>,
+}
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            by,
+            on,
+            peer,
+            destination,
+        } = self;
+        let destination = destination.map_or_else(|| "-".to_owned(), |found| found.to_string());
+        write!(f, "{by} {on} {peer} {destination}")
+    }
+}
+
+impl Answer {
+    /// `None` for what is no answer.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let words: Vec<_> = text.split_whitespace().collect();
+        let [by, on, peer, destination] = words.as_slice() else {
+            return None;
+        };
+        Some(Self {
+            by: by.parse().ok()?,
+            on: on.parse().ok()?,
+            peer: peer.parse().ok()?,
+            destination: destination.parse().ok(),
+        })
+    }
+}
+
+/// A socket that is listened on until this is dropped.
+pub(crate) struct Listener {
+    pub(crate) by: By,
+    socket: Socket,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Listener {
+    pub(crate) fn tcp(fresh: &Fresh, by: By, at: SocketAddr) -> Self {
+        let socket = bound(fresh, Type::STREAM, at);
+        socket.listen(256).unwrap();
+        let listener: TcpListener = socket.try_clone().unwrap().into();
+        let thread = Some(thread::spawn(move || accept_all(by, &listener)));
+        Self { by, socket, thread }
+    }
+
+    pub(crate) fn udp(fresh: &Fresh, by: By, at: SocketAddr) -> Self {
+        let socket = bound(fresh, Type::DGRAM, at);
+        let serving: UdpSocket = socket.try_clone().unwrap().into();
+        let thread = Some(thread::spawn(move || answer_all(by, &serving)));
+        Self { by, socket, thread }
+    }
+
+    /// Whether it takes what is addressed to others.
+    pub(crate) fn set_transparent(&self, transparent: bool) {
+        self.socket.set_ip_transparent_v6(transparent).unwrap();
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // It wakes whoever waits, also where the socket is not connected and an error says so.
+        drop(self.socket.shutdown(Shutdown::Both));
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+fn bound(fresh: &Fresh, kind: Type, at: SocketAddr) -> Socket {
+    fresh.run(move || {
+        let socket = Socket::new(Domain::for_address(at), kind, None).unwrap();
+        if kind == Type::STREAM {
+            socket.set_reuse_address(true).unwrap();
+        }
+        socket
+            .bind(&at.into())
+            .unwrap_or_else(|error| panic!("{at}: {error}"));
+        socket
+    })
+}
+
+fn accept_all(by: By, listener: &TcpListener) {
+    while let Ok((stream, _)) = listener.accept() {
+        // Whoever calls may go away at any time.
+        thread::spawn(move || drop(serve(by, &stream)));
+    }
+}
+
+fn serve(by: By, stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (local, peer) = (canonical(stream.local_addr()?), stream.peer_addr()?);
+    let answer = Answer {
+        by,
+        on: local.port(),
+        peer: peer.ip().to_canonical(),
+        destination: Some(original_destination(stream).unwrap_or(local)),
+    };
+    let mut writer = stream;
+    writeln!(writer, "{answer}")?;
+    for line in BufReader::new(stream).lines() {
+        writer.write_all(format!("{by} {}\n", line?).as_bytes())?;
+    }
+    Ok(())
+}
+
+/// As ztunnel asks for it: a socket of both families knows only that of the connection's.
+fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
+    let socket = SockRef::from(stream);
+    let found = socket
+        .original_dst_v4()
+        .or_else(|_| socket.original_dst_v6());
+    Some(canonical(found.ok()?.as_socket()?))
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+fn answer_all(by: By, socket: &UdpSocket) {
+    let on = socket.local_addr().unwrap().port();
+    let mut question = [0; 64];
+    while let Ok((length, peer)) = socket.recv_from(&mut question) {
+        // Nobody asks nothing: the socket was shut down.
+        if length == 0 {
+            return;
+        }
+        let answer = Answer {
+            by,
+            on,
+            peer: peer.ip(),
+            destination: None,
+        };
+        // Whoever asked may be gone.
+        drop(socket.send_to(answer.to_string().as_bytes(), peer));
+    }
+}

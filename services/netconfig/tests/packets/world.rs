@@ -1,0 +1,326 @@
+//! A pod, what is outside of it, and a guest: three network namespaces with links between them.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU16, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use netconfig::{
+    Backend, Family, Programs,
+    apply::{Applied, Phase, Removed, Writer},
+    rules::{Ambient, Redirection},
+};
+
+use crate::{
+    checks,
+    probe::Dial,
+    stand_in::{By, Listener},
+    support::{Fresh, sandbox},
+};
+
+/// The backends that are tried.
+pub(crate) const BACKENDS: &[Backend] = &Backend::ALL;
+
+/// What writes with a backend.
+pub(crate) fn writer(backend: Backend) -> Writer {
+    static FOUND: OnceLock<Programs> = OnceLock::new();
+    let find = || {
+        let directories = ["/usr/sbin", "/sbin"].map(Path::new);
+        let runner = Path::new(env!("CARGO_BIN_EXE_netconfig"));
+        let locks = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks-of-packets");
+        // Many run at once here, on whatever machine.
+        let patience = Duration::from_secs(30);
+        Programs::search_in(&directories, runner, &locks).with_patience(patience)
+    };
+    Writer {
+        configured: Some(backend),
+        detected: backend,
+        programs: FOUND.get_or_init(find).clone(),
+    }
+}
+
+/// Which addresses a pod has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Pod {
+    V4,
+    V6,
+    Dual,
+}
+
+impl Pod {
+    pub(crate) const ALL: [Self; 3] = [Self::V4, Self::V6, Self::Dual];
+
+    pub(crate) fn families(self) -> &'static [Family] {
+        match self {
+            Self::V4 => &[Family::V4],
+            Self::V6 => &[Family::V6],
+            Self::Dual => &Family::ALL,
+        }
+    }
+}
+
+/// Where something is sent from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    Pod,
+    Outside,
+    /// A virtual machine in the pod.
+    Guest,
+}
+
+/// The address of the pod.
+pub(crate) fn pod(family: Family) -> IpAddr {
+    either(family, "10.9.0.1", "fd09::1")
+}
+
+/// The address of what is outside, by which also everything else is reached.
+pub(crate) fn outside(family: Family) -> IpAddr {
+    either(family, "10.9.0.2", "fd09::2")
+}
+
+/// The address of the guest behind an interface of the pod.
+pub(crate) fn guest(family: Family, interface: &str) -> IpAddr {
+    let number = INTERFACES.iter().position(|name| *name == interface);
+    let (v4, v6) = guest_network(number.unwrap());
+    either(family, &format!("{v4}.2"), &format!("{v6}::2"))
+}
+
+pub(crate) fn either(family: Family, v4: &str, v6: &str) -> IpAddr {
+    match family {
+        Family::V4 => v4.parse().unwrap(),
+        Family::V6 => v6.parse().unwrap(),
+    }
+}
+
+/// The pod's interfaces to the guest.
+pub(crate) const INTERFACES: [&str; 3] = ["vm0", "k6t-net1", "vm1"];
+
+fn guest_network(number: usize) -> (String, String) {
+    (format!("10.200.{number}"), format!("fd20:0:0:{number}"))
+}
+
+/// Where the application listens: where everybody expects it, and by the ports of the scenarios' exclusions.
+const APPLICATION_PORTS: [u16; 5] = [53, 8080, 9089, 9090, 9091];
+
+/// Where what is outside listens, likewise.
+const OUTSIDE_PORTS: [u16; 8] = [53, 8080, 5431, 5432, 5433, 6378, 6379, 6380];
+
+/// The sockets of ztunnel that take what is addressed to others.
+const TRANSPARENT: [u16; 2] = [15006, 15008];
+
+/// The ports that clients send from, each once: what connection tracking remembers of one must not decide on another.
+const CLIENT_PORTS: std::ops::Range<u16> = 16_000..65_000;
+
+/// See the module. Everybody in it listens.
+pub(crate) struct World {
+    pub(crate) pod: Fresh,
+    pub(crate) kind: Pod,
+    pub(crate) writer: Writer,
+    outside: Fresh,
+    guest: Fresh,
+    next_port: AtomicU16,
+    listeners: Vec<Listener>,
+}
+
+impl World {
+    pub(crate) fn new(backend: Backend, kind: Pod) -> Self {
+        let world = Self {
+            pod: Fresh::new(),
+            kind,
+            writer: writer(backend),
+            outside: Fresh::new(),
+            guest: Fresh::new(),
+            next_port: AtomicU16::new(CLIENT_PORTS.start),
+            listeners: Vec::new(),
+        };
+        world.connect();
+        let listeners = world.listen();
+        let world = Self { listeners, ..world };
+        for port in TRANSPARENT {
+            world.set_transparent(port, true);
+        }
+        world.wait_for_links();
+        world
+    }
+
+    pub(crate) fn families(&self) -> &'static [Family] {
+        self.kind.families()
+    }
+
+    pub(crate) fn at(&self, place: Place) -> &Fresh {
+        match place {
+            Place::Pod => &self.pod,
+            Place::Outside => &self.outside,
+            Place::Guest => &self.guest,
+        }
+    }
+
+    /// A port that nobody sent from yet.
+    pub(crate) fn port(&self) -> u16 {
+        let port = self.next_port.fetch_add(1, Ordering::Relaxed);
+        assert!(
+            CLIENT_PORTS.contains(&port),
+            "all ports were used: another world is needed"
+        );
+        port
+    }
+
+    pub(crate) fn apply(&self, settings: &Ambient) -> Applied {
+        let redirection = Redirection::Ambient(settings.clone());
+        let applied = self
+            .writer
+            .apply(&self.pod.netns, &redirection, &sandbox("c1"));
+        applied.unwrap()
+    }
+
+    pub(crate) fn remove(&self, phase: Phase) -> Removed {
+        let removed = self.writer.remove(&self.pod.netns, &sandbox("c1"), phase);
+        removed.unwrap()
+    }
+
+    /// Whether ztunnel's socket on a port takes what is not addressed to it.
+    pub(crate) fn set_transparent(&self, port: u16, transparent: bool) {
+        let is_wanted = |listener: &&Listener| listener.by == By::Ztunnel(port);
+        for listener in self.listeners.iter().filter(is_wanted) {
+            listener.set_transparent(transparent);
+        }
+    }
+
+    fn connect(&self) {
+        for fresh in [&self.pod, &self.outside, &self.guest] {
+            // Else an address of IPv6 can be used a second after it was given.
+            write(fresh, "ipv6/conf/all/accept_dad", "0");
+            write(fresh, "ipv6/conf/default/accept_dad", "0");
+        }
+        // What arrives from the guest and is not captured is to be seen outside.
+        write(&self.pod, "ipv4/ip_forward", "1");
+        write(&self.pod, "ipv6/conf/all/forwarding", "1");
+        if self.kind == Pod::V4 {
+            write(&self.pod, "ipv6/conf/all/disable_ipv6", "1");
+            write(&self.pod, "ipv6/conf/default/disable_ipv6", "1");
+        }
+        batch(&self.pod, &self.links());
+        let (mut pod, mut outside, mut guest) = (Vec::new(), Vec::new(), Vec::new());
+        for family in self.families() {
+            addresses(*family, &mut pod, &mut outside);
+            addresses_of_guests(*family, &mut pod, &mut guest);
+        }
+        for (fresh, lines) in [
+            (&self.pod, pod),
+            (&self.outside, outside),
+            (&self.guest, guest),
+        ] {
+            batch(fresh, &lines);
+        }
+    }
+
+    fn links(&self) -> Vec<String> {
+        let link = |name: &str, to: &Fresh| {
+            let task = task_of(to);
+            [
+                format!("link add {name} type veth peer name {name} netns {task}"),
+                format!("link set {name} up"),
+            ]
+        };
+        let guests = INTERFACES.iter().flat_map(|name| link(name, &self.guest));
+        link("eth0", &self.outside)
+            .into_iter()
+            .chain(guests)
+            .collect()
+    }
+
+    /// The kernel may take a second to tell IPv6 that a link is up.
+    fn wait_for_links(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        for family in self.families() {
+            let dial = |at, by| Dial::udp(at, outside(*family), 53).by(by);
+            let guests = INTERFACES.map(|name| dial(Place::Guest, name));
+            for dial in guests.into_iter().chain([dial(Place::Pod, "eth0")]) {
+                while dial.ask(self).by() != Some(By::Outside) {
+                    assert!(Instant::now() < deadline, "nothing arrives: {dial:?}");
+                }
+            }
+        }
+    }
+
+    fn listen(&self) -> Vec<Listener> {
+        let ztunnels = [15001, 15006, 15008].map(|port| (&self.pod, By::Ztunnel(port), port));
+        let applications = APPLICATION_PORTS.map(|port| (&self.pod, By::Application, port));
+        let outsides = OUTSIDE_PORTS.map(|port| (&self.outside, By::Outside, port));
+        let tcp = ztunnels.into_iter().chain(applications).chain(outsides);
+        // As ztunnel: of both families at once.
+        let any = |port| SocketAddr::new("::".parse().unwrap(), port);
+        let tcp = tcp.map(|(fresh, by, port)| Listener::tcp(fresh, by, any(port)));
+        let mut listeners: Vec<_> = tcp.collect();
+        for family in self.families() {
+            let loopback = either(*family, "127.0.0.1", "::1");
+            let at = |address, port| SocketAddr::new(address, port);
+            let resolver = By::Ztunnel(15053);
+            listeners.extend([
+                Listener::tcp(&self.pod, resolver, at(loopback, 15053)),
+                Listener::udp(&self.pod, resolver, at(loopback, 15053)),
+                Listener::udp(&self.pod, By::Application, at(loopback, 53)),
+                Listener::udp(&self.outside, By::Outside, at(outside(*family), 53)),
+            ]);
+        }
+        listeners
+    }
+}
+
+fn addresses(family: Family, pod_lines: &mut Vec<String>, outside_lines: &mut Vec<String>) {
+    let (length, host, guests) = match family {
+        Family::V4 => ("/24", "/32", "10.200.0.0/16"),
+        Family::V6 => ("/64 nodad", "/128 nodad", "fd20::/48"),
+    };
+    let (pod, outside) = (pod(family), outside(family));
+    pod_lines.push(format!("addr add {pod}{length} dev eth0"));
+    pod_lines.push(format!("route add default via {outside} dev eth0"));
+    outside_lines.push("link set eth0 up".to_owned());
+    outside_lines.push(format!("addr add {outside}{length} dev eth0"));
+    let more = checks::addresses(family);
+    outside_lines.extend(more.map(|more| format!("addr add {more}{host} dev eth0")));
+    outside_lines.push(format!("route add {guests} via {pod} dev eth0"));
+}
+
+fn addresses_of_guests(family: Family, pod_lines: &mut Vec<String>, guest_lines: &mut Vec<String>) {
+    for (number, name) in INTERFACES.iter().enumerate() {
+        let (v4, v6) = guest_network(number);
+        let (network, length) = match family {
+            Family::V4 => (format!("{v4}."), "/24"),
+            Family::V6 => (format!("{v6}::"), "/64 nodad"),
+        };
+        pod_lines.push(format!("addr add {network}1{length} dev {name}"));
+        guest_lines.push(format!("link set {name} up"));
+        guest_lines.push(format!("addr add {network}2{length} dev {name}"));
+        guest_lines.push(format!(
+            "route add default via {network}1 dev {name} metric {}",
+            number + 1
+        ));
+    }
+}
+
+/// The task that lives in a netns, as `ip` takes it.
+fn task_of(fresh: &Fresh) -> String {
+    let path = fresh.netns.path().to_str().unwrap();
+    path.split('/').nth(4).unwrap().to_owned()
+}
+
+fn batch(fresh: &Fresh, lines: &[String]) {
+    fresh.command(
+        "sh",
+        &[
+            "-c",
+            &format!("ip -batch - <<END\n{}\nEND", lines.join("\n")),
+        ],
+    );
+}
+
+fn write(fresh: &Fresh, sysctl: &str, value: &'static str) {
+    let path = format!("/proc/sys/net/{sysctl}");
+    fresh.run(move || std::fs::write(path, value)).unwrap();
+}
