@@ -1,5 +1,5 @@
 //! Makes a netns's redirection so, compares, tells what it would do, and takes it away: reads everything, decides
-//! ([`crate::plan`]), does it step by step, and reads everything back.
+//! (`plan`), does it step by step, and reads everything back.
 
 mod remove;
 mod undo;
@@ -302,6 +302,9 @@ fn take(
             write(link, plan, first, tag, &undo.before)?;
         }
         Step::Clear(backend, change) => {
+            if !undo.cleared {
+                read_back(link, plan)?;
+            }
             let seen = link.read_of(*backend)?;
             undo.cleared = true;
             link.change(*backend, &seen, change)?;
@@ -321,8 +324,7 @@ fn explain(error: KernelError) -> ApplyError {
     }
 }
 
-/// Writes the tables; again from what is there by then, when somebody else was faster. Before anything of another
-/// origin goes, what was written is read back.
+/// Writes the tables; again from what is there by then, when somebody else was faster.
 fn write(
     link: &mut Link<'_>,
     plan: &Plan,
@@ -342,7 +344,11 @@ fn write(
         let change = plan.write(&seen, tag);
         result = link.change(plan.backend, &seen, &change);
     }
-    result?;
+    Ok(result?)
+}
+
+/// Before anything of another origin goes, what was written is read back.
+fn read_back(link: &mut Link<'_>, plan: &Plan) -> Result<(), ApplyError> {
     match plan.table_differences(&link.read_of(plan.backend)?) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),
