@@ -26,6 +26,9 @@ fn main() -> anyhow::Result<()> {
     rules::again(samples.min(50))?;
     rules::workers(samples)?;
     rules::fuller(samples)?;
+    if std::env::args().nth(2).as_deref() == Some("rules") {
+        return say(&format!("\nload after: {}", load().trim()));
+    }
     verbs::verbs(samples)?;
     verbs::crowd(samples)?;
     services::starts(samples.min(50))?;

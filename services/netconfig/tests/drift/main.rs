@@ -186,6 +186,22 @@ async fn a_netns_of_which_nothing_is_heard_is_read_once_in_a_period() {
     assert_eq!((told, netconfig.metric("drift_told_total").await), (5, 5));
 }
 
+/// iptables-legacy tells nobody what it changes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_taken_away_by_iptables_legacy_is_found_within_a_period() {
+    let settings = ["--verify-seconds", "2", "--backend", "iptables-legacy"];
+    let mut netconfig = start(Ears::Shared, &settings).await;
+    let pod = pod_netns();
+    netconfig.claim("c1", &pod).await.unwrap();
+    netconfig.apply("c1").await;
+    let (first, watcher) = Watcher::open(&mut netconfig).await;
+    assert!(first[0].intact, "{first:?}");
+    // What was applied is read once more after it: that is not to be what finds this.
+    quiet().await;
+    pod.command("iptables-legacy", &["-t", "nat", "-F", "INPOD_OUTPUT"]);
+    assert!(!watcher.told("c1", 1).await.intact);
+}
+
 /// A process in a user namespace and a netns of its own, as of a pod with `hostUsers: false`.
 struct Foreign(Child);
 
