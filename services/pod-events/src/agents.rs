@@ -63,7 +63,13 @@ async fn call<T>(
 fn told(service: &'static str, status: &Status) -> Failure {
     let failure = failure_of(status);
     let from_transport = status.details().is_empty();
-    let unreachable = from_transport && matches!(status.code(), Code::Unavailable | Code::Unknown);
+    // A connection that breaks under a call is INTERNAL to tonic ("h2 protocol error"); a defect of a service of ours
+    // comes with its failure in the details.
+    let broken = matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Internal
+    );
+    let unreachable = from_transport && broken;
     let message = if unreachable {
         format!("cannot reach {service}: {}", failure.message)
     } else if from_transport {
@@ -71,7 +77,16 @@ fn told(service: &'static str, status: &Status) -> Failure {
     } else {
         failure.message.clone()
     };
-    Failure { message, ..failure }
+    let reason = if unreachable {
+        Reason::DependencyUnavailable
+    } else {
+        failure.reason
+    };
+    Failure {
+        message,
+        reason,
+        ..failure
+    }
 }
 
 fn incomprehensible(service: &'static str, error: &inpod_proto::Invalid) -> Failure {
@@ -80,6 +95,13 @@ fn incomprehensible(service: &'static str, error: &inpod_proto::Invalid) -> Fail
         error.field()
     );
     Failure::new(Reason::Internal, message)
+}
+
+/// The addresses at which a pod is probed: more than these no pod has (see `ApplyRulesRequest`), whatever a CNI result
+/// says.
+fn probed(addresses: &[IpAddr]) -> Vec<String> {
+    const MOST: usize = 16;
+    addresses_to(addresses.get(..MOST).unwrap_or(addresses))
 }
 
 impl Agents {
@@ -151,7 +173,7 @@ impl Agents {
         let message = netconfig::ApplyRulesRequest {
             sandbox: Some((&record.sandbox).into()),
             redirection: Some(ambient(self.capture, &record.wishes)),
-            probe_addresses: addresses_to(&record.addresses),
+            probe_addresses: probed(&record.addresses),
         };
         let mut client = self.netconfig.clone();
         let applied = call(
@@ -412,5 +434,32 @@ impl Agents {
         answer
             .map(Response::into_inner)
             .map_err(|status| told("ztunnel-broker", &status))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_breaks_under_a_call_is_a_service_that_is_away() {
+        for code in [Code::Unavailable, Code::Unknown, Code::Internal] {
+            let failure = told("netconfig", &Status::new(code, "h2 protocol error"));
+            assert_eq!(failure.reason, Reason::DependencyUnavailable, "{code:?}");
+        }
+    }
+
+    #[test]
+    fn a_defect_that_a_service_tells_of_itself_stays_one() {
+        let defect = Failure::new(Reason::Internal, "netconfig failed");
+        let failure = told("netconfig", &inpod_proto::into_status(&defect));
+        assert_eq!(failure.reason, Reason::Internal);
+    }
+
+    #[test]
+    fn no_more_addresses_are_named_for_probes_than_netconfig_takes() {
+        let addresses: Vec<IpAddr> = (0..1000u32).map(|n| IpAddr::V4(n.into())).collect();
+        assert_eq!(probed(&addresses).len(), 16);
+        assert_eq!(probed(addresses.get(..2).unwrap()).len(), 2);
     }
 }

@@ -90,18 +90,22 @@ impl Pipeline {
         ) {
             return Ok(true);
         }
-        let differences = self.agents.verify(record, soon(5)).await?.differences;
+        let verified = self.agents.verify(record, soon(5)).await?;
+        let differences = verified.differences;
+        let mut fingerprint = verified.fingerprint;
         if !differences.is_empty() {
             tracing::warn!(pod = %record.pod, ?differences, "Mending rules");
-            let fingerprint = self.agents.apply(record, soon(5)).await?;
+            fingerprint = self.agents.apply(record, soon(5)).await?;
             log.note(format!(
                 "mended rules, now {fingerprint}: {}",
                 differences.join("; ")
             ));
-            if matches!(record.intent, Intent::Enrolled { .. }) {
-                record.intent = Intent::Enrolled { fingerprint };
-                self.checkpoint.write(record)?;
-            }
+        }
+        // What is whole counts from now on, also where it is not what was written down: the netns may have changed.
+        let applied = record.intent.fingerprint();
+        if applied.is_some_and(|applied| applied != fingerprint) {
+            record.intent = Intent::Enrolled { fingerprint };
+            self.checkpoint.write(record)?;
         }
         Ok(true)
     }
