@@ -201,6 +201,8 @@ fn a_path_that_is_swapped_while_calls_run_never_changes_another_netns() {
     let node = Node::running().unwrap();
     let mut made = Made::default();
     let path = made.name(&node, "swapped");
+    // The node's probe set is there from the first pod on.
+    let _first = node.pod(Spec::new("first").ambient()).unwrap();
     let pod = node.sandbox(Spec::new("a").ambient()).unwrap();
     // As likely a target as there is: a netns with addresses, and not claimed.
     let other = node.sandbox(Spec::new("other")).unwrap();
