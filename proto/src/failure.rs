@@ -22,7 +22,8 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::NamespaceUnknown
         | Reason::NetnsMissing
         | Reason::NetnsNotFound
-        | Reason::SandboxUnknown => Code::NotFound,
+        | Reason::SandboxUnknown
+        | Reason::SessionUnknown => Code::NotFound,
         Reason::LabelOnPod
         | Reason::LabelOnNamespace
         | Reason::NotSelected
@@ -51,6 +52,7 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::ZtunnelSnapshotUnfinished
         | Reason::ZtunnelRefused
         | Reason::ZtunnelSilent
+        | Reason::ZtunnelQuarantined
         | Reason::DescriptorUnavailable => Code::Unavailable,
         Reason::Overloaded => Code::ResourceExhausted,
         Reason::DeadlineExceeded => Code::DeadlineExceeded,

@@ -155,6 +155,7 @@ fn phase(phase: WorkloadPhase) -> &'static str {
         WorkloadPhase::Kept => "kept",
         WorkloadPhase::Refused => "refused",
         WorkloadPhase::Removed => "removed",
+        WorkloadPhase::Quarantined => "quarantined",
     }
 }
 

@@ -6,7 +6,9 @@ use inpod_proto::Invalid;
 use tonic::Status;
 use workload::{Failure, Reason};
 
-use crate::{descriptors::FetchError, desired::ChangeError, verdict::Unserved};
+use crate::{
+    descriptors::FetchError, desired::ChangeError, sessions::SessionId, verdict::Unserved,
+};
 
 /// How soon a stock ztunnel is back: it waits at most 15 s between two attempts to connect.
 const RECONNECT: Duration = Duration::from_secs(15);
@@ -70,6 +72,48 @@ pub enum RemoveError {
     /// The set is not known, or a later word is.
     #[error("cannot remove the workload")]
     Change(#[from] ChangeError),
+}
+
+/// Why it was not said which pods are ztunnels.
+#[derive(Debug, thiserror::Error)]
+pub enum SetZtunnelsError {
+    /// The request is malformed.
+    #[error(transparent)]
+    Request(#[from] Invalid),
+    /// Another run is meant.
+    #[error(transparent)]
+    Instance(#[from] InstanceMismatch),
+}
+
+/// Why a session was not renewed.
+#[derive(Debug, thiserror::Error)]
+pub enum RenewError {
+    /// The request is malformed.
+    #[error(transparent)]
+    Request(#[from] Invalid),
+    /// There is none of that number.
+    #[error("there is no session {0}")]
+    Unknown(SessionId),
+}
+
+impl From<SetZtunnelsError> for Failure {
+    fn from(error: SetZtunnelsError) -> Self {
+        match error {
+            SetZtunnelsError::Request(invalid) => invalid.into(),
+            SetZtunnelsError::Instance(mismatch) => {
+                Self::new(Reason::InstanceMismatch, mismatch.to_string())
+            }
+        }
+    }
+}
+
+impl From<RenewError> for Failure {
+    fn from(error: RenewError) -> Self {
+        match error {
+            RenewError::Request(invalid) => invalid.into(),
+            RenewError::Unknown(_) => Self::new(Reason::SessionUnknown, error.to_string()),
+        }
+    }
 }
 
 impl From<SetError> for Failure {

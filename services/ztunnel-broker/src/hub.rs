@@ -5,6 +5,7 @@ mod report;
 pub use report::{Listed, Status};
 
 use std::{
+    collections::BTreeSet,
     convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -15,7 +16,7 @@ use tokio::{
     sync::{Notify, broadcast, watch},
     time::{Instant, timeout_at},
 };
-use workload::{NetnsId, Revision, SandboxRef, Workload};
+use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{
     descriptors::{Descriptor, Descriptors, FetchError},
@@ -25,10 +26,11 @@ use crate::{
     message::Message,
     metrics::Metrics,
     nack::Nack,
+    peer::Peer,
     pending::Ticket,
     session::{Answered, SessionEnd},
     sessions::SessionId,
-    view::Event,
+    view::{Event, SessionView},
 };
 
 /// How many changes a watcher may be behind. A node's pods times its ztunnels, with room.
@@ -49,6 +51,8 @@ pub struct Hub {
     /// Shared, as the backlog is laid out in full at the start: a place of it is to be small.
     events: broadcast::Sender<Arc<Event>>,
     metrics: Metrics,
+    /// The pods that are ztunnels; `None` before anybody said so.
+    ztunnels: watch::Sender<Option<BTreeSet<PodUid>>>,
 }
 
 impl Hub {
@@ -61,6 +65,7 @@ impl Hub {
             missing: Notify::new(),
             events: broadcast::Sender::new(BACKLOG),
             metrics: Metrics::default(),
+            ztunnels: watch::Sender::new(None),
         })
     }
 
@@ -132,6 +137,21 @@ impl Hub {
         self.change(|ledger, now| ledger.remove(sandbox, revision, now))
     }
 
+    /// Says which pods are ztunnels, in place of what was said before.
+    pub fn set_ztunnels(&self, pods: BTreeSet<PodUid>) {
+        self.ztunnels.send_replace(Some(pods));
+    }
+
+    /// The pods that are ztunnels; `None` before anybody said so.
+    pub fn ztunnels(&self) -> watch::Receiver<Option<BTreeSet<PodUid>>> {
+        self.ztunnels.subscribe()
+    }
+
+    /// Closes a session, so that its ztunnel connects again; it as it was. `None` when there is no such session.
+    pub fn renew(&self, id: SessionId) -> Option<SessionView> {
+        self.change(|ledger, _| ledger.renew(id))
+    }
+
     /// From here on nobody is told anything, and nobody waits.
     pub fn stop(&self) {
         self.change(|ledger, _| ledger.stop());
@@ -190,8 +210,8 @@ impl Hub {
         self.changed.subscribe()
     }
 
-    pub(crate) fn connect(&self, peer_pid: i32) -> SessionId {
-        self.with(|ledger, now| ledger.connect(peer_pid, now))
+    pub(crate) fn connect(&self, peer: Peer) -> SessionId {
+        self.with(|ledger, now| ledger.connect(peer, now))
     }
 
     pub(crate) fn hello(&self, id: SessionId) {

@@ -11,6 +11,7 @@ use crate::{
     desired::{ChangeError, Changes, Desired, Entry},
     message::Message,
     nack::Nack,
+    peer::Peer,
     pending::{Pendings, Ticket, Undo},
     session::{Answered, Session, SessionEnd},
     sessions::{SessionId, Sessions, Slot},
@@ -173,10 +174,10 @@ impl Ledger {
     }
 
     /// A ztunnel has connected.
-    pub fn connect(&mut self, peer_pid: i32, now: Instant) -> SessionId {
+    pub fn connect(&mut self, peer: Peer, now: Instant) -> SessionId {
         let id = self.sessions.open(Slot {
             session: Session::new(self.ack_timeout, now),
-            peer_pid,
+            peer,
             since: now,
         });
         self.tell_session(id);
@@ -242,6 +243,13 @@ impl Ledger {
     pub fn on_time(&self, id: SessionId, now: Instant) -> Result<(), SessionEnd> {
         let slot = self.sessions.get(id);
         slot.map_or(Ok(()), |slot| slot.session.on_time(now))
+    }
+
+    /// Has a session closed, so that its ztunnel connects again; it as it was. `None` when there is no such session.
+    pub fn renew(&mut self, id: SessionId) -> Option<SessionView> {
+        let slot = self.sessions.get_mut(id)?;
+        slot.session.renew();
+        Some(view::session(id, slot))
     }
 
     /// It has gone.

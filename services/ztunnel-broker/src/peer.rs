@@ -3,12 +3,28 @@
 use std::io;
 
 use tokio_seqpacket::UnixSeqpacket;
+use workload::PodUid;
 
 /// A process that may be given descriptors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Its pid as the broker sees it; 0 when it is not visible from here.
     pub pid: i32,
+    /// Its cgroup when it connected; `None` where that is not looked at.
+    pub cgroup: Option<String>,
+    /// The pod that its cgroup names.
+    pub pod_uid: Option<PodUid>,
+}
+
+impl Peer {
+    /// A process of which no more is known.
+    pub fn of_pid(pid: i32) -> Self {
+        Self {
+            pid,
+            cgroup: None,
+            pod_uid: None,
+        }
+    }
 }
 
 /// Why a connection is not served.
@@ -40,5 +56,5 @@ pub fn admit(socket: &UnixSeqpacket) -> Result<Peer, Impostor> {
     if uid != nix::unistd::geteuid().as_raw() {
         return Err(Impostor::Uid { pid, uid });
     }
-    Ok(Peer { pid })
+    Ok(Peer::of_pid(pid))
 }

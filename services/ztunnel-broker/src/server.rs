@@ -8,18 +8,24 @@ use inpod_proto::{
     Invalid, required,
     ztunnelbroker::v1::{
         self as broker, AddWorkloadRequest, AddWorkloadResponse, ListWorkloadsRequest,
-        ListWorkloadsResponse, RemoveWorkloadRequest, RemoveWorkloadResponse, SetWorkloadsRequest,
-        SetWorkloadsResponse, WatchSessionsRequest, WatchSessionsResponse,
+        ListWorkloadsResponse, RemoveWorkloadRequest, RemoveWorkloadResponse, RenewSessionRequest,
+        RenewSessionResponse, SetWorkloadsRequest, SetWorkloadsResponse, SetZtunnelsRequest,
+        SetZtunnelsResponse, WatchSessionsRequest, WatchSessionsResponse,
         ztunnel_broker_service_server::ZtunnelBrokerService,
     },
 };
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use workload::{Revision, Workload};
+use workload::{PodUid, Revision, Workload};
 
 use crate::{
-    error::{AddError, InstanceMismatch, RemoveError, SetError, into_status},
+    error::{
+        AddError, InstanceMismatch, RemoveError, RenewError, SetError, SetZtunnelsError,
+        into_status,
+    },
     hub::Hub,
+    sessions::SessionId,
+    view::SessionView,
     watch,
 };
 
@@ -88,6 +94,28 @@ impl Handler {
         must_be_given(request.revision)?;
         Ok(self.hub.remove(&sandbox, Revision(request.revision))?)
     }
+
+    fn set_ztunnels(&self, request: SetZtunnelsRequest) -> Result<(), SetZtunnelsError> {
+        self.check_instance(&request.instance_id)?;
+        let pods: Result<_, Invalid> = (0..).zip(request.pod_uids).map(parse_uid).collect();
+        self.hub.set_ztunnels(pods?);
+        Ok(())
+    }
+
+    fn renew(&self, request: &RenewSessionRequest) -> Result<SessionView, RenewError> {
+        if request.session_id == 0 {
+            let invalid = Invalid::new("session_id", "session_id is required, from 1");
+            return Err(invalid.into());
+        }
+        let id = SessionId(request.session_id);
+        self.hub.renew(id).ok_or(RenewError::Unknown(id))
+    }
+}
+
+fn parse_uid((index, uid): (u32, String)) -> Result<PodUid, Invalid> {
+    let field = format!("pod_uids[{index}]");
+    uid.parse()
+        .map_err(|error: workload::InvalidIdentifier| Invalid::new(&field, error.to_string()))
 }
 
 fn must_be_given(revision: u64) -> Result<(), Invalid> {
@@ -140,6 +168,27 @@ impl ZtunnelBrokerService for Handler {
         self.remove(request.into_inner()).map_err(into_status)?;
         let instance_id = self.instance_id.clone();
         Ok(Response::new(RemoveWorkloadResponse { instance_id }))
+    }
+
+    async fn set_ztunnels(
+        &self,
+        request: Request<SetZtunnelsRequest>,
+    ) -> Result<Response<SetZtunnelsResponse>, Status> {
+        self.set_ztunnels(request.into_inner())
+            .map_err(into_status)?;
+        let instance_id = self.instance_id.clone();
+        Ok(Response::new(SetZtunnelsResponse { instance_id }))
+    }
+
+    async fn renew_session(
+        &self,
+        request: Request<RenewSessionRequest>,
+    ) -> Result<Response<RenewSessionResponse>, Status> {
+        let session = self.renew(&request.into_inner()).map_err(into_status)?;
+        Ok(Response::new(RenewSessionResponse {
+            instance_id: self.instance_id.clone(),
+            session: Some(session.into()),
+        }))
     }
 
     async fn list_workloads(

@@ -33,6 +33,9 @@ pub enum SessionEnd {
     /// Acknowledgements have no number: after a missing one, every later one would be credited to the wrong pod.
     #[error("it did not acknowledge a message within {} s", .0.as_secs())]
     Silent(Duration),
+    /// Somebody wants it told anew.
+    #[error("it was closed by RenewSession, to be told everything anew")]
+    Renewed,
     /// For the same reason nothing after an answer too many can be believed.
     #[error("it answered without having been asked")]
     Unasked,
@@ -111,6 +114,8 @@ pub struct Session {
     keeps: BTreeSet<PodUid>,
     retries: BTreeSet<(Instant, PodUid)>,
     in_flight: Option<InFlight>,
+    /// Somebody asked for it to be closed.
+    renewed: bool,
 }
 
 impl Session {
@@ -125,6 +130,7 @@ impl Session {
             keeps: BTreeSet::new(),
             retries: BTreeSet::new(),
             in_flight: None,
+            renewed: false,
         }
     }
 
@@ -143,6 +149,11 @@ impl Session {
             Phase::Snapshot(_) | Phase::Ending => Stage::Snapshot,
             Phase::Live => Stage::Live,
         }
+    }
+
+    /// Have it closed by [`Self::on_time`].
+    pub fn renew(&mut self) {
+        self.renewed = true;
     }
 
     /// Somebody waits for this pod: look at it before the rest.

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fmt, time::Instant};
 
-use crate::session::{Session, Stage};
+use crate::{
+    peer::Peer,
+    session::{Session, Stage},
+};
 
 /// A session's number: unique within one run of the broker, ascending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,8 +22,8 @@ impl fmt::Display for SessionId {
 pub struct Slot {
     /// What it was told.
     pub session: Session,
-    /// Its process, as the broker sees it.
-    pub peer_pid: i32,
+    /// Who it is.
+    pub peer: Peer,
     /// When it connected.
     pub since: Instant,
 }

@@ -6,6 +6,7 @@ use workload::{PodUid, SandboxRef};
 
 use crate::{
     desired::Desired,
+    peer::Peer,
     session::{Session, Stage},
     sessions::{SessionId, Slot},
     step::{Target, Told},
@@ -25,8 +26,8 @@ pub enum Event {
 pub struct SessionView {
     /// Its number.
     pub id: SessionId,
-    /// Its process.
-    pub peer_pid: i32,
+    /// Who it is.
+    pub peer: Peer,
     /// When it connected.
     pub since: Instant,
     /// How far it is; `None` when it has gone.
@@ -74,7 +75,7 @@ pub fn session(id: SessionId, slot: &Slot) -> SessionView {
     let stage = slot.session.stage();
     SessionView {
         id,
-        peer_pid: slot.peer_pid,
+        peer: slot.peer.clone(),
         since: slot.since,
         stage: Some(stage),
         greeted: stage != Stage::Connected,

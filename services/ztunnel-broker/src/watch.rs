@@ -78,10 +78,17 @@ impl From<SessionView> for Session {
         let version = if view.greeted { "V1" } else { "" };
         Self {
             session_id: view.id.0,
-            peer_pid: view.peer_pid,
+            peer_pid: view.peer.pid,
             connected_at: Some(timestamp(view.since)),
             phase: phase.into(),
             zds_version: version.to_owned(),
+            cgroup: view.peer.cgroup.unwrap_or_default(),
+            pod_uid: view
+                .peer
+                .pod_uid
+                .map(|uid| uid.to_string())
+                .unwrap_or_default(),
+            ..Self::default()
         }
     }
 }
@@ -103,6 +110,7 @@ impl From<WorkloadView> for WorkloadState {
             phase: phase.into(),
             acknowledged_at: view.answered.map(timestamp),
             error: view.error.unwrap_or_default(),
+            ..Self::default()
         }
     }
 }
@@ -113,6 +121,7 @@ impl From<Listed> for WorkloadStatus {
             workload: Some((&listed.workload).into()),
             descriptor_held: listed.descriptor_held,
             states: listed.states.into_iter().map(Into::into).collect(),
+            ..Self::default()
         }
     }
 }

@@ -138,12 +138,13 @@ async fn attend(socket: UnixSeqpacket, hub: Arc<Hub>) {
             return;
         }
     };
-    let id = hub.connect(peer.pid);
+    let pid = peer.pid;
+    let id = hub.connect(peer);
     let guard = Connection { hub: &hub, id };
-    tracing::info!(session = %id, peer.pid = peer.pid, "ztunnel connected");
-    let Err(error) = converse(&socket, &hub, id, peer.pid).await;
+    tracing::info!(session = %id, peer.pid = pid, "ztunnel connected");
+    let Err(error) = converse(&socket, &hub, id, pid).await;
     let why = chain(&error);
-    tracing::warn!(session = %id, peer.pid = peer.pid, error = why, "ztunnel's session ended");
+    tracing::warn!(session = %id, peer.pid = pid, error = why, "ztunnel's session ended");
     hub.disconnect(id, &why);
     drop(guard);
 }

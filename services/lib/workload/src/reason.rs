@@ -139,6 +139,10 @@ reasons! {
     ZtunnelSilent = 67, "ZTUNNEL_SILENT", "Look at ztunnel's log: it did not acknowledge the pod in time.";
     /// The broker could not get the netns's descriptor.
     DescriptorUnavailable = 68, "DESCRIPTOR_UNAVAILABLE", "Check that netconfig runs and that its netns directory is mounted into the broker.";
+    /// ztunnel's connection ended twice while it was told of the pod.
+    ZtunnelQuarantined = 69, "ZTUNNEL_QUARANTINED", "Look at ztunnel's log for what it says of the pod; it is tried again by itself, with growing waits.";
+    /// There is no such session.
+    SessionUnknown = 70, "SESSION_UNKNOWN", "Read the sessions again: ztunnel has reconnected, or the broker was restarted.";
 }
 
 impl fmt::Display for Reason {

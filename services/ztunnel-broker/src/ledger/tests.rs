@@ -304,7 +304,7 @@ impl World {
 
     fn connect(&mut self, n: usize) {
         self.disconnect(n);
-        let id = self.ledger.connect(1, self.now);
+        let id = self.ledger.connect(Peer::of_pid(1), self.now);
         self.ztunnels[n].reconnect(id);
         if self.fresh {
             self.ztunnels[n].running.clear();

@@ -3,7 +3,7 @@ use inpod_proto::{failure_of, ztunnelbroker::v1::watch_sessions_response::Event}
 use workload::{Failure, Reason, SandboxRef};
 
 use super::*;
-use crate::{descriptors::Descriptors, fixture};
+use crate::{descriptors::Descriptors, fixture, peer::Peer};
 
 fn handler() -> (tokio::sync::watch::Sender<bool>, Handler) {
     let hub = Hub::new(
@@ -176,7 +176,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         .set_workloads(set(vec![workload("c", 0)]))
         .await
         .unwrap();
-    let first = handler.hub.connect(7);
+    let first = handler.hub.connect(Peer::of_pid(7));
     handler.hub.hello(first);
     let told = told(&handler, stop, |hub| {
         drop(hub.next(first));
@@ -208,7 +208,7 @@ async fn a_watcher_that_falls_behind_is_cut_off() {
         .await
         .unwrap();
     for _ in 0..10_000 {
-        let id = handler.hub.connect(1);
+        let id = handler.hub.connect(Peer::of_pid(1));
         handler.hub.disconnect(id, "it hung up");
     }
     let events: Vec<_> = watch.into_inner().collect().await;

@@ -8,6 +8,9 @@ use crate::desired::Desired;
 impl Session {
     /// When [`Self::on_time`] or [`Self::next`] is worth calling though nothing has happened.
     pub fn wake_at(&self, desired: &Desired) -> Option<Instant> {
+        if self.renewed {
+            return Some(self.since);
+        }
         match (&self.phase, &self.in_flight) {
             (Phase::Connected, _) => Some(self.since + self.patience),
             (_, Some(in_flight)) => Some(in_flight.since + self.patience),
@@ -24,8 +27,11 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// When the ztunnel has been silent for too long.
+    /// When the ztunnel has been silent for too long, or somebody wants the session closed.
     pub fn on_time(&self, now: Instant) -> Result<(), SessionEnd> {
+        if self.renewed {
+            return Err(SessionEnd::Renewed);
+        }
         match (&self.phase, &self.in_flight) {
             (Phase::Connected, _) if now >= self.since + self.patience => {
                 Err(SessionEnd::NoHello(self.patience))
