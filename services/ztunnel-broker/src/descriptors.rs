@@ -4,7 +4,10 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,14 +32,35 @@ const LONGEST_ANSWER: u32 = 64 * 1024;
 /// The descriptor of a netns that netconfig has proven. Closed when the last clone goes.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
-    fd: Arc<OwnedFd>,
+    fd: Arc<Held>,
     netns: NetnsId,
+}
+
+/// An open descriptor, counted for as long as it is open.
+#[derive(Debug)]
+struct Held {
+    fd: OwnedFd,
+    open: Arc<AtomicU64>,
+}
+
+impl Held {
+    fn new(fd: OwnedFd, open: &Arc<AtomicU64>) -> Arc<Self> {
+        open.fetch_add(1, Ordering::Relaxed);
+        let open = Arc::clone(open);
+        Arc::new(Self { fd, open })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Descriptor {
     /// A descriptor, if it is of that netns as far as can be seen without entering it: netconfig vouches for the
     /// cookie.
-    fn prove(fd: OwnedFd, netns: NetnsId) -> Result<Self, FetchError> {
+    fn prove(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
         let stat = nix::sys::stat::fstat(&fd).map_err(io::Error::from)?;
         if (stat.st_dev, stat.st_ino) != (netns.device, netns.inode) {
             return Err(FetchError::AnotherNetns {
@@ -44,7 +68,7 @@ impl Descriptor {
                 inode: stat.st_ino,
             });
         }
-        let fd = Arc::new(fd);
+        let fd = Held::new(fd, open);
         Ok(Self { fd, netns })
     }
 
@@ -55,14 +79,24 @@ impl Descriptor {
 
     /// A descriptor that is taken for one of that netns.
     #[cfg(test)]
-    pub(crate) fn assumed(fd: Arc<OwnedFd>, netns: NetnsId) -> Self {
+    pub(crate) fn assumed(fd: OwnedFd, netns: NetnsId) -> Self {
+        let fd = Held::new(fd, &Arc::default());
+        Self { fd, netns }
+    }
+}
+
+#[cfg(test)]
+impl Descriptor {
+    /// The same descriptor, taken for one of that netns.
+    pub(crate) fn of(&self, netns: NetnsId) -> Self {
+        let fd = Arc::clone(&self.fd);
         Self { fd, netns }
     }
 }
 
 impl AsFd for Descriptor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd.fd.as_fd()
     }
 }
 
@@ -108,13 +142,21 @@ pub enum FetchError {
 #[derive(Clone, Debug)]
 pub struct Descriptors {
     socket: PathBuf,
+    open: Arc<AtomicU64>,
 }
 
 impl Descriptors {
     /// A client of that socket; nothing is opened before the first fetch.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
-        let socket = socket.into();
-        Self { socket }
+        Self {
+            socket: socket.into(),
+            open: Arc::default(),
+        }
+    }
+
+    /// How many of the descriptors that were fetched are open.
+    pub fn open(&self) -> u64 {
+        self.open.load(Ordering::Relaxed)
     }
 
     /// The socket.
@@ -134,7 +176,7 @@ impl Descriptors {
     ) -> Result<Descriptor, FetchError> {
         let exchange = tokio::time::timeout(EXCHANGE, self.exchange(sandbox, netns));
         let fd = exchange.await.map_err(|_| FetchError::Slow)??;
-        Descriptor::prove(fd, netns)
+        Descriptor::prove(fd, netns, &self.open)
     }
 
     async fn exchange(&self, sandbox: &SandboxRef, netns: NetnsId) -> Result<OwnedFd, FetchError> {
@@ -272,7 +314,7 @@ mod tests {
     #[test]
     fn a_descriptor_of_another_netns_is_not_accepted() {
         let fd = File::open("/proc/self/ns/net").unwrap().into();
-        let error = Descriptor::prove(fd, crate::fixture::netns(1)).unwrap_err();
+        let error = Descriptor::prove(fd, crate::fixture::netns(1), &Arc::default()).unwrap_err();
         assert!(matches!(error, FetchError::AnotherNetns { .. }), "{error}");
     }
 

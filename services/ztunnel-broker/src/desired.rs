@@ -2,12 +2,16 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{descriptors::Descriptor, tombstone::Tombstones};
+
+/// How long the first snapshots wait for descriptors that netconfig has not handed over: after a restart of
+/// everything it is there within moments, and a fresh ztunnel can do nothing with a Keep.
+const FETCH_CHANCE: Duration = Duration::from_secs(2);
 
 /// The pods whose state may have changed, each with the sandbox that the word was about.
 pub type Changes = BTreeMap<PodUid, SandboxRef>;
@@ -32,12 +36,18 @@ pub struct Entry {
     workload: Workload,
     descriptor: Option<Descriptor>,
     arrival: u64,
+    since: Instant,
 }
 
 impl Entry {
     /// The workload.
     pub fn workload(&self) -> &Workload {
         &self.workload
+    }
+
+    /// Since when it has been known as it is.
+    pub fn since(&self) -> Instant {
+        self.since
     }
 
     /// Its netns's descriptor, if it is held.
@@ -77,8 +87,8 @@ impl Desired {
 
     /// Replaces the set, but for sandboxes on which a later word is known. What was known of a netns stays known:
     /// a sandbox never changes it.
-    pub fn set(&mut self, revision: Revision, all: Vec<Workload>, patience: Instant) -> Changes {
-        self.patience.get_or_insert(patience);
+    pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) -> Changes {
+        self.patience.get_or_insert(now + FETCH_CHANCE);
         let named: BTreeSet<_> = all.iter().map(|w| w.sandbox.clone()).collect();
         let mut changes = Changes::new();
         for sandbox in self.missing_from(&named, revision) {
@@ -87,7 +97,7 @@ impl Desired {
         }
         for workload in all {
             if self.check(&workload.sandbox, workload.revision).is_ok() {
-                self.learn(workload, &mut changes);
+                self.learn(workload, &mut changes, now);
             }
         }
         changes
@@ -103,7 +113,7 @@ impl Desired {
             .collect()
     }
 
-    fn learn(&mut self, mut workload: Workload, changes: &mut Changes) {
+    fn learn(&mut self, mut workload: Workload, changes: &mut Changes, now: Instant) {
         let known = self.entries.get(&workload.sandbox);
         let known = known.filter(|known| known.workload.uid == workload.uid);
         let learnt = || known.and_then(|known| known.workload.netns);
@@ -113,7 +123,7 @@ impl Desired {
         }
         let descriptor = known.and_then(|known| known.descriptor.clone());
         let descriptor = descriptor.filter(|held| Some(held.netns()) == workload.netns);
-        changes.extend(self.put(workload, descriptor));
+        changes.extend(self.put(workload, descriptor, now));
     }
 
     /// Takes a workload in and returns what stood in its place.
@@ -125,10 +135,11 @@ impl Desired {
         &mut self,
         workload: Workload,
         descriptor: Descriptor,
+        now: Instant,
     ) -> Result<(Option<Entry>, Changes), ChangeError> {
         self.admit(&workload)?;
         let previous = self.entries.get(&workload.sandbox).cloned();
-        let changes = self.put(workload, Some(descriptor));
+        let changes = self.put(workload, Some(descriptor), now);
         Ok((previous, changes))
     }
 
@@ -169,7 +180,7 @@ impl Desired {
     pub fn restore(&mut self, sandbox: &SandboxRef, previous: Option<Entry>) -> Changes {
         let mut changes = self.take(sandbox);
         if let Some(entry) = previous {
-            changes.extend(self.put(entry.workload, entry.descriptor));
+            changes.extend(self.put(entry.workload, entry.descriptor, entry.since));
         }
         changes
     }
@@ -229,7 +240,12 @@ impl Desired {
         }
     }
 
-    fn put(&mut self, workload: Workload, descriptor: Option<Descriptor>) -> Changes {
+    fn put(
+        &mut self,
+        workload: Workload,
+        descriptor: Option<Descriptor>,
+        since: Instant,
+    ) -> Changes {
         let sandbox = workload.sandbox.clone();
         let mut changes = self.take(&sandbox);
         changes.insert(workload.uid.clone(), sandbox.clone());
@@ -240,6 +256,7 @@ impl Desired {
             workload,
             descriptor,
             arrival: self.arrivals,
+            since,
         };
         self.entries.insert(sandbox, entry);
         changes
@@ -267,122 +284,4 @@ impl Entry {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fixture::{descriptor, sandbox, uid, workload};
-
-    fn seeded(all: Vec<Workload>) -> Desired {
-        let mut desired = Desired::default();
-        let highest = all.iter().map(|w| w.revision).max().unwrap_or_default();
-        desired.set(highest, all, Instant::now());
-        desired
-    }
-
-    fn holds(desired: &Desired) -> Vec<&str> {
-        let ids = desired
-            .entries()
-            .map(|e| &e.workload().sandbox.container_id);
-        ids.map(workload::ContainerId::as_str).collect()
-    }
-
-    fn add(desired: &mut Desired, it: Workload) -> Result<(), ChangeError> {
-        let inode = it.netns.unwrap().inode;
-        desired.add(it, descriptor(inode)).map(|_| ())
-    }
-
-    #[test]
-    fn nothing_can_be_added_or_removed_before_the_set_is_known() {
-        let mut desired = Desired::default();
-        let added = add(&mut desired, workload("c1", "p", 1, 1));
-        assert_eq!(added, Err(ChangeError::NotSeeded));
-        let removed = desired.remove(&sandbox("c1"), Revision(1));
-        assert_eq!(removed, Err(ChangeError::NotSeeded));
-    }
-
-    #[test]
-    fn a_set_replaces_what_it_does_not_name() {
-        let mut desired = seeded(vec![workload("c1", "p", 1, 1), workload("c2", "q", 2, 2)]);
-        desired.set(Revision(3), vec![workload("c2", "q", 2, 2)], Instant::now());
-        assert_eq!(holds(&desired), ["c2"]);
-    }
-
-    #[test]
-    fn a_set_does_not_take_back_a_later_add() {
-        let mut desired = seeded(vec![]);
-        add(&mut desired, workload("c1", "p", 1, 9)).unwrap();
-        desired.set(Revision(8), vec![], Instant::now());
-        assert_eq!(holds(&desired), ["c1"]);
-    }
-
-    #[test]
-    fn a_set_does_not_bring_back_what_was_removed_later() {
-        let mut desired = seeded(vec![workload("c1", "p", 1, 1)]);
-        desired.remove(&sandbox("c1"), Revision(2)).unwrap();
-        desired.set(Revision(1), vec![workload("c1", "p", 1, 1)], Instant::now());
-        assert!(holds(&desired).is_empty());
-    }
-
-    #[test]
-    fn an_older_add_or_remove_is_stale() {
-        let mut desired = seeded(vec![workload("c1", "p", 1, 5)]);
-        let stale = ChangeError::Stale { known: Revision(5) };
-        let added = add(&mut desired, workload("c1", "p", 1, 4));
-        assert_eq!(added, Err(stale.clone()));
-        let removed = desired.remove(&sandbox("c1"), Revision(4));
-        assert_eq!(removed, Err(stale));
-    }
-
-    #[test]
-    fn an_add_that_was_overtaken_by_the_removal_is_stale() {
-        let mut desired = seeded(vec![]);
-        desired.remove(&sandbox("c1"), Revision(2)).unwrap();
-        let added = add(&mut desired, workload("c1", "p", 1, 1));
-        assert_eq!(added, Err(ChangeError::Stale { known: Revision(2) }));
-    }
-
-    #[test]
-    fn the_removal_of_an_old_sandbox_leaves_the_pod_to_the_new_one() {
-        let mut desired = seeded(vec![workload("old", "p", 1, 1)]);
-        add(&mut desired, workload("new", "p", 2, 2)).unwrap();
-        desired.remove(&sandbox("old"), Revision(3)).unwrap();
-        let current = desired.current(&uid("p")).unwrap();
-        assert_eq!(current.workload().sandbox, sandbox("new"));
-    }
-
-    #[test]
-    fn an_old_sandbox_cannot_take_its_pod_back() {
-        let mut desired = seeded(vec![workload("new", "p", 2, 2)]);
-        let added = add(&mut desired, workload("old", "p", 1, 1));
-        assert_eq!(added, Err(ChangeError::Stale { known: Revision(2) }));
-    }
-
-    #[test]
-    fn a_set_without_the_netns_does_not_unlearn_it() {
-        let mut desired = seeded(vec![]);
-        add(&mut desired, workload("c1", "p", 1, 1)).unwrap();
-        let changes = desired.set(Revision(1), vec![workload("c1", "p", 0, 1)], Instant::now());
-        assert!(changes.is_empty(), "{changes:?}");
-        assert!(desired.current(&uid("p")).unwrap().descriptor().is_some());
-    }
-
-    #[test]
-    fn a_descriptor_of_another_netns_is_not_kept() {
-        let mut desired = seeded(vec![workload("c1", "p", 1, 1)]);
-        assert!(desired.store(&sandbox("c1"), descriptor(2)).is_empty());
-        assert_eq!(desired.missing().count(), 1);
-        assert_eq!(desired.store(&sandbox("c1"), descriptor(1)).len(), 1);
-        assert_eq!(desired.missing().count(), 0);
-    }
-
-    #[test]
-    fn restoring_puts_the_earlier_netns_back() {
-        let mut desired = seeded(vec![]);
-        add(&mut desired, workload("c1", "p", 1, 1)).unwrap();
-        let (previous, _) = desired
-            .add(workload("c1", "p", 2, 2), descriptor(2))
-            .unwrap();
-        desired.restore(&sandbox("c1"), previous);
-        let current = desired.current(&uid("p")).unwrap();
-        assert_eq!(current.descriptor().unwrap().netns().inode, 1);
-    }
-}
+mod tests;

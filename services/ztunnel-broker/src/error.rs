@@ -144,6 +144,9 @@ impl From<AddError> for Failure {
             AddError::Unserved(Unserved::Lost { ago, .. }) => {
                 Self::new(reason, message).retry_after(RECONNECT.saturating_sub(ago))
             }
+            AddError::Unserved(Unserved::Quarantined { retry_in, .. }) => {
+                Self::new(reason, message).retry_after(retry_in)
+            }
             AddError::Instance(_)
             | AddError::Change(_)
             | AddError::Fetch(_)
@@ -199,6 +202,7 @@ fn reason_of_unserved(error: &Unserved) -> Reason {
         Unserved::SnapshotUnfinished => Reason::ZtunnelSnapshotUnfinished,
         Unserved::Silent => Reason::ZtunnelSilent,
         Unserved::Refused(_) => Reason::ZtunnelRefused,
+        Unserved::Quarantined { .. } => Reason::ZtunnelQuarantined,
         Unserved::Stopping => Reason::DependencyUnavailable,
     }
 }

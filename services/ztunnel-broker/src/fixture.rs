@@ -1,9 +1,6 @@
 //! Builders for the tests: every fact but the one under test has a default.
 
-use std::{
-    fs::File,
-    sync::{Arc, LazyLock},
-};
+use std::{fs::File, sync::LazyLock};
 
 use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload, WorkloadInfo};
 
@@ -43,9 +40,11 @@ pub(crate) fn netns(inode: u64) -> NetnsId {
 
 /// A descriptor that stands for a netns.
 pub(crate) fn descriptor(inode: u64) -> Descriptor {
-    static NULL: LazyLock<Arc<std::os::fd::OwnedFd>> =
-        LazyLock::new(|| Arc::new(File::open("/dev/null").unwrap().into()));
-    Descriptor::assumed(Arc::clone(&NULL), netns(inode))
+    static NULL: LazyLock<Descriptor> = LazyLock::new(|| {
+        let null = File::open("/dev/null").unwrap();
+        Descriptor::assumed(null.into(), netns(0))
+    });
+    NULL.of(netns(inode))
 }
 
 /// A workload: its container, its pod's UID, its netns (0: not known) and its revision.

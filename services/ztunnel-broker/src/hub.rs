@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use daemon::Readiness;
 use futures_util::StreamExt as _;
 use tokio::{
     sync::{Notify, broadcast, watch},
@@ -28,7 +29,7 @@ use crate::{
     nack::Nack,
     peer::Peer,
     pending::Ticket,
-    session::{Answered, SessionEnd},
+    session::{Answered, Session, SessionEnd, Stage},
     sessions::SessionId,
     view::{Event, SessionView},
 };
@@ -39,6 +40,13 @@ const BACKLOG: usize = 8192;
 /// How many descriptors are fetched at once, and how soon again those that could not be.
 const FETCHES: usize = 8;
 const FETCH_AGAIN: Duration = Duration::from_secs(1);
+
+/// The condition that holds readiness up: until then ztunnels are told nothing.
+const SEEDED: &str = "desired-set";
+
+/// The condition that tells whether a ztunnel is in step.
+const ZTUNNEL: &str = "ztunnel";
+const NO_ZTUNNEL: &str = "no ztunnel has acknowledged its snapshot";
 
 /// The broker's state, shared by its calls and sessions.
 #[derive(Debug)]
@@ -51,13 +59,21 @@ pub struct Hub {
     /// Shared, as the backlog is laid out in full at the start: a place of it is to be small.
     events: broadcast::Sender<Arc<Event>>,
     metrics: Metrics,
+    conditions: Readiness,
     /// The pods that are ztunnels; `None` before anybody said so.
     ztunnels: watch::Sender<Option<BTreeSet<PodUid>>>,
 }
 
 impl Hub {
-    /// A broker that knows nothing yet. A session that is silent for `ack_timeout` is closed.
-    pub fn new(descriptors: Descriptors, ack_timeout: Duration) -> Arc<Self> {
+    /// A broker that knows nothing yet. A session that is silent for `ack_timeout` is closed. How things stand is told in
+    /// `conditions`.
+    pub fn new(
+        descriptors: Descriptors,
+        ack_timeout: Duration,
+        conditions: Readiness,
+    ) -> Arc<Self> {
+        conditions.require(SEEDED, "pod-events has not sent the desired set");
+        conditions.set(ZTUNNEL, Err(NO_ZTUNNEL.to_owned()));
         Arc::new(Self {
             ledger: Mutex::new(Ledger::new(ack_timeout)),
             descriptors,
@@ -65,6 +81,7 @@ impl Hub {
             missing: Notify::new(),
             events: broadcast::Sender::new(BACKLOG),
             metrics: Metrics::default(),
+            conditions,
             ztunnels: watch::Sender::new(None),
         })
     }
@@ -77,6 +94,7 @@ impl Hub {
     /// Replaces the desired set; returns when it is stored.
     pub fn set(&self, revision: Revision, all: Vec<Workload>) {
         self.change(|ledger, now| ledger.set(revision, all, now));
+        self.conditions.set(SEEDED, Ok(()));
         self.missing.notify_one();
     }
 
@@ -253,6 +271,9 @@ impl Hub {
         let mut ledger = self.lock();
         let result = act(&mut ledger, Instant::now().into_std());
         for event in ledger.take_events() {
+            if let Event::Session(_) = event {
+                self.conditions.set(ZTUNNEL, ztunnel(&ledger));
+            }
             // Nobody watching is no error.
             self.events.send(Arc::new(event)).unwrap_or_default();
         }
@@ -262,6 +283,14 @@ impl Hub {
     fn lock(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn ztunnel(ledger: &Ledger) -> Result<(), String> {
+    let live = |(_, session): (_, &Session)| session.stage() == Stage::Live;
+    if ledger.sessions().greeted().any(live) {
+        return Ok(());
+    }
+    Err(NO_ZTUNNEL.to_owned())
 }
 
 /// One who waits for an add. Dropped before it is concluded, its caller has gone.

@@ -13,21 +13,20 @@ use crate::{
     nack::Nack,
     peer::Peer,
     pending::{Pendings, Ticket, Undo},
-    session::{Answered, Session, SessionEnd},
+    session::{Answered, Known, Record, Session, SessionEnd},
     sessions::{SessionId, Sessions, Slot},
-    verdict::{self, Awaited, Unserved, Verdict},
+    step::Told,
+    suspects::Suspects,
+    verdict::{self, Awaited, Ground, Unserved, Verdict},
     view::{self, Event, SessionView},
 };
-
-/// How long the first snapshots wait for descriptors that netconfig has not handed over: after a restart of
-/// everything it is there within moments, and a fresh ztunnel can do nothing with a Keep.
-const FETCH_CHANCE: Duration = Duration::from_secs(2);
 
 /// The state of the broker.
 #[derive(Debug)]
 pub struct Ledger {
     desired: Desired,
     sessions: Sessions,
+    suspects: Suspects,
     pendings: Pendings,
     events: Vec<Event>,
     ack_timeout: Duration,
@@ -40,6 +39,7 @@ impl Ledger {
         Self {
             desired: Desired::default(),
             sessions: Sessions::default(),
+            suspects: Suspects::default(),
             pendings: Pendings::default(),
             events: Vec::new(),
             ack_timeout,
@@ -50,6 +50,11 @@ impl Ledger {
     /// What is desired.
     pub fn desired(&self) -> &Desired {
         &self.desired
+    }
+
+    /// The pods over which sessions ended.
+    pub fn suspects(&self) -> &Suspects {
+        &self.suspects
     }
 
     /// The connected ztunnels.
@@ -67,7 +72,7 @@ impl Ledger {
         for workload in &all {
             self.pendings.confirm(&workload.sandbox, workload.revision);
         }
-        let changes = self.desired.set(revision, all, now + FETCH_CHANCE);
+        let changes = self.desired.set(revision, all, now);
         self.consider(&changes, now);
     }
 
@@ -89,8 +94,8 @@ impl Ledger {
             let changes = self.desired.store(&workload.sandbox, descriptor);
             (Undo::Nothing, changes)
         } else {
-            let (previous, changes) = self.desired.add(workload, descriptor)?;
-            (Undo::Restore(previous), changes)
+            let (previous, changes) = self.desired.add(workload, descriptor, now)?;
+            (Undo::Restore(previous.map(Box::new)), changes)
         };
         for session in self.sessions.iter_mut() {
             changes.keys().for_each(|uid| session.hasten(uid));
@@ -124,7 +129,7 @@ impl Ledger {
         let sandbox = &ticket.awaited.sandbox;
         let unchanged = |entry: &Entry| ticket.awaited.is(entry);
         if !self.stopping && self.desired.get(sandbox).is_some_and(unchanged) {
-            let changes = self.desired.restore(sandbox, previous);
+            let changes = self.desired.restore(sandbox, previous.map(|entry| *entry));
             self.hasten(&changes, now);
         }
     }
@@ -166,7 +171,7 @@ impl Ledger {
     }
 
     fn after(&mut self, changes: &Changes, now: Instant) {
-        self.pendings.judge(&self.desired, &self.sessions, now);
+        self.judge(now);
         let ids: Vec<_> = self.sessions.greeted().map(|(id, _)| id).collect();
         for (uid, sandbox) in changes {
             ids.iter().for_each(|id| self.tell(*id, uid, sandbox));
@@ -193,13 +198,22 @@ impl Ledger {
         let workloads = self.workload_views(id);
         self.events
             .extend(workloads.into_iter().map(Event::Workload));
-        self.pendings.judge(&self.desired, &self.sessions, now);
+        self.judge(now);
     }
 
     /// What it is to be told next, if anything.
     pub fn next(&mut self, id: SessionId, now: Instant) -> Option<Message> {
         let slot = self.sessions.get_mut(id).filter(|_| !self.stopping)?;
-        let message = slot.session.next(&self.desired, now)?;
+        let known = Known {
+            desired: &self.desired,
+            suspects: &self.suspects,
+        };
+        let Some(message) = slot.session.next(known, now) else {
+            if slot.session.became_idle() {
+                self.tell_session(id);
+            }
+            return None;
+        };
         let entry = message.uid().and_then(|uid| self.desired.current(uid));
         if let Some(Workload { uid, sandbox, .. }) = entry.map(|entry| entry.workload().clone()) {
             self.tell(id, &uid, &sandbox);
@@ -223,16 +237,21 @@ impl Ledger {
         };
         let answered = slot.session.on_ack(answer, now)?;
         match &answered {
-            Some((uid, sandbox)) => self.tell(id, uid, sandbox),
+            Some((uid, sandbox)) => {
+                if slot.session.record_of(uid).is_some_and(was_added) {
+                    self.suspects.clear(uid);
+                }
+                self.tell(id, uid, sandbox);
+            }
             None => self.tell_session(id),
         }
-        self.pendings.judge(&self.desired, &self.sessions, now);
+        self.judge(now);
         Ok(answered)
     }
 
     /// When to look at the session again though nothing happens.
     pub fn wake_at(&self, id: SessionId) -> Option<Instant> {
-        self.sessions.get(id)?.session.wake_at(&self.desired)
+        self.sessions.get(id)?.session.wake_at(self.known())
     }
 
     /// Looks at the clock for a session.
@@ -255,13 +274,33 @@ impl Ledger {
     /// It has gone.
     pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
         if let Some(slot) = self.sessions.close(id, why, now) {
+            if let Some((uid, during)) = slot.session.blamed().filter(|_| !self.stopping) {
+                self.suspects.blame(uid, during, why, now);
+            }
             let view = SessionView {
                 stage: None,
                 ..view::session(id, &slot)
             };
             self.events.push(Event::Session(view));
         }
-        self.pendings.judge(&self.desired, &self.sessions, now);
+        self.judge(now);
+    }
+
+    fn judge(&self, now: Instant) {
+        self.pendings.judge(
+            &Ground {
+                known: self.known(),
+                sessions: &self.sessions,
+            },
+            now,
+        );
+    }
+
+    pub(super) fn known(&self) -> Known<'_> {
+        Known {
+            desired: &self.desired,
+            suspects: &self.suspects,
+        }
     }
 
     /// From here on nobody is told anything: ztunnels go on with what they have.
@@ -281,6 +320,11 @@ impl Ledger {
         }
         Ok(())
     }
+}
+
+/// Whether a ztunnel has answered an Add of the pod and goes on.
+fn was_added(record: &Record) -> bool {
+    matches!(record.told, Told::Added(_) | Told::Refused(_))
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub mod server;
 pub mod session;
 pub mod sessions;
 pub mod step;
+pub mod suspects;
 pub mod tombstone;
 pub mod verdict;
 pub mod view;
@@ -53,7 +54,11 @@ pub const SERVICE: daemon::Service = daemon::Service {
 /// When a socket cannot be had.
 pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
     let descriptors = Descriptors::new(daemon.directory("netns").join("netns.sock"));
-    let hub = Hub::new(descriptors, config.ack_timeout());
+    let hub = Hub::new(
+        descriptors,
+        config.ack_timeout(),
+        daemon.readiness().clone(),
+    );
     daemon
         .metrics()
         .register(|registry| metrics::register(registry, &hub));

@@ -25,6 +25,16 @@ pub struct Nack {
     pub words: String,
 }
 
+impl NackKind {
+    /// Whether stock ztunnel hangs up or exits after it has said so.
+    pub fn ends_session(self) -> bool {
+        match self {
+            Self::ReadError | Self::ProtocolError => true,
+            Self::StartFailure | Self::Other => false,
+        }
+    }
+}
+
 impl Nack {
     /// Reads an acknowledgement's error; an empty one is no error.
     pub fn parse(error: &str) -> Result<(), Self> {

@@ -6,9 +6,8 @@ use tokio::sync::watch;
 use workload::{Revision, SandboxRef};
 
 use crate::{
-    desired::{Desired, Entry},
-    sessions::Sessions,
-    verdict::{self, Awaited, Unserved, Verdict},
+    desired::Entry,
+    verdict::{self, Awaited, Ground, Unserved, Verdict},
 };
 
 /// What makes an add that failed undone.
@@ -17,7 +16,7 @@ pub enum Undo {
     /// Nothing: the workload was desired before, or somebody has been told that it is served.
     Nothing,
     /// What stood in its place before.
-    Restore(Option<Entry>),
+    Restore(Option<Box<Entry>>),
 }
 
 /// A place in the queue of those who wait for an add.
@@ -114,10 +113,10 @@ impl Pendings {
     }
 
     /// Decides what can be decided.
-    pub fn judge(&self, desired: &Desired, sessions: &Sessions, now: Instant) {
+    pub fn judge(&self, ground: &Ground<'_>, now: Instant) {
         for pending in self.by_sandbox.values() {
             if pending.verdict.borrow().is_none()
-                && let Some(verdict) = verdict::judge(desired, sessions, &pending.awaited, now)
+                && let Some(verdict) = verdict::judge(ground, &pending.awaited, now)
             {
                 pending.decide(verdict);
             }

@@ -22,6 +22,16 @@ impl Queue {
         self.later.push(uid);
     }
 
+    /// How many places are taken.
+    pub fn len(&self) -> usize {
+        self.now.order.len() + self.later.order.len()
+    }
+
+    /// Whether there is nothing to look at.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The next pod to look at.
     pub fn pop(&mut self) -> Option<PodUid> {
         self.now.pop().or_else(|| self.later.pop())

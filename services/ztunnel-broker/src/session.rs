@@ -5,6 +5,7 @@
 
 mod answer;
 mod clock;
+mod deferred;
 mod standing;
 
 pub use standing::Standing;
@@ -22,6 +23,7 @@ use crate::{
     nack::Nack,
     queue::Queue,
     step::{self, Step, Target, Told},
+    suspects::{Suspects, Suspicion},
 };
 
 /// Why a session is over, as far as its messages go.
@@ -102,6 +104,24 @@ enum Subject {
     SnapshotSent,
 }
 
+/// What a session is measured against.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    /// What ztunnels are to serve.
+    pub desired: &'a Desired,
+    /// Whom they are told of last, or not for now.
+    pub suspects: &'a Suspects,
+}
+
+/// What a ztunnel has said so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// How many messages it acknowledged.
+    pub acknowledged: u64,
+    /// How many it refused.
+    pub refused: u64,
+}
+
 /// A ztunnel's session.
 #[derive(Debug)]
 pub struct Session {
@@ -113,6 +133,11 @@ pub struct Session {
     /// What a Keep is the best that can be said of, told after everything else of the snapshot.
     keeps: BTreeSet<PodUid>,
     retries: BTreeSet<(Instant, PodUid)>,
+    /// Suspects that are to be added, when nothing else is left to be told.
+    deferred: BTreeSet<PodUid>,
+    counts: Counts,
+    /// It has answered since it was last found to be owed nothing.
+    busy: bool,
     in_flight: Option<InFlight>,
     /// Somebody asked for it to be closed.
     renewed: bool,
@@ -129,6 +154,9 @@ impl Session {
             queue: Queue::default(),
             keeps: BTreeSet::new(),
             retries: BTreeSet::new(),
+            deferred: BTreeSet::new(),
+            counts: Counts::default(),
+            busy: false,
             in_flight: None,
             renewed: false,
         }
@@ -180,15 +208,16 @@ impl Session {
 
     /// The next message, if one is due: none while another waits for its answer, before the hello, or before anybody
     /// said what is desired.
-    pub fn next(&mut self, desired: &Desired, now: Instant) -> Option<Message> {
+    pub fn next(&mut self, known: Known<'_>, now: Instant) -> Option<Message> {
         let ready = self.in_flight.is_none() && !matches!(self.phase, Phase::Connected);
-        if !ready || !desired.is_seeded() {
+        if !ready || !known.desired.is_seeded() {
             return None;
         }
         self.queue_retries(now);
         let (subject, message) = self
-            .next_change(desired, now)
-            .or_else(|| self.next_of_snapshot(desired, now))?;
+            .next_change(known, now)
+            .or_else(|| self.next_of_snapshot(known, now))
+            .or_else(|| self.next_deferred(known, now))?;
         self.in_flight = Some(InFlight {
             subject,
             since: now,
@@ -206,24 +235,43 @@ impl Session {
         }
     }
 
-    fn next_change(&mut self, desired: &Desired, now: Instant) -> Option<(Subject, Message)> {
+    fn next_change(&mut self, known: Known<'_>, now: Instant) -> Option<(Subject, Message)> {
         while let Some(uid) = self.queue.pop() {
-            let wanted = desired.current(&uid);
-            match self.step(&uid, wanted, now) {
-                Step::Nothing => {}
-                Step::Forget => drop(self.records.remove(&uid)),
-                Step::Keep => drop(self.keeps.insert(uid)),
-                Step::Add => match wanted.and_then(|entry| self.add(uid, entry)) {
-                    Some(add) => return Some(add),
-                    None => continue,
-                },
-                Step::Del => match self.records.get(&uid) {
-                    Some(record) => return Some(del(uid, record)),
-                    None => continue,
-                },
+            let change = self.change(uid, known, now);
+            if change.is_some() {
+                return change;
             }
         }
         None
+    }
+
+    fn change(
+        &mut self,
+        uid: PodUid,
+        known: Known<'_>,
+        now: Instant,
+    ) -> Option<(Subject, Message)> {
+        let wanted = known.desired.current(&uid);
+        match self.step(&uid, wanted, now) {
+            Step::Nothing => None,
+            Step::Forget => {
+                self.records.remove(&uid);
+                None
+            }
+            Step::Keep => {
+                self.keeps.insert(uid);
+                None
+            }
+            Step::Add if known.suspects.of(&uid).is_some() => {
+                self.defer(uid);
+                None
+            }
+            Step::Add => self.add(uid, wanted?),
+            Step::Del => {
+                let record = self.records.get(&uid)?;
+                Some(del(uid, record))
+            }
+        }
     }
 
     fn step(&self, uid: &PodUid, wanted: Option<&Entry>, now: Instant) -> Step {
@@ -232,22 +280,30 @@ impl Session {
     }
 
     /// Keeps come last, so that descriptors which arrive meanwhile still make Adds of them; then the end.
-    fn next_of_snapshot(&mut self, desired: &Desired, now: Instant) -> Option<(Subject, Message)> {
+    fn next_of_snapshot(&mut self, known: Known<'_>, now: Instant) -> Option<(Subject, Message)> {
         let Phase::Snapshot(snapshot) = &self.phase else {
             self.keeps.clear();
             return None;
         };
-        if !desired.may_keep(now) {
+        if !known.desired.may_keep(now) {
             return None;
         }
         while let Some(uid) = self.keeps.pop_first() {
-            let wanted = desired.current(&uid);
-            if let (Step::Keep, Some(entry)) = (self.step(&uid, wanted, now), wanted) {
+            if let Some(entry) = self.keepable(&uid, known) {
                 let sandbox = entry.workload().sandbox.clone();
                 return Some((Subject::Keep(uid.clone(), sandbox), snapshot.keep(uid)));
             }
         }
         self.end_snapshot()
+    }
+
+    /// A pod of which this ztunnel was told nothing yet, and to keep which is the best that can be said.
+    fn keepable<'a>(&self, uid: &PodUid, known: Known<'a>) -> Option<&'a Entry> {
+        let entry = known.desired.current(uid)?;
+        let suspicion = known.suspects.of(uid);
+        let best = entry.descriptor().is_none() || suspicion.is_some();
+        let harmless = suspicion.is_none_or(Suspicion::may_keep);
+        (best && harmless && !self.records.contains_key(uid)).then_some(entry)
     }
 
     fn end_snapshot(&mut self) -> Option<(Subject, Message)> {

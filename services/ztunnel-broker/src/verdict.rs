@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use workload::{PodUid, Revision, SandboxRef, Workload};
 
 use crate::{
-    desired::{Desired, Entry},
-    session::{Stage, Standing},
+    desired::Entry,
+    session::{Known, Stage, Standing},
     sessions::{SessionId, Sessions},
     step::Target,
 };
@@ -72,6 +72,19 @@ pub enum Unserved {
     /// One is there and does not answer.
     #[error("ztunnel did not acknowledge the workload in time")]
     Silent,
+    /// It is not told for now.
+    #[error(
+        "ztunnel's connection ended {times} times in a row while it was told of the pod (the last time: {cause}); it is told again in {} s",
+        .retry_in.as_secs()
+    )]
+    Quarantined {
+        /// How many sessions ended.
+        times: u32,
+        /// Why the last did.
+        cause: String,
+        /// When it is told again.
+        retry_in: Duration,
+    },
     /// All have refused it.
     #[error("ztunnel refused the workload: {0}")]
     Refused(String),
@@ -83,27 +96,45 @@ pub enum Unserved {
 /// What came of an add.
 pub type Verdict = Result<SessionId, Unserved>;
 
-/// Decides an add as soon as it can be decided: by the first positive acknowledgement, by the last refusal, or by a
-/// later word.
-pub fn judge(
-    desired: &Desired,
-    sessions: &Sessions,
-    awaited: &Awaited,
-    now: Instant,
-) -> Option<Verdict> {
-    let current = desired.current(&awaited.uid);
+/// What verdicts are found on.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// What is desired, and who is suspected.
+    pub known: Known<'a>,
+    /// The connected ztunnels.
+    pub sessions: &'a Sessions,
+}
+
+/// Decides an add as soon as it can be decided: by the first positive acknowledgement, by the last refusal, by a
+/// quarantine, or by a later word.
+pub fn judge(ground: &Ground<'_>, awaited: &Awaited, now: Instant) -> Option<Verdict> {
+    let current = ground.known.desired.current(&awaited.uid);
     if !current.is_some_and(|entry| awaited.is(entry)) {
         return Some(Err(Unserved::Superseded));
     }
-    let standings: Vec<_> = standings(sessions, awaited, now).collect();
+    let standings: Vec<_> = standings(ground.sessions, awaited, now).collect();
     let added =
         |(id, standing): &(SessionId, Standing)| matches!(standing, Standing::Added).then_some(*id);
     if let Some(id) = standings.iter().find_map(added) {
         return Some(Ok(id));
     }
+    let sent = standings.iter().any(|(_, it)| matches!(it, Standing::Sent));
+    if let Some(quarantine) = quarantine(ground, awaited, now).filter(|_| !sent) {
+        return Some(Err(quarantine));
+    }
     let refusals: Option<Vec<_>> = standings.iter().map(|(_, it)| words(it)).collect();
     let refusals = refusals.filter(|refusals| !refusals.is_empty())?;
     Some(Err(Unserved::Refused(refusals.join("; "))))
+}
+
+fn quarantine(ground: &Ground<'_>, awaited: &Awaited, now: Instant) -> Option<Unserved> {
+    let suspicion = ground.known.suspects.of(&awaited.uid)?;
+    let until = suspicion.quarantined_until(now)?;
+    Some(Unserved::Quarantined {
+        times: suspicion.times,
+        cause: suspicion.cause.clone(),
+        retry_in: until.saturating_duration_since(now),
+    })
 }
 
 /// Why an add that nobody has decided ran out of time.

@@ -5,11 +5,11 @@ use std::time::Instant;
 use workload::{PodUid, SandboxRef};
 
 use crate::{
-    desired::Desired,
     peer::Peer,
-    session::{Session, Stage},
+    session::{Counts, Known, Session, Stage},
     sessions::{SessionId, Slot},
-    step::{Target, Told},
+    step::{Refusal, Target, Told},
+    suspects::Suspicion,
 };
 
 /// Something that changed.
@@ -34,6 +34,12 @@ pub struct SessionView {
     pub stage: Option<Stage>,
     /// Whether it has said hello.
     pub greeted: bool,
+    /// What it has answered so far.
+    pub counts: Counts,
+    /// How many pods it is still to be looked at for.
+    pub queued: usize,
+    /// How many pods it serves.
+    pub workloads: usize,
 }
 
 /// How far a workload is in a session.
@@ -51,6 +57,8 @@ pub enum Progress {
     Refused,
     /// No longer desired, and out of the session.
     Removed,
+    /// Not told for now, as sessions ended over it.
+    Quarantined,
 }
 
 /// A workload in a session.
@@ -66,8 +74,8 @@ pub struct WorkloadView {
     pub progress: Progress,
     /// When it was answered last.
     pub answered: Option<Instant>,
-    /// ztunnel's words, if it refused.
-    pub error: Option<String>,
+    /// Its refusal, if it refused.
+    pub refusal: Option<Refusal>,
 }
 
 /// A session as it is now.
@@ -79,19 +87,24 @@ pub fn session(id: SessionId, slot: &Slot) -> SessionView {
         since: slot.since,
         stage: Some(stage),
         greeted: stage != Stage::Connected,
+        counts: slot.session.counts(),
+        queued: slot.session.queued(),
+        workloads: slot.session.serves(),
     }
 }
 
 /// A pod in a session as it is now; `sandbox` is the one that is meant when the pod is not desired.
 pub fn workload(
-    desired: &Desired,
+    known: Known<'_>,
     id: SessionId,
     session: &Session,
     uid: &PodUid,
     sandbox: &SandboxRef,
 ) -> WorkloadView {
     let record = session.record_of(uid);
-    let wanted = desired.current(uid);
+    let wanted = known.desired.current(uid);
+    let suspicion = known.suspects.of(uid);
+    let quarantined = suspicion.is_some_and(Suspicion::is_in_quarantine);
     let sandbox = wanted.map_or(sandbox, |entry| &entry.workload().sandbox);
     let target = wanted.and_then(Target::of);
     let progress = match record.map(|record| &record.told) {
@@ -100,12 +113,13 @@ pub fn workload(
         Some(Told::Cleared(_)) if wanted.is_none() => Progress::Removed,
         Some(Told::Added(told)) if target.as_ref() == Some(told) => Progress::Added,
         Some(Told::Kept) if wanted.is_some() && target.is_none() => Progress::Kept,
+        _ if wanted.is_some() && quarantined => Progress::Quarantined,
         Some(Told::Refused(refusal)) if wanted.is_none() && !refusal.pending => Progress::Removed,
         Some(Told::Refused(_)) => Progress::Refused,
         Some(Told::Added(_) | Told::Kept | Told::Cleared(_)) | None => Progress::Queued,
     };
-    let error = record.and_then(|record| match &record.told {
-        Told::Refused(refusal) => Some(refusal.nack.words.clone()),
+    let refusal = record.and_then(|record| match &record.told {
+        Told::Refused(refusal) => Some(refusal.clone()),
         Told::Added(_) | Told::Kept | Told::Cleared(_) => None,
     });
     WorkloadView {
@@ -114,6 +128,6 @@ pub fn workload(
         session: id,
         progress,
         answered: record.map(|record| record.answered),
-        error,
+        refusal,
     }
 }

@@ -7,8 +7,8 @@ use std::{
 
 use futures_util::{Stream, StreamExt as _, stream};
 use inpod_proto::ztunnelbroker::v1::{
-    Session, SessionPhase, StateComplete, WatchSessionsResponse, WorkloadPhase, WorkloadState,
-    WorkloadStatus, watch_sessions_response::Event as Payload,
+    self as wire, Session, SessionPhase, StateComplete, WatchSessionsResponse, WorkloadPhase,
+    WorkloadState, WorkloadStatus, watch_sessions_response::Event as Payload,
 };
 use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 use tonic::Status;
@@ -16,7 +16,9 @@ use workload::{Failure, Reason};
 
 use crate::{
     hub::{self, Hub, Listed},
+    nack::NackKind,
     session::Stage,
+    suspects::Suspicion,
     view::{Event, Progress, SessionView, WorkloadView},
 };
 
@@ -88,9 +90,16 @@ impl From<SessionView> for Session {
                 .pod_uid
                 .map(|uid| uid.to_string())
                 .unwrap_or_default(),
-            ..Self::default()
+            acknowledged: view.counts.acknowledged,
+            refused: view.counts.refused,
+            queued: count(view.queued),
+            workloads: count(view.workloads),
         }
     }
+}
+
+fn count(items: usize) -> u32 {
+    u32::try_from(items).unwrap_or(u32::MAX)
 }
 
 impl From<WorkloadView> for WorkloadState {
@@ -102,15 +111,21 @@ impl From<WorkloadView> for WorkloadState {
             Progress::Kept => WorkloadPhase::Kept,
             Progress::Refused => WorkloadPhase::Refused,
             Progress::Removed => WorkloadPhase::Removed,
+            Progress::Quarantined => WorkloadPhase::Quarantined,
         };
+        let refused = view.refusal.as_ref();
         Self {
             sandbox: Some((&view.sandbox).into()),
             uid: view.uid.to_string(),
             session_id: view.session.0,
             phase: phase.into(),
             acknowledged_at: view.answered.map(timestamp),
-            error: view.error.unwrap_or_default(),
-            ..Self::default()
+            error: refused.map(|it| it.nack.words.clone()).unwrap_or_default(),
+            refusal: refused
+                .map_or(wire::Refusal::Unspecified, |it| refusal(it.nack.kind))
+                .into(),
+            refusals: refused.map_or(0, |it| it.times),
+            retry_at: refused.map(|it| timestamp(it.retry_at)),
         }
     }
 }
@@ -121,13 +136,40 @@ impl From<Listed> for WorkloadStatus {
             workload: Some((&listed.workload).into()),
             descriptor_held: listed.descriptor_held,
             states: listed.states.into_iter().map(Into::into).collect(),
-            ..Self::default()
+            known_since: Some(timestamp(listed.since)),
+            suspicion: listed.suspicion.map(Into::into),
         }
     }
 }
 
-/// What the clock showed at a moment of this run.
+impl From<Suspicion> for wire::Suspicion {
+    fn from(suspicion: Suspicion) -> Self {
+        let retry_at = suspicion
+            .is_in_quarantine()
+            .then(|| timestamp(suspicion.due));
+        Self {
+            sessions_lost: suspicion.times,
+            cause: suspicion.cause,
+            retry_at,
+        }
+    }
+}
+
+fn refusal(kind: NackKind) -> wire::Refusal {
+    match kind {
+        NackKind::StartFailure => wire::Refusal::StartFailure,
+        NackKind::ReadError => wire::Refusal::ReadError,
+        NackKind::ProtocolError => wire::Refusal::ProtocolError,
+        NackKind::Other => wire::Refusal::Other,
+    }
+}
+
+/// What the clock shows at a moment of this run, past or to come.
 fn timestamp(at: Instant) -> prost_types::Timestamp {
-    let now = SystemTime::now();
-    now.checked_sub(at.elapsed()).unwrap_or(now).into()
+    let (now, clock) = (Instant::now(), SystemTime::now());
+    let shown = match at.checked_duration_since(now) {
+        Some(ahead) => clock.checked_add(ahead),
+        None => clock.checked_sub(now.saturating_duration_since(at)),
+    };
+    shown.unwrap_or(clock).into()
 }

@@ -186,7 +186,7 @@ async fn converse(
                     let answer = parse_answer(packet)?;
                     let nack = answer.clone().err();
                     if let Some((at, verb)) = asked.take() {
-                        hub.metrics().answered(verb, nack.is_none(), at.elapsed());
+                        hub.metrics().answered(verb, nack.as_ref(), at.elapsed());
                     }
                     let answered = hub.ack(id, answer)?;
                     record_refusal(id, &answered, nack.as_ref());

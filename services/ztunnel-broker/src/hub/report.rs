@@ -1,6 +1,6 @@
 //! What people and watchers are shown.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use tokio::sync::broadcast;
 use workload::Workload;
@@ -9,7 +9,8 @@ use super::Hub;
 use crate::{
     ledger::Ledger,
     session::Stage,
-    view::{Event, SessionView, WorkloadView},
+    suspects::Suspicion,
+    view::{Event, Progress, SessionView, WorkloadView},
 };
 
 /// What a watcher is given first.
@@ -30,6 +31,10 @@ pub struct Listed {
     pub workload: Workload,
     /// Whether its netns's descriptor is held.
     pub descriptor_held: bool,
+    /// Since when it has been known as it is.
+    pub since: Instant,
+    /// What is held against its pod.
+    pub suspicion: Option<Suspicion>,
     /// What each ztunnel said; nothing for a sandbox that is no longer its pod's.
     pub states: Vec<WorkloadView>,
 }
@@ -44,6 +49,8 @@ impl Hub {
             let views = views.filter_map(|(id, _)| ledger.workload_view(id, &workload.uid));
             Listed {
                 descriptor_held: entry.descriptor().is_some(),
+                since: entry.since(),
+                suspicion: ledger.suspects().of(&workload.uid).cloned(),
                 states: views.filter(|it| it.sandbox == workload.sandbox).collect(),
                 workload,
             }
@@ -56,6 +63,31 @@ impl Hub {
         let ledger = self.lock();
         let sessions = ledger.sessions().iter();
         sessions.map(|(_, slot)| slot.session.stage()).collect()
+    }
+
+    /// How many pods all ztunnels together are still to be looked at for.
+    pub(crate) fn queued(&self) -> usize {
+        let ledger = self.lock();
+        let sessions = ledger.sessions().iter();
+        sessions.map(|(_, slot)| slot.session.queued()).sum()
+    }
+
+    /// How far each desired pod is in each connected ztunnel.
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        let ledger = self.lock();
+        let greeted = ledger.sessions().greeted();
+        let views = greeted.flat_map(|(id, _)| ledger.workload_views(id));
+        views.map(|view| view.progress).collect()
+    }
+
+    /// How many descriptors are open.
+    pub(crate) fn descriptors(&self) -> u64 {
+        self.descriptors.open()
+    }
+
+    /// Whether the desired set is known.
+    pub(crate) fn is_seeded(&self) -> bool {
+        self.lock().desired().is_seeded()
     }
 
     /// How many workloads are desired.

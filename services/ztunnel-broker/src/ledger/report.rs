@@ -26,7 +26,7 @@ impl Ledger {
         let slot = self.sessions.get(id)?;
         let sandbox = &self.desired.current(uid)?.workload().sandbox;
         Some(view::workload(
-            &self.desired,
+            self.known(),
             id,
             &slot.session,
             uid,
@@ -43,7 +43,7 @@ impl Ledger {
 
     pub(super) fn tell(&mut self, id: SessionId, uid: &PodUid, sandbox: &SandboxRef) {
         if let Some(slot) = self.sessions.get(id) {
-            let view = view::workload(&self.desired, id, &slot.session, uid, sandbox);
+            let view = view::workload(self.known(), id, &slot.session, uid, sandbox);
             self.events.push(Event::Workload(view));
         }
     }

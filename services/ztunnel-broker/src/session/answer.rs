@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use workload::{PodUid, SandboxRef};
 
-use super::{Answered, InFlight, Phase, Record, Session, SessionEnd, Stage, Subject};
+use super::{Answered, Counts, Phase, Record, Session, SessionEnd, Stage, Subject};
 use crate::{
     nack::Nack,
     step::{Refusal, Target, Told},
@@ -19,16 +19,19 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// When nothing was asked, or when what was refused leaves the ztunnel in an unknown state.
+    /// When nothing was asked, or when what was refused, or how, leaves the ztunnel in an unknown state. What was in
+    /// flight is so still: [`Self::blamed`].
     pub fn on_ack(
         &mut self,
         answer: Result<(), Nack>,
         now: Instant,
     ) -> Result<Answered, SessionEnd> {
-        let Some(InFlight { subject, .. }) = self.in_flight.take() else {
-            return Err(SessionEnd::Unasked);
-        };
-        let answered = self.credit(subject, answer, now)?;
+        let in_flight = self.in_flight.as_ref().ok_or(SessionEnd::Unasked)?;
+        self.counts.count(&answer);
+        check(&in_flight.subject, &answer)?;
+        self.busy = true;
+        let in_flight = self.in_flight.take().ok_or(SessionEnd::Unasked)?;
+        let answered = self.credit(in_flight.subject, answer, now);
         if let Some((uid, _)) = &answered {
             // What was answered may not be what is desired any more.
             self.queue.push(uid);
@@ -36,13 +39,7 @@ impl Session {
         Ok(answered)
     }
 
-    fn credit(
-        &mut self,
-        subject: Subject,
-        answer: Result<(), Nack>,
-        now: Instant,
-    ) -> Result<Answered, SessionEnd> {
-        let refused = |verb| move |nack| SessionEnd::Refused { verb, nack };
+    fn credit(&mut self, subject: Subject, answer: Result<(), Nack>, now: Instant) -> Answered {
         let (uid, sandbox, told) = match subject {
             Subject::Add {
                 uid,
@@ -53,23 +50,18 @@ impl Session {
                 let told = self.added(&uid, target, answer, refused_before, now);
                 (uid, sandbox, Some(told))
             }
-            Subject::Keep(uid, sandbox) => {
-                answer.map_err(refused("keep a pod"))?;
-                (uid, sandbox, Some(Told::Kept))
-            }
+            Subject::Keep(uid, sandbox) => (uid, sandbox, Some(Told::Kept)),
             Subject::Del(uid, sandbox) => {
-                answer.map_err(refused("delete a pod"))?;
                 let told = self.deleted(&uid);
                 (uid, sandbox, told)
             }
             Subject::SnapshotSent => {
-                answer.map_err(refused("end its snapshot"))?;
                 self.go_live();
-                return Ok(None);
+                return None;
             }
         };
         self.record(&uid, &sandbox, told, now);
-        Ok(Some((uid, sandbox)))
+        Some((uid, sandbox))
     }
 
     fn added(
@@ -132,6 +124,31 @@ impl Session {
             self.queue.push(&uid);
         }
     }
+}
+
+impl Counts {
+    fn count(&mut self, answer: &Result<(), Nack>) {
+        match answer {
+            Ok(()) => self.acknowledged += 1,
+            Err(_) => self.refused += 1,
+        }
+    }
+}
+
+/// Only a pod that cannot be started may be refused, in a way after which ztunnel goes on.
+fn check(subject: &Subject, answer: &Result<(), Nack>) -> Result<(), SessionEnd> {
+    let Err(nack) = answer else {
+        return Ok(());
+    };
+    let verb = match subject {
+        Subject::Add { .. } if !nack.kind.ends_session() => return Ok(()),
+        Subject::Add { .. } => "add a pod",
+        Subject::Keep(_, _) => "keep a pod",
+        Subject::Del(_, _) => "delete a pod",
+        Subject::SnapshotSent => "end its snapshot",
+    };
+    let nack = nack.clone();
+    Err(SessionEnd::Refused { verb, nack })
 }
 
 fn retry_after(refused_before: u32) -> Duration {

@@ -2,12 +2,11 @@
 
 use std::time::Instant;
 
-use super::{Phase, Session, SessionEnd};
-use crate::desired::Desired;
+use super::{Known, Phase, Session, SessionEnd};
 
 impl Session {
     /// When [`Self::on_time`] or [`Self::next`] is worth calling though nothing has happened.
-    pub fn wake_at(&self, desired: &Desired) -> Option<Instant> {
+    pub fn wake_at(&self, known: Known<'_>) -> Option<Instant> {
         if self.renewed {
             return Some(self.since);
         }
@@ -16,9 +15,10 @@ impl Session {
             (_, Some(in_flight)) => Some(in_flight.since + self.patience),
             (phase, None) => {
                 let snapshot = matches!(phase, Phase::Snapshot(_));
-                let patience = desired.patience().filter(|_| snapshot);
+                let patience = known.desired.patience().filter(|_| snapshot);
                 let retry = self.retries.first().map(|(at, _)| *at);
-                patience.into_iter().chain(retry).min()
+                let deferred = self.deferred_until(known).filter(|_| !snapshot);
+                patience.into_iter().chain(retry).chain(deferred).min()
             }
         }
     }

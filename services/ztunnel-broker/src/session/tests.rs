@@ -1,7 +1,12 @@
 //! A session's script: what is said, line by line, and what is answered.
 
+mod blame;
+
 use super::*;
-use crate::fixture::{descriptor, info, sandbox, uid, workload};
+use crate::{
+    fixture::{descriptor, info, sandbox, uid, workload},
+    suspects::Blamed,
+};
 use inpod_proto::zds::{WorkloadRequest, workload_request::Payload};
 use prost::Message as _;
 use workload::{Revision, Workload};
@@ -11,6 +16,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 struct Script {
     session: Session,
     desired: Desired,
+    suspects: Suspects,
     now: Instant,
 }
 
@@ -21,11 +27,10 @@ impl Script {
         let mut script = Self {
             session: Session::new(TIMEOUT, now),
             desired: Desired::default(),
+            suspects: Suspects::default(),
             now,
         };
-        script
-            .desired
-            .set(Revision(1), all, now + Duration::from_secs(2));
+        script.desired.set(Revision(1), all, now);
         script.fetch();
         script.session.on_hello(&script.desired);
         script
@@ -55,7 +60,7 @@ impl Script {
     /// A word that is taken at once.
     fn put(&mut self, it: Workload) {
         let inode = it.netns.unwrap().inode;
-        let (_, changes) = self.desired.add(it, descriptor(inode)).unwrap();
+        let (_, changes) = self.desired.add(it, descriptor(inode), self.now).unwrap();
         changes.keys().for_each(|uid| self.session.hasten(uid));
     }
 
@@ -69,7 +74,11 @@ impl Script {
 
     /// The next message, in words; empty when there is none.
     fn next(&mut self) -> String {
-        let message = self.session.next(&self.desired, self.now);
+        let known = Known {
+            desired: &self.desired,
+            suspects: &self.suspects,
+        };
+        let message = self.session.next(known, self.now);
         message.map_or_else(String::new, |message| {
             let request = WorkloadRequest::decode(&*message.encode()).unwrap();
             match request.payload.unwrap() {
@@ -85,6 +94,13 @@ impl Script {
                 Payload::Del(del) => format!("del {}", del.uid),
                 Payload::SnapshotSent(_) => "snapshot sent".to_owned(),
             }
+        })
+    }
+
+    fn wake_at(&self) -> Option<Instant> {
+        self.session.wake_at(Known {
+            desired: &self.desired,
+            suspects: &self.suspects,
         })
     }
 
@@ -119,11 +135,12 @@ fn nothing_is_said_before_the_set_is_known() {
     let mut session = Session::new(TIMEOUT, Instant::now());
     let desired = Desired::default();
     session.on_hello(&desired);
-    assert!(
-        session
-            .next(&desired, Instant::now() + TIMEOUT * 100)
-            .is_none()
-    );
+    let known = Known {
+        desired: &desired,
+        suspects: &Suspects::default(),
+    };
+    let late = Instant::now() + TIMEOUT * 100;
+    assert!(session.next(known, late).is_none());
 }
 
 #[test]
@@ -156,10 +173,7 @@ fn adds_come_before_keeps_and_keeps_only_when_the_fetching_had_its_chance() {
     assert_eq!(script.next(), "add p2 as p2 in 2");
     script.ack();
     assert_eq!(script.next(), "");
-    assert_eq!(
-        script.session.wake_at(&script.desired),
-        script.desired.patience()
-    );
+    assert_eq!(script.wake_at(), script.desired.patience());
     script.now += Duration::from_secs(2);
     script.expect(&["keep p3", "snapshot sent"]);
     script.fetch();
@@ -236,7 +250,7 @@ fn a_refused_workload_is_taken_back_and_tried_again_with_growing_waits() {
         script.nack("failure to start proxy : in use");
         script.expect(&["del p"]);
         let retry_at = script.now + Duration::from_secs(seconds);
-        assert_eq!(script.session.wake_at(&script.desired), Some(retry_at));
+        assert_eq!(script.wake_at(), Some(retry_at));
         script.now = retry_at;
     }
     script.expect(&["add p as p in 1"]);
@@ -308,7 +322,7 @@ fn silence_ends_the_session_at_its_own_time() {
     let mut script = Script::greeted(vec![]);
     script.next();
     let deadline = script.now + TIMEOUT;
-    assert_eq!(script.session.wake_at(&script.desired), Some(deadline));
+    assert_eq!(script.wake_at(), Some(deadline));
     assert_eq!(
         script.session.on_time(deadline - Duration::from_millis(1)),
         Ok(())
@@ -324,5 +338,37 @@ fn silence_ends_the_session_at_its_own_time() {
 #[test]
 fn a_session_without_work_needs_no_clock() {
     let script = Script::live(vec![workload("c", "p", 1, 1)]);
-    assert_eq!(script.session.wake_at(&script.desired), None);
+    assert_eq!(script.wake_at(), None);
+}
+
+#[test]
+fn a_session_says_once_that_it_is_owed_nothing_any_more() {
+    let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
+    assert_eq!(script.next(), "");
+    assert!(script.session.became_idle());
+    assert!(!script.session.became_idle());
+    script.remove("c", 2);
+    assert_eq!(script.next(), "del p");
+    assert!(!script.session.became_idle());
+    script.ack();
+    assert_eq!(script.next(), "");
+    assert!(script.session.became_idle());
+}
+
+#[test]
+fn a_session_counts_what_it_was_answered_and_what_it_is_still_owed() {
+    let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
+    assert_eq!((script.session.queued(), script.session.serves()), (2, 0));
+    script.next();
+    script.nack("failure to start proxy : in use");
+    script.next();
+    script.ack();
+    script.next();
+    script.ack();
+    let counts = Counts {
+        acknowledged: 2,
+        refused: 1,
+    };
+    assert_eq!(script.session.counts(), counts);
+    assert_eq!((script.session.queued(), script.session.serves()), (1, 1));
 }

@@ -56,7 +56,11 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         let netconfig = Arc::new(AtomicBool::new(true));
         let hand_out = netconfig_at(&dir.path().join("netns.sock"), &netconfig);
-        let hub = Hub::new(Descriptors::new(dir.path().join("netns.sock")), ACK_TIMEOUT);
+        let hub = Hub::new(
+            Descriptors::new(dir.path().join("netns.sock")),
+            ACK_TIMEOUT,
+            daemon::Readiness::default(),
+        );
         let listener = Listener::bind(&dir.path().join("ztunnel.sock")).unwrap();
         let serving = listener.serve(Arc::clone(&hub));
         let fetching = Arc::clone(&hub);

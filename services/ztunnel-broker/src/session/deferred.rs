@@ -1,0 +1,85 @@
+//! Pods over which sessions ended: kept in the snapshot, added last.
+
+use std::time::Instant;
+
+use workload::PodUid;
+
+use super::{Counts, Known, Phase, Session, Subject};
+use crate::{
+    message::Message,
+    step::{Step, Told},
+    suspects::Blamed,
+};
+
+impl Session {
+    /// Its Add comes last; a snapshot names it all the same, so that a ztunnel that serves it goes on.
+    pub(super) fn defer(&mut self, uid: PodUid) {
+        if matches!(self.phase, Phase::Snapshot(_)) {
+            self.keeps.insert(uid.clone());
+        }
+        self.deferred.insert(uid);
+    }
+
+    pub(super) fn next_deferred(
+        &mut self,
+        known: Known<'_>,
+        now: Instant,
+    ) -> Option<(Subject, Message)> {
+        if !matches!(self.phase, Phase::Live) {
+            return None;
+        }
+        while let Some(uid) = self.first_due(known, now) {
+            self.deferred.remove(&uid);
+            let wanted = known.desired.current(&uid);
+            if self.step(&uid, wanted, now) == Step::Add {
+                return self.add(uid, wanted?);
+            }
+        }
+        None
+    }
+
+    fn first_due(&self, known: Known<'_>, now: Instant) -> Option<PodUid> {
+        let due = |uid: &&PodUid| known.suspects.of(uid).is_none_or(|it| it.due <= now);
+        self.deferred.iter().find(due).cloned()
+    }
+
+    /// When the first of them is due.
+    pub(super) fn deferred_until(&self, known: Known<'_>) -> Option<Instant> {
+        let due = |uid| known.suspects.of(uid).map_or(self.since, |it| it.due);
+        self.deferred.iter().map(due).min()
+    }
+
+    /// The pod that an unanswered message is about, when the session has ended over it and not by our own will.
+    pub fn blamed(&self) -> Option<(&PodUid, Blamed)> {
+        match &self.in_flight.as_ref()?.subject {
+            _ if self.renewed => None,
+            Subject::Add { uid, .. } => Some((uid, Blamed::Add)),
+            Subject::Keep(uid, _) => Some((uid, Blamed::Keep)),
+            Subject::Del(_, _) | Subject::SnapshotSent => None,
+        }
+    }
+
+    /// What it has said so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// How many pods it is still to be looked at for.
+    pub fn queued(&self) -> usize {
+        self.queue.len() + self.keeps.len() + self.deferred.len()
+    }
+
+    /// How many pods it serves by its own word.
+    pub fn serves(&self) -> usize {
+        let served = |told: &&Told| matches!(told, Told::Added(_) | Told::Kept);
+        let told = self.records.values().map(|record| &record.told);
+        told.filter(served).count()
+    }
+
+    /// Whether it has just been told the last that it was owed; once.
+    pub fn became_idle(&mut self) -> bool {
+        let live = matches!(self.phase, Phase::Live);
+        let idle = live && self.in_flight.is_none() && self.queue.is_empty();
+        idle && std::mem::take(&mut self.busy)
+    }
+}

@@ -1,0 +1,104 @@
+//! Sessions that ended over a pod.
+
+use super::*;
+
+/// A session ends, and the ztunnel connects again.
+fn reconnect(script: &mut Script, cause: &str) {
+    if let Some((uid, during)) = script.session.blamed() {
+        let uid = uid.clone();
+        script.suspects.blame(&uid, during, cause, script.now);
+    }
+    script.session = Session::new(TIMEOUT, script.now);
+    script.session.on_hello(&script.desired);
+}
+
+#[test]
+fn the_pod_in_flight_when_a_session_ended_is_kept_in_the_next_and_added_last() {
+    let all = ["p1", "p2", "p3"].map(|pod| workload(pod, pod, 1, 1));
+    let mut script = Script::greeted(all.to_vec());
+    assert_eq!(script.next(), "add p1 as p1 in 1");
+    reconnect(&mut script, "it hung up");
+    script.expect(&[
+        "add p2 as p2 in 1",
+        "add p3 as p3 in 1",
+        "keep p1",
+        "snapshot sent",
+        "add p1 as p1 in 1",
+    ]);
+}
+
+#[test]
+fn a_pod_over_which_two_sessions_ended_is_told_again_when_its_quarantine_is_over() {
+    let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
+    assert_eq!(script.next(), "add p1 as p1 in 1");
+    reconnect(&mut script, "it hung up");
+    let snapshot = ["add p2 as p2 in 2", "keep p1", "snapshot sent"];
+    for expected in snapshot {
+        assert_eq!(script.next(), expected);
+        script.ack();
+    }
+    assert_eq!(script.next(), "add p1 as p1 in 1");
+    reconnect(&mut script, "it hung up");
+    script.expect(&snapshot);
+    let due = script.now + Duration::from_secs(60);
+    assert_eq!(script.wake_at(), Some(due));
+    script.now = due;
+    script.expect(&["add p1 as p1 in 1"]);
+}
+
+#[test]
+fn a_pod_over_whose_keep_a_session_ended_is_left_out_of_the_next_snapshot() {
+    let mut script = Script::greeted(vec![workload("c1", "p1", 0, 1), workload("c2", "p2", 2, 1)]);
+    for expected in ["add p2 as p2 in 2", "keep p1"] {
+        assert_eq!(script.next(), expected);
+        if expected != "keep p1" {
+            script.ack();
+        }
+    }
+    reconnect(&mut script, "it hung up");
+    script.expect(&["add p2 as p2 in 2", "snapshot sent"]);
+    let known = workload("c1", "p1", 1, 2);
+    script.put(known);
+    script.expect(&["add p1 as p1 in 1"]);
+}
+
+#[test]
+fn words_after_which_stock_ztunnel_hangs_up_end_the_session_and_are_held_against_the_pod() {
+    for words in [
+        "failure to read message : truncated",
+        "failure to process message : ProtocolError",
+    ] {
+        let mut script = Script::live(vec![]);
+        script.put(workload("c", "p", 1, 2));
+        assert_eq!(script.next(), "add p as p in 1");
+        let end = script.session.on_ack(Nack::parse(words), script.now);
+        assert!(
+            matches!(
+                end,
+                Err(SessionEnd::Refused {
+                    verb: "add a pod",
+                    ..
+                })
+            ),
+            "{end:?}"
+        );
+        let blamed = script.session.blamed();
+        assert_eq!(blamed, Some((&uid("p"), Blamed::Add)), "{words}");
+    }
+}
+
+#[test]
+fn nobody_is_blamed_for_the_end_of_a_session_that_was_renewed_or_owed_no_answer_about_a_pod() {
+    let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
+    assert_eq!(script.session.blamed(), None);
+    script.remove("c", 2);
+    assert_eq!(script.next(), "del p");
+    assert_eq!(script.session.blamed(), None);
+    script.ack();
+    script.put(workload("d", "q", 2, 3));
+    assert_eq!(script.next(), "add q as q in 2");
+    script.session.renew();
+    assert_eq!(script.session.blamed(), None);
+    assert_eq!(script.session.on_time(script.now), Err(SessionEnd::Renewed));
+    assert!(script.wake_at().is_some_and(|at| at <= script.now));
+}
