@@ -214,6 +214,7 @@ impl Session {
             return None;
         }
         self.queue_retries(now);
+        self.queue_cleared(known);
         let (subject, message) = self
             .next_change(known, now)
             .or_else(|| self.next_of_snapshot(known, now))

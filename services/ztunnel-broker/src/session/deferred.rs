@@ -20,6 +20,14 @@ impl Session {
         self.deferred.insert(uid);
     }
 
+    /// Another ztunnel has taken them meanwhile: they are pods like any other, also in what is left of a snapshot.
+    pub(super) fn queue_cleared(&mut self, known: Known<'_>) {
+        let cleared = |uid: &PodUid| known.suspects.of(uid).is_none();
+        for uid in self.deferred.extract_if(.., cleared) {
+            self.queue.push_later(&uid);
+        }
+    }
+
     pub(super) fn next_deferred(
         &mut self,
         known: Known<'_>,
@@ -39,7 +47,7 @@ impl Session {
     }
 
     fn first_due(&self, known: Known<'_>, now: Instant) -> Option<PodUid> {
-        let due = |uid: &&PodUid| known.suspects.of(uid).is_none_or(|it| it.due <= now);
+        let due = |uid: &&PodUid| known.suspects.of(uid).is_some_and(|it| it.due <= now);
         self.deferred.iter().find(due).cloned()
     }
 

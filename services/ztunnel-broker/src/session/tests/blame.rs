@@ -102,3 +102,15 @@ fn nobody_is_blamed_for_the_end_of_a_session_that_was_renewed_or_owed_no_answer_
     assert_eq!(script.session.on_time(script.now), Err(SessionEnd::Renewed));
     assert!(script.wake_at().is_some_and(|at| at <= script.now));
 }
+
+/// Found by the model: it was neither kept, no longer being suspected, nor added before the end.
+#[test]
+fn a_suspect_that_another_ztunnel_takes_meanwhile_is_added_in_what_is_left_of_the_snapshot() {
+    let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
+    assert_eq!(script.next(), "add p1 as p1 in 1");
+    reconnect(&mut script, "it hung up");
+    assert_eq!(script.next(), "add p2 as p2 in 2");
+    script.suspects.clear(&uid("p1"));
+    script.ack();
+    script.expect(&["add p1 as p1 in 1", "snapshot sent"]);
+}

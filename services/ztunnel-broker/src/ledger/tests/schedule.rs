@@ -1,0 +1,126 @@
+//! What happens, drawn from a number.
+
+use fastrand::Rng;
+
+/// Sandboxes, pods, netns and ztunnels are few, so that they meet often.
+pub(super) const CONTAINERS: u8 = 4;
+pub(super) const PODS: u8 = 3;
+pub(super) const ZTUNNELS: usize = 2;
+
+/// One thing that happens.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    Set { named: Vec<Given>, behind: u64 },
+    Add { it: Given, behind: u64 },
+    Remove { container: u8, behind: u64 },
+    Conclude(usize),
+    Abandon(usize),
+    Fetch(u8),
+    Connect(usize),
+    Hello(usize),
+    Disconnect(usize),
+    Next(usize),
+    Ack(usize),
+    Refuse(usize),
+    Misread(usize),
+    Renew(usize),
+    Restart,
+    Wait(u64),
+}
+
+/// A workload as pod-events says it.
+#[derive(Clone, Debug)]
+pub(super) struct Given {
+    pub(super) container: u8,
+    pub(super) pod: u8,
+    pub(super) netns: bool,
+    pub(super) name: u8,
+}
+
+/// What holds for a whole schedule.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Nature {
+    /// A ztunnel that connects again is a new process, or goes on with what it had.
+    pub(super) fresh: bool,
+    /// Ztunnels hang up whenever they are to add this pod.
+    pub(super) poison: Option<u8>,
+}
+
+#[derive(Debug)]
+pub(super) struct Schedule {
+    pub(super) nature: Nature,
+    pub(super) ops: Vec<Op>,
+}
+
+impl Schedule {
+    pub(super) fn of(seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let nature = Nature {
+            fresh: rng.bool(),
+            poison: (rng.u8(..4) == 0).then(|| rng.u8(..PODS)),
+        };
+        let mut ops = Vec::new();
+        if rng.u8(..4) > 0 {
+            ops.extend(beginning(&mut rng));
+        }
+        let length = rng.usize(..120);
+        ops.extend((0..length).map(|_| op(&mut rng)));
+        Self { nature, ops }
+    }
+}
+
+/// The set is told and the ztunnels are there, so that more than the beginning is tried.
+fn beginning(rng: &mut Rng) -> Vec<Op> {
+    let named = (0..rng.usize(..4)).map(|_| given(rng)).collect();
+    let set = Op::Set { named, behind: 0 };
+    let mut ops = vec![set];
+    ops.extend((0..ZTUNNELS).flat_map(|n| [Op::Connect(n), Op::Hello(n)]));
+    ops
+}
+
+fn op(rng: &mut Rng) -> Op {
+    let n = rng.usize(..ZTUNNELS);
+    if rng.u8(..200) == 0 {
+        return Op::Restart;
+    }
+    match rng.u8(..36) {
+        0 => Op::Set {
+            named: (0..rng.usize(..4)).map(|_| given(rng)).collect(),
+            behind: behind(rng),
+        },
+        1..=3 => Op::Add {
+            it: given(rng),
+            behind: behind(rng),
+        },
+        4..=5 => Op::Remove {
+            container: rng.u8(..CONTAINERS),
+            behind: behind(rng),
+        },
+        6 => Op::Conclude(rng.usize(..4)),
+        7 => Op::Abandon(rng.usize(..4)),
+        8 => Op::Fetch(rng.u8(..CONTAINERS)),
+        9 => Op::Connect(n),
+        10..=11 => Op::Hello(n),
+        12 => Op::Disconnect(n),
+        13..=22 => Op::Next(n),
+        23..=30 => Op::Ack(n),
+        31..=32 => Op::Refuse(n),
+        33 => Op::Misread(n),
+        34 => Op::Wait(rng.u64(1..8)),
+        _ => Op::Renew(n),
+    }
+}
+
+fn given(rng: &mut Rng) -> Given {
+    Given {
+        container: rng.u8(..CONTAINERS),
+        pod: rng.u8(..PODS),
+        netns: rng.bool(),
+        name: rng.u8(..2),
+    }
+}
+
+/// Most words are the latest; some were overtaken.
+fn behind(rng: &mut Rng) -> u64 {
+    if rng.u8(..5) == 0 { rng.u64(1..4) } else { 0 }
+}

@@ -1,0 +1,392 @@
+//! A broker, its callers and its ztunnels.
+
+use std::{
+    collections::BTreeMap,
+    ops::AddAssign,
+    time::{Duration, Instant},
+};
+
+use workload::{Revision, SandboxRef, Workload};
+
+use super::{
+    schedule::{Given, Nature, Op, ZTUNNELS},
+    ztunnel::Ztunnel,
+};
+use crate::{
+    desired::Entry, fixture, ledger::Ledger, nack::Nack, peer::Peer, pending::Ticket,
+    session::Stage, step::Target,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longer than any quarantine.
+const LONG: Duration = Duration::from_secs(4000);
+
+struct Waiting {
+    ticket: Ticket,
+    before: Option<Workload>,
+    words: u64,
+}
+
+/// How often what the model is for has happened.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reached {
+    pub(super) snapshots: u64,
+    pub(super) keeps: u64,
+    pub(super) refusals: u64,
+    pub(super) served: u64,
+    pub(super) unserved: u64,
+    pub(super) restarts: u64,
+    pub(super) quarantines: u64,
+    pub(super) stopped_by_snapshot: u64,
+}
+
+impl AddAssign for Reached {
+    fn add_assign(&mut self, other: Self) {
+        self.snapshots += other.snapshots;
+        self.keeps += other.keeps;
+        self.refusals += other.refusals;
+        self.served += other.served;
+        self.unserved += other.unserved;
+        self.restarts += other.restarts;
+        self.quarantines += other.quarantines;
+        self.stopped_by_snapshot += other.stopped_by_snapshot;
+    }
+}
+
+pub(super) struct World {
+    ledger: Ledger,
+    now: Instant,
+    revision: u64,
+    ztunnels: [Ztunnel; ZTUNNELS],
+    waiting: Vec<Waiting>,
+    /// How many words on each sandbox were taken, to know when an undo has nothing to restore.
+    words: BTreeMap<SandboxRef, u64>,
+    nature: Nature,
+    pub(super) reached: Reached,
+}
+
+impl World {
+    pub(super) fn new(nature: Nature) -> Self {
+        Self {
+            ledger: Ledger::new(TIMEOUT),
+            now: Instant::now(),
+            revision: 10,
+            ztunnels: Default::default(),
+            waiting: Vec::new(),
+            words: BTreeMap::new(),
+            nature,
+            reached: Reached::default(),
+        }
+    }
+
+    fn workload(&mut self, it: &Given, behind: u64) -> Workload {
+        self.revision += 1;
+        let (container, pod) = (format!("c{}", it.container), format!("p{}", it.pod));
+        // A sandbox has one netns, and outside of a fresh process's life a pod has one name.
+        let inode = if it.netns {
+            u64::from(it.container) + 1
+        } else {
+            0
+        };
+        let name = if self.nature.fresh { it.name } else { 0 };
+        let mut workload = fixture::workload(&container, &pod, inode, self.revision - behind);
+        workload.info = fixture::info(&format!("{pod}-{name}"));
+        workload
+    }
+
+    fn word(&mut self, sandbox: &SandboxRef) {
+        *self.words.entry(sandbox.clone()).or_default() += 1;
+    }
+
+    pub(super) fn run(&mut self, op: Op) {
+        match op {
+            Op::Set { named, behind } => self.set(&named, behind),
+            Op::Add { it, behind } => self.add(&it, behind),
+            Op::Remove { container, behind } => self.remove(container, behind),
+            Op::Conclude(n) if n < self.waiting.len() => self.conclude(n),
+            Op::Abandon(n) if n < self.waiting.len() => {
+                let waiting = self.waiting.remove(n);
+                self.ledger.abandon(&waiting.ticket, self.now);
+                self.check_undone(&waiting);
+            }
+            Op::Conclude(_) | Op::Abandon(_) => {}
+            Op::Fetch(n) => self.fetch(Some(n)),
+            Op::Connect(n) => self.connect(n),
+            Op::Hello(n) => self.hello(n),
+            Op::Disconnect(n) => self.disconnect(n, "it hung up"),
+            Op::Next(n) => drop(self.next(n)),
+            Op::Ack(n) => self.ack(n),
+            Op::Refuse(n) => self.refuse(n),
+            Op::Misread(n) => self.misread(n),
+            Op::Renew(n) => self.renew(n),
+            Op::Restart => self.restart(),
+            Op::Wait(seconds) => self.wait(Duration::from_secs(seconds)),
+        }
+        self.ledger.take_events();
+    }
+
+    fn set(&mut self, named: &[Given], behind: u64) {
+        let all: Vec<_> = named.iter().map(|it| self.workload(it, behind)).collect();
+        let known: Vec<_> = self.words.keys().cloned().collect();
+        known.iter().for_each(|sandbox| self.word(sandbox));
+        all.iter().for_each(|it| self.word(&it.sandbox));
+        let revision = Revision(self.revision - behind);
+        self.ledger.set(revision, all, self.now);
+    }
+
+    fn add(&mut self, it: &Given, behind: u64) {
+        let given = Given {
+            netns: true,
+            ..it.clone()
+        };
+        let workload = self.workload(&given, behind);
+        let sandbox = workload.sandbox.clone();
+        let before = self.ledger.desired().get(&sandbox);
+        let before = before.map(|entry| entry.workload().clone());
+        let mut awaited = self.waiting.iter().map(|it| &it.ticket.awaited.sandbox);
+        let busy = awaited.any(|awaited| *awaited == sandbox);
+        let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
+        if let Ok(ticket) = self.ledger.add(workload, descriptor, self.now) {
+            self.word(&sandbox);
+            // What a second add in a row restores is what was there before the first: not followed here.
+            let words = if busy { u64::MAX } else { self.words[&sandbox] };
+            self.waiting.push(Waiting {
+                ticket,
+                before,
+                words,
+            });
+        }
+    }
+
+    fn remove(&mut self, container: u8, behind: u64) {
+        self.revision += 1;
+        let sandbox = fixture::sandbox(&format!("c{container}"));
+        let revision = Revision(self.revision - behind);
+        if self.ledger.remove(&sandbox, revision, self.now).is_ok() {
+            self.word(&sandbox);
+        }
+    }
+
+    fn conclude(&mut self, n: usize) {
+        let waiting = self.waiting.remove(n);
+        match self.ledger.conclude(&waiting.ticket, self.now) {
+            Ok(_) => self.reached.served += 1,
+            Err(_) => {
+                self.reached.unserved += 1;
+                self.check_undone(&waiting);
+            }
+        }
+    }
+
+    /// Without another word on its sandbox, an add that failed leaves the set as it was.
+    fn check_undone(&self, waiting: &Waiting) {
+        let sandbox = &waiting.ticket.awaited.sandbox;
+        if self.words[sandbox] == waiting.words {
+            let after = self.ledger.desired().get(sandbox).map(Entry::workload);
+            assert_eq!(after, waiting.before.as_ref());
+        }
+    }
+
+    fn fetch(&mut self, one: Option<u8>) {
+        let missing = self.ledger.desired().missing();
+        let missing: Vec<_> = missing.map(|(it, id)| (it.clone(), id)).collect();
+        for (sandbox, id) in missing {
+            if one.is_none_or(|n| sandbox == fixture::sandbox(&format!("c{n}"))) {
+                let descriptor = fixture::descriptor(id.inode);
+                self.ledger.store(&sandbox, descriptor, self.now);
+            }
+        }
+    }
+
+    fn connect(&mut self, n: usize) {
+        self.disconnect(n, "it hung up");
+        let id = self.ledger.connect(Peer::of_pid(1), self.now);
+        self.ztunnels[n].reconnect(id);
+        if self.nature.fresh {
+            self.ztunnels[n].running.clear();
+        }
+    }
+
+    fn hello(&mut self, n: usize) {
+        let ztunnel = &mut self.ztunnels[n];
+        if let Some(id) = ztunnel.session.filter(|_| !ztunnel.greeted) {
+            self.ledger.hello(id, self.now);
+            ztunnel.greeted = true;
+        }
+    }
+
+    fn disconnect(&mut self, n: usize, why: &str) {
+        if let Some(id) = self.ztunnels[n].session.take() {
+            self.ledger.disconnect(id, why, self.now);
+        }
+    }
+
+    fn next(&mut self, n: usize) -> bool {
+        let Some(id) = self.ztunnels[n].session else {
+            return false;
+        };
+        let Some(message) = self.ledger.next(id, self.now) else {
+            return false;
+        };
+        assert!(self.ledger.desired().is_seeded());
+        self.reached.keeps += u64::from(message.verb() == "keep");
+        self.ztunnels[n].receive(&message);
+        self.check_stopped(n);
+        true
+    }
+
+    /// What the end of a snapshot stops is not desired, or must not even be kept: a session ended over that.
+    fn check_stopped(&mut self, n: usize) {
+        for uid in self.ztunnels[n].stopping() {
+            let uid = fixture::uid(uid);
+            let suspicion = self.ledger.suspects().of(&uid);
+            let feared = suspicion.is_some_and(|it| !it.may_keep());
+            let desired = self.ledger.desired().current(&uid);
+            assert!(desired.is_none() || feared, "{uid} should have been kept");
+            self.reached.stopped_by_snapshot += 1;
+        }
+    }
+
+    fn ack(&mut self, n: usize) {
+        let ztunnel = &mut self.ztunnels[n];
+        let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) else {
+            return;
+        };
+        let poison = self.nature.poison.map(|pod| format!("p{pod}"));
+        if poison.is_some() && ztunnel.adding() == poison.as_deref() {
+            self.disconnect(n, "it crashed");
+            return;
+        }
+        ztunnel.carry_out();
+        let answered = self.ledger.ack(id, Ok(()), self.now).unwrap();
+        self.reached.snapshots += u64::from(answered.is_none());
+    }
+
+    fn refuse(&mut self, n: usize) {
+        let Some(id) = self.ztunnels[n].session else {
+            return;
+        };
+        if self.ztunnels[n].refuse() {
+            let nack = Nack::parse("failure to start proxy : in use");
+            self.ledger.ack(id, nack, self.now).unwrap();
+            self.reached.refusals += 1;
+        }
+    }
+
+    /// It cannot read what it is told, says so and hangs up.
+    fn misread(&mut self, n: usize) {
+        let ztunnel = &self.ztunnels[n];
+        if let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) {
+            let nack = Nack::parse("failure to read message : truncated");
+            self.ledger.ack(id, nack, self.now).unwrap_err();
+            self.disconnect(n, "it could not read a message");
+        }
+    }
+
+    fn renew(&mut self, n: usize) {
+        if let Some(id) = self.ztunnels[n].session {
+            self.ledger.renew(id).unwrap();
+            self.ledger.on_time(id, self.now).unwrap_err();
+            self.disconnect(n, "renewed");
+        }
+    }
+
+    /// The broker is killed; its successor is told what was desired, and its callers have their answer from the
+    /// connection that broke.
+    fn restart(&mut self) {
+        let desired = self.ledger.desired();
+        let seeded = desired.is_seeded();
+        let all: Vec<_> = desired.entries().map(|it| it.workload().clone()).collect();
+        self.ledger = Ledger::new(TIMEOUT);
+        self.waiting.clear();
+        for ztunnel in &mut self.ztunnels {
+            ztunnel.session = None;
+        }
+        if seeded {
+            self.ledger.set(Revision(self.revision), all, self.now);
+        }
+        self.reached.restarts += 1;
+    }
+
+    fn wait(&mut self, time: Duration) {
+        self.now += time;
+        for n in 0..ZTUNNELS {
+            if let Some(id) = self.ztunnels[n].session
+                && self.ledger.on_time(id, self.now).is_err()
+            {
+                self.disconnect(n, "it was silent");
+            }
+        }
+    }
+
+    /// Everybody answers, everything is fetched, ztunnels come back, and nothing happens any more.
+    pub(super) fn settle(&mut self) {
+        while !self.waiting.is_empty() {
+            self.conclude(0);
+        }
+        self.fetch(None);
+        self.answer_all();
+        self.reached.quarantines += u64::from(self.ledger.suspects().quarantined() > 0);
+        // The ack timeout may be near, but is never passed by those who answer.
+        for step in [Duration::from_secs(8); 10].iter().chain(&[LONG; 4]) {
+            self.answer_all();
+            self.now += *step;
+        }
+        self.answer_all();
+    }
+
+    fn answer_all(&mut self) {
+        for n in 0..ZTUNNELS {
+            // A pod that is poison costs sessions, each time fewer are willing to try it.
+            for _ in 0..8 {
+                if self.ztunnels[n].session.is_none() {
+                    self.connect(n);
+                }
+                self.hello(n);
+                self.ack(n);
+                while self.next(n) {
+                    self.ack(n);
+                }
+            }
+        }
+        self.ledger.take_events();
+    }
+
+    pub(super) fn check(&self) {
+        if !self.ledger.desired().is_seeded() {
+            return;
+        }
+        for ztunnel in &self.ztunnels {
+            let session = ztunnel
+                .session
+                .and_then(|id| self.ledger.sessions().get(id));
+            let stage = session.unwrap().session.stage();
+            assert_eq!(stage, Stage::Live);
+            self.check_ztunnel(ztunnel);
+        }
+    }
+
+    fn check_ztunnel(&self, ztunnel: &Ztunnel) {
+        let pending = &ztunnel.pending;
+        assert!(pending.is_empty(), "it would not be ready: {ztunnel:?}");
+        let desired = self.ledger.desired();
+        for uid in desired.uids().filter(|uid| !self.is_poison(uid.as_str())) {
+            let serves = ztunnel.running.get(uid.as_str());
+            let Some(Target { netns, info }) = desired.current(uid).and_then(Target::of) else {
+                continue;
+            };
+            assert_eq!(serves, Some(&(netns, info.name.to_string())), "{uid}");
+        }
+        for uid in ztunnel.running.keys() {
+            let desired = desired.current(&fixture::uid(uid));
+            assert!(desired.is_some(), "{uid} is served and not desired");
+        }
+    }
+
+    fn is_poison(&self, uid: &str) -> bool {
+        self.nature
+            .poison
+            .is_some_and(|pod| uid == format!("p{pod}"))
+    }
+}
