@@ -10,6 +10,7 @@ use std::{
 };
 
 use daemon::uds::{self, BindError};
+use futures_util::FutureExt as _;
 use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
 use nix::sys::socket::SockType;
 use prost::Message as _;
@@ -173,6 +174,9 @@ async fn converse(
     let mut greeted = false;
     let mut asked = None;
     loop {
+        if greeted && asked.is_none() {
+            check_quiet(socket, &mut buffer)?;
+        }
         if let Some(message) = hub.next(id) {
             asked = Some((Instant::now(), message.verb()));
             send(socket, &message).await?;
@@ -200,6 +204,15 @@ async fn converse(
             _ = changes.changed() => {}
             () = until(wake_at) => hub.on_time(id)?,
         }
+    }
+}
+
+/// What came before the next message is sent cannot be an answer to it, and must not be taken for one.
+fn check_quiet(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
+    match receive(socket, buffer).now_or_never() {
+        None => Ok(()),
+        Some(Ok(_)) => Err(SessionEnd::Unasked.into()),
+        Some(Err(error)) => Err(error),
     }
 }
 

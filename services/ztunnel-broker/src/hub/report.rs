@@ -81,7 +81,7 @@ impl Hub {
     }
 
     /// How many descriptors are open.
-    pub(crate) fn descriptors(&self) -> u64 {
+    pub fn descriptors(&self) -> u64 {
         self.descriptors.open()
     }
 
