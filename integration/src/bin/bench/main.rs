@@ -1,5 +1,6 @@
 //! Measures inpod beside what it replaces, interleaved in one run. Run it through `integration/bench/run`.
 
+mod broker;
 mod incumbent;
 mod rules;
 mod services;
@@ -15,6 +16,11 @@ use anyhow::Context as _;
 use integration::guard;
 
 fn main() -> anyhow::Result<()> {
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().as_deref() == Some(broker::ZTUNNEL.as_ref()) {
+        let socket = arguments.next().context("the socket is missing")?;
+        return broker::ztunnel(socket.as_ref());
+    }
     guard()?;
     let samples = std::env::args()
         .nth(1)
@@ -22,11 +28,18 @@ fn main() -> anyhow::Result<()> {
         .context("SAMPLES is a number")?;
     let load = || fs::read_to_string("/proc/loadavg").unwrap_or_default();
     say(&format!("n = {samples}; load before: {}", load().trim()))?;
+    let only = std::env::args().nth(2).unwrap_or_default();
+    if matches!(&*only, "" | "broker") {
+        broker::broker(samples)?;
+    }
+    if only == "broker" {
+        return say(&format!("\nload after: {}", load().trim()));
+    }
     rules::rules(samples)?;
     rules::again(samples.min(50))?;
     rules::workers(samples)?;
     rules::fuller(samples)?;
-    if std::env::args().nth(2).as_deref() == Some("rules") {
+    if only == "rules" {
         return say(&format!("\nload after: {}", load().trim()));
     }
     verbs::verbs(samples)?;

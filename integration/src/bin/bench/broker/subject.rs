@@ -1,0 +1,266 @@
+//! A broker that runs, its callers' connection, a ztunnel and what stands for netconfig.
+
+use std::{
+    fs::{self, File},
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use inpod_proto::{
+    netconfig::v1::{FetchNetnsRequest, FetchNetnsResponse, fetch_netns_response},
+    types::v1::{NetnsId, SandboxRef, WorkloadInfo},
+    ztunnelbroker::v1::{
+        AddWorkloadRequest, ListWorkloadsRequest, RemoveWorkloadRequest, RenewSessionRequest,
+        SessionPhase, SetWorkloadsRequest, SetZtunnelsRequest, WatchSessionsRequest, Workload,
+        watch_sessions_response::Event, ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
+    },
+};
+use prost::Message as _;
+use sendfd::SendWithFd as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{UnixListener, UnixStream},
+    task::{JoinHandle, JoinSet},
+    time::timeout,
+};
+use tonic::{Request, transport::Channel};
+
+use super::peers::{PATIENCE, Running};
+
+#[derive(Debug)]
+pub(super) struct Subject {
+    client: ZtunnelBrokerServiceClient<Channel>,
+    instance_id: String,
+    revision: AtomicU64,
+    netconfig: JoinHandle<()>,
+    _ztunnel: Running,
+    _broker: Running,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        self.netconfig.abort();
+    }
+}
+
+impl Subject {
+    /// A broker whose ztunnel serves that many workloads.
+    pub(super) async fn with(workloads: u64) -> anyhow::Result<Self> {
+        let dir = tempfile::tempdir()?;
+        let netns_socket = dir.path().join("netns/netns.sock");
+        fs::create_dir(dir.path().join("netns"))?;
+        let netconfig = tokio::spawn(hand_out(UnixListener::bind(&netns_socket)?));
+        let broker = start(dir.path())?;
+        let channel = daemon::channel(&daemon::socket(dir.path(), "ztunnel-broker"));
+        let mut client =
+            ZtunnelBrokerServiceClient::new(channel).max_decoding_message_size(64 * 1024 * 1024);
+        let instance_id = instance_id(&mut client).await?;
+        let set = SetWorkloadsRequest {
+            instance_id: instance_id.clone(),
+            revision: workloads.max(1),
+            workloads: (1..=workloads).map(workload).collect::<Result<_, _>>()?,
+        };
+        client.set_workloads(set).await?;
+        let ztunnel = Running::ztunnel(&dir.path().join("ztunnel.sock"))?;
+        let subject = Self {
+            client,
+            instance_id,
+            revision: AtomicU64::new(workloads),
+            netconfig,
+            _ztunnel: ztunnel,
+            _broker: broker,
+            _dir: dir,
+        };
+        subject.live().await?;
+        Ok(subject)
+    }
+
+    fn next(&self) -> u64 {
+        self.revision.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The time of a call that changes nothing.
+    pub(super) async fn call(&mut self) -> anyhow::Result<Duration> {
+        let request = SetZtunnelsRequest {
+            instance_id: self.instance_id.clone(),
+            pod_uids: Vec::new(),
+        };
+        let started = Instant::now();
+        self.client.set_ztunnels(request).await?;
+        Ok(started.elapsed())
+    }
+
+    /// The time of the add.
+    pub(super) async fn add_and_remove(&mut self) -> anyhow::Result<Duration> {
+        let number = self.next();
+        let started = Instant::now();
+        self.add(number).await?;
+        let took = started.elapsed();
+        self.remove(number).await?;
+        Ok(took)
+    }
+
+    async fn add(&self, number: u64) -> anyhow::Result<()> {
+        let mut request = Request::new(AddWorkloadRequest {
+            instance_id: self.instance_id.clone(),
+            workload: Some(workload(number)?),
+        });
+        request.set_timeout(PATIENCE);
+        self.client.clone().add_workload(request).await?;
+        Ok(())
+    }
+
+    async fn remove(&self, number: u64) -> anyhow::Result<()> {
+        let request = RemoveWorkloadRequest {
+            instance_id: self.instance_id.clone(),
+            sandbox: Some(sandbox(number)),
+            revision: number,
+        };
+        self.client.clone().remove_workload(request).await?;
+        Ok(())
+    }
+
+    /// Adds so many, by so many callers at once, and takes them away again; the time of the adding.
+    pub(super) async fn add_all(&self, count: u64, callers: u64) -> anyhow::Result<Duration> {
+        let numbers: Vec<_> = (0..count).map(|_| self.next()).collect();
+        let started = Instant::now();
+        for some in numbers.chunks(usize::try_from(callers)?) {
+            let adding = some.iter().map(|number| self.add(*number));
+            futures_util::future::try_join_all(adding).await?;
+        }
+        let took = started.elapsed();
+        for number in numbers {
+            self.remove(number).await?;
+        }
+        Ok(took)
+    }
+
+    /// The time between ztunnel's hello and the end of its snapshot, when its session is renewed.
+    pub(super) async fn snapshot(&self) -> anyhow::Result<Duration> {
+        let mut client = self.client.clone();
+        let sessions = client.list_workloads(ListWorkloadsRequest {}).await?;
+        let sessions = sessions.into_inner().sessions;
+        let session_id = sessions.first().context("no session")?.session_id;
+        let mut events = client
+            .watch_sessions(WatchSessionsRequest {})
+            .await?
+            .into_inner();
+        client
+            .renew_session(RenewSessionRequest { session_id })
+            .await?;
+        let mut began = None;
+        loop {
+            let message = timeout(PATIENCE, events.message()).await??;
+            let event = message.and_then(|message| message.event);
+            let Event::Session(session) = event.context("the stream ended")? else {
+                continue;
+            };
+            match session.phase() {
+                SessionPhase::Snapshot if session.session_id > session_id => {
+                    began = Some(Instant::now());
+                }
+                SessionPhase::Live if session.session_id > session_id => {
+                    return Ok(began.context("no hello was seen")?.elapsed());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    async fn live(&self) -> anyhow::Result<()> {
+        let mut client = self.client.clone();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let list = client.list_workloads(ListWorkloadsRequest {}).await?;
+            let mut sessions = list.into_inner().sessions.into_iter();
+            if sessions.any(|session| session.phase() == SessionPhase::Live) {
+                return Ok(());
+            }
+            anyhow::ensure!(Instant::now() < deadline, "no ztunnel is live");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn start(dir: &Path) -> anyhow::Result<Running> {
+    let mut command = Command::new(integration::bin("ztunnel-broker")?);
+    command
+        .args(["--peer", "uid", "--run-dir"])
+        .arg(dir)
+        .arg("--zds-socket")
+        .arg(dir.join("ztunnel.sock"))
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .stdout(Stdio::null());
+    Running::start(&mut command)
+}
+
+async fn instance_id(client: &mut ZtunnelBrokerServiceClient<Channel>) -> anyhow::Result<String> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match client.list_workloads(ListWorkloadsRequest {}).await {
+            Ok(list) => return Ok(list.into_inner().instance_id),
+            Err(error) if Instant::now() > deadline => return Err(error.into()),
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+fn sandbox(number: u64) -> SandboxRef {
+    SandboxRef {
+        network_name: "bench".to_owned(),
+        container_id: format!("c{number}"),
+        ifname: "eth0".to_owned(),
+    }
+}
+
+fn workload(number: u64) -> anyhow::Result<Workload> {
+    let netns = fs::metadata("/proc/self/ns/net")?;
+    Ok(Workload {
+        sandbox: Some(sandbox(number)),
+        uid: format!("11111111-2222-3333-4444-{number:012}"),
+        info: Some(WorkloadInfo {
+            name: format!("pod-{number}"),
+            namespace: "default".to_owned(),
+            service_account: "default".to_owned(),
+        }),
+        netns: Some(NetnsId {
+            device: netns.dev(),
+            inode: netns.ino(),
+            cookie: 1,
+        }),
+        revision: number,
+    })
+}
+
+/// Every claim is of this process's own netns: the broker compares device and inode and does not enter.
+async fn hand_out(claims: UnixListener) {
+    let mut answers = JoinSet::new();
+    while let Ok((stream, _)) = claims.accept().await {
+        answers.spawn(answer(stream));
+    }
+}
+
+async fn answer(mut stream: UnixStream) -> anyhow::Result<()> {
+    let length = stream.read_u32().await?;
+    let mut request = vec![0; usize::try_from(length)?];
+    stream.read_exact(&mut request).await?;
+    let netns = FetchNetnsRequest::decode(&*request)?.netns;
+    let netns = netns.context("it names none")?;
+    let message = FetchNetnsResponse {
+        result: Some(fetch_netns_response::Result::Netns(netns)),
+    };
+    let message = message.encode_to_vec();
+    stream.write_u32(u32::try_from(message.len())?).await?;
+    stream.write_all(&message).await?;
+    let netns = File::open("/proc/self/ns/net")?;
+    stream
+        .into_std()?
+        .send_with_fd(&[0], &[netns.as_raw_fd()])?;
+    Ok(())
+}
