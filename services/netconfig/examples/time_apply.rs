@@ -63,6 +63,7 @@ fn writer() -> anyhow::Result<Writer> {
         configured: Some(backend),
         detected: backend,
         programs: Programs::search_in(&directories, Path::new(&runner), &locks),
+        ..Writer::default()
     })
 }
 

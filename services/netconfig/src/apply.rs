@@ -15,10 +15,11 @@ use crate::{
     family::Family,
     inspect,
     iptables::Programs,
-    link::Link,
+    link::{Link, ReachError},
     netlink::KernelError,
     plan::{self, Plan, State, Step},
     rules::{Fingerprint, Ipv6, Redirection, Ruleset, Tag},
+    sysctl::Sysctls,
 };
 use undo::Undo;
 
@@ -34,6 +35,8 @@ pub struct Writer {
     pub detected: Backend,
     /// The programs of iptables.
     pub programs: Programs,
+    /// The way to pods' sysctls. To be shared: what it keeps makes the next pod cheaper.
+    pub sysctls: Sysctls,
 }
 
 /// By nf_tables, without any program.
@@ -43,6 +46,7 @@ impl Default for Writer {
             configured: None,
             detected: Backend::Nftables,
             programs: Programs::default(),
+            sysctls: Sysctls::default(),
         }
     }
 }
@@ -109,7 +113,7 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Applied, ApplyError> {
-        let (plan, changed) = Link::with(netns, &self.programs, |link| {
+        let (plan, changed) = self.with_link(netns, |link| {
             let before = self.read(link)?;
             let plan = self.plan(link, &before, redirection)?;
             let changed = make_so(link, &plan, before, sandbox)?;
@@ -137,7 +141,7 @@ impl Writer {
         netns: &Netns,
         redirection: &Redirection,
     ) -> Result<Verified, VerifyError> {
-        Link::with(netns, &self.programs, |link| {
+        self.with_link(netns, |link| {
             let state = self.read(link)?;
             let plan = self.plan(link, &state, redirection)?;
             Ok(verified(&plan, &state))
@@ -155,7 +159,7 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Planned, VerifyError> {
-        Link::with(netns, &self.programs, |link| {
+        self.with_link(netns, |link| {
             let state = self.read(link)?;
             let plan = self.plan(link, &state, redirection)?;
             let steps = plan.steps(&state, &tag(&plan, &state, sandbox));
@@ -174,7 +178,7 @@ impl Writer {
     ///
     /// When it cannot be read.
     pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
-        Link::with(netns, &self.programs, |link| {
+        self.with_link(netns, |link| {
             let state = self.read(link)?;
             let (tag, backend) = (state.tag(), state.backend());
             let intact = match (&tag, backend) {
@@ -187,6 +191,14 @@ impl Writer {
                 backend,
             })
         })
+    }
+
+    fn with_link<'a, T, E: From<ReachError>>(
+        &'a self,
+        netns: &'a Netns,
+        work: impl FnOnce(&mut Link<'a>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        Link::with(netns, &self.programs, &self.sysctls, work)
     }
 
     fn read(&self, link: &mut Link<'_>) -> Result<State, BackendError> {

@@ -11,6 +11,7 @@ use crate::{
     backend::Backend,
     iptables::{Programs, Variant},
     link::variant_of,
+    sysctl::Sysctls,
 };
 use evidence::{Evidence, Trial};
 use kept::Kept;
@@ -74,6 +75,7 @@ pub(crate) fn choose(setting: Setting, directory: &Path) -> Chosen {
             configured,
             detected,
             programs,
+            sysctls: Sysctls::default(),
         },
         usable,
     }

@@ -40,6 +40,7 @@ pub use family::Family;
 pub use iptables::{ProgramError, Programs, Variant, run_program, script as iptables_script};
 pub use link::ReachError;
 pub use marks::Mark;
+pub use sysctl::Sysctls;
 
 use std::sync::Arc;
 

@@ -14,11 +14,8 @@ use crate::{
     plan::State,
     routes::Routes,
     rules::{Ruleset, Table},
-    sysctl,
+    sysctl::{Sysctls, Visit},
 };
-
-/// Whether IPv6 is switched off where it matters to us. Of the netns that the reading thread is in.
-const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
 
 /// The tables of iptables-legacy that are in use, a name a line; not there before the first one is (ip_tables.c and
 /// ip6_tables.c). Of the netns that the reading thread is in.
@@ -48,6 +45,7 @@ pub(crate) struct Link<'a> {
     programs: &'a Programs,
     pub(crate) nftables: Nftables,
     pub(crate) routes: Routes,
+    sysctls: Visit,
     facts: Facts,
 }
 
@@ -64,16 +62,22 @@ impl<'a> Link<'a> {
     pub(crate) fn with<T, E: From<ReachError>>(
         netns: &'a Netns,
         programs: &'a Programs,
+        sysctls: &Sysctls,
         work: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut link = Self::open(netns, programs)?;
+        let mut link = Self::open(netns, programs, sysctls)?;
         let result = work(&mut link);
         link.nftables.close();
         result
     }
 
     /// Enters the netns for as long as it takes to open two sockets and to look.
-    fn open(netns: &'a Netns, programs: &'a Programs) -> Result<Self, ReachError> {
+    fn open(
+        netns: &'a Netns,
+        programs: &'a Programs,
+        sysctls: &Sysctls,
+    ) -> Result<Self, ReachError> {
+        let sysctls = sysctls.visit()?;
         let link = netns.within(|| {
             io::Result::Ok(Self {
                 netns,
@@ -81,10 +85,11 @@ impl<'a> Link<'a> {
                 nftables: Nftables::open()?,
                 routes: Routes::open()?,
                 facts: Facts {
-                    has_ipv6: has_ipv6(),
+                    has_ipv6: sysctls.has_ipv6(),
                     has_legacy_tables: LEGACY_TABLES.iter().any(is_filled),
-                    migrates: sysctl::migrates()?,
+                    migrates: sysctls.migrates()?,
                 },
+                sysctls,
             })
         })?;
         Ok(link?)
@@ -174,7 +179,7 @@ impl<'a> Link<'a> {
 
     /// Switches the sysctl.
     pub(crate) fn set_migrates(&mut self, on: bool) -> Result<(), ReachError> {
-        self.netns.within(|| sysctl::set_migrates(on))??;
+        self.netns.within(|| self.sysctls.set_migrates(on))??;
         self.facts.migrates = Some(on);
         Ok(())
     }
@@ -195,14 +200,6 @@ impl From<Variant> for Backend {
             Variant::Nft => Self::IptablesNft,
             Variant::Legacy => Self::IptablesLegacy,
         }
-    }
-}
-
-/// A kernel without IPv6 has no such file. Where it cannot be read for another reason, trying tells.
-fn has_ipv6() -> bool {
-    match fs::read_to_string(DISABLE_IPV6) {
-        Ok(text) => text.trim() != "1",
-        Err(error) => error.kind() != io::ErrorKind::NotFound,
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     io::Write as _,
     process::{Command, Stdio},
+    sync::LazyLock,
     thread,
     time::{Duration, Instant},
 };
@@ -101,8 +102,11 @@ fn everything() -> anyhow::Result<Redirection> {
     }))
 }
 
+/// One for all pods, as the service has it.
+static WRITER: LazyLock<Writer> = LazyLock::new(Writer::default);
+
 fn apply(netns: &Netns, redirection: &Redirection) -> anyhow::Result<Applied> {
-    Ok(Writer::default().apply(netns, redirection, &sandbox()?)?)
+    Ok(WRITER.apply(netns, redirection, &sandbox()?)?)
 }
 
 pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
@@ -207,24 +211,39 @@ fn pods(count: u32) -> anyhow::Result<Vec<Netns>> {
     (0..count).map(pod).collect()
 }
 
-/// Whether a pod costs more where others have their rules already.
+/// Whether a pod costs more where others have their rules already, and whether it does for others than netconfig.
 pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("rules of a pod, where 10 have theirs"),
         Row::new("rules of a pod, where 500 have theirs"),
+        Row::new("`nft -f -`, rules alone, where 10 have theirs"),
+        Row::new("`nft -f -`, rules alone, where 500 have theirs"),
     ];
+    let [few, many, nft_few, nft_many] = &mut rows;
     let mut enrolled = enroll(10)?;
     // None ends meanwhile: the kernel's work of taking a netns down grows with their number, and is none of ours.
-    let mut kept = Vec::new();
-    for row in &mut rows {
-        for pod in pods(u32::try_from(samples)?)? {
-            row.times.push(timed(|| apply(&pod, &ambient()).map(drop))?);
-            kept.push(pod);
-        }
-        enrolled.extend(enroll(490)?);
-    }
+    let mut kept = on_this_node(samples, few, nft_few)?;
+    enrolled.extend(enroll(490)?);
+    kept.extend(on_this_node(samples, many, nft_many)?);
     drop((enrolled, kept));
     table("Rules on a fuller node", &rows)
+}
+
+/// Rules by netconfig and then by nft, in netns that are there already. Not in turns: beside an exec every pod of
+/// netconfig's would be one that finds the caches cold.
+fn on_this_node(samples: usize, ours: &mut Row, nfts: &mut Row) -> anyhow::Result<Vec<Netns>> {
+    let script = ambient().ruleset().to_string();
+    let mut pods = pods(u32::try_from(samples)?)?;
+    for pod in &pods {
+        ours.times.push(timed(|| apply(pod, &ambient()).map(drop))?);
+    }
+    let others = self::pods(u32::try_from(samples)?)?;
+    for pod in &others {
+        let by_nft = || pod.within(|| feed("nft", &["-f", "-"], &script))?;
+        nfts.times.push(timed(by_nft)?);
+    }
+    pods.extend(others);
+    Ok(pods)
 }
 
 fn enroll(count: u32) -> anyhow::Result<Vec<Netns>> {

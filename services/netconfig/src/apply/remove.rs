@@ -42,7 +42,7 @@ impl Writer {
         phase: Phase,
     ) -> Result<Removed, RemoveError> {
         let captured_flows = inspect::captured_flows(netns)?;
-        Link::with(netns, &self.programs, |link| match phase {
+        self.with_link(netns, |link| match phase {
             Phase::Drain => self.drain(link, sandbox),
             Phase::Final => self.remove_all(link),
         })?;

@@ -54,6 +54,7 @@ pub(crate) fn writer_by(backend: Backend, programs: Programs) -> Writer {
         configured: Some(backend),
         detected: backend,
         programs,
+        ..Writer::default()
     }
 }
 

@@ -41,6 +41,7 @@ pub(crate) fn writer(backend: Backend) -> Writer {
         configured: Some(backend),
         detected: backend,
         programs: FOUND.get_or_init(find).clone(),
+        ..Writer::default()
     }
 }
 
