@@ -136,6 +136,8 @@ pub struct Session {
     /// Suspects that are to be added, when nothing else is left to be told.
     deferred: BTreeSet<PodUid>,
     counts: Counts,
+    /// How many pods it serves by its own word.
+    serves: usize,
     /// It has answered since it was last found to be owed nothing.
     busy: bool,
     in_flight: Option<InFlight>,
@@ -156,6 +158,7 @@ impl Session {
             retries: BTreeSet::new(),
             deferred: BTreeSet::new(),
             counts: Counts::default(),
+            serves: 0,
             busy: false,
             in_flight: None,
             renewed: false,

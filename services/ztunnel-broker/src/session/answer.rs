@@ -99,17 +99,20 @@ impl Session {
     }
 
     fn record(&mut self, uid: &PodUid, sandbox: &SandboxRef, told: Option<Told>, now: Instant) {
-        match told {
+        let serves = told.as_ref().is_some_and(is_served);
+        let before = match told {
             Some(told) => {
                 let record = Record {
                     told,
                     sandbox: sandbox.clone(),
                     answered: now,
                 };
-                self.records.insert(uid.clone(), record);
+                self.records.insert(uid.clone(), record)
             }
-            None => drop(self.records.remove(uid)),
-        }
+            None => self.records.remove(uid),
+        };
+        let served = before.is_some_and(|record| is_served(&record.told));
+        self.serves = (self.serves + usize::from(serves)).saturating_sub(usize::from(served));
     }
 
     /// ztunnel has stopped what was not named: what was cleared can be told anew.
@@ -123,6 +126,13 @@ impl Session {
             self.records.remove(&uid);
             self.queue.push(&uid);
         }
+    }
+}
+
+fn is_served(told: &Told) -> bool {
+    match told {
+        Told::Added(_) | Told::Kept => true,
+        Told::Refused(_) | Told::Cleared(_) => false,
     }
 }
 

@@ -5,11 +5,7 @@ use std::time::Instant;
 use workload::PodUid;
 
 use super::{Counts, Known, Phase, Session, Subject};
-use crate::{
-    message::Message,
-    step::{Step, Told},
-    suspects::Blamed,
-};
+use crate::{message::Message, step::Step, suspects::Blamed};
 
 impl Session {
     /// Its Add comes last; a snapshot names it all the same, so that a ztunnel that serves it goes on.
@@ -79,9 +75,7 @@ impl Session {
 
     /// How many pods it serves by its own word.
     pub fn serves(&self) -> usize {
-        let served = |told: &&Told| matches!(told, Told::Added(_) | Told::Kept);
-        let told = self.records.values().map(|record| &record.told);
-        told.filter(served).count()
+        self.serves
     }
 
     /// Whether it has just been told the last that it was owed; once.

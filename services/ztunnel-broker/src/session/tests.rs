@@ -371,4 +371,7 @@ fn a_session_counts_what_it_was_answered_and_what_it_is_still_owed() {
     };
     assert_eq!(script.session.counts(), counts);
     assert_eq!((script.session.queued(), script.session.serves()), (1, 1));
+    script.remove("c2", 2);
+    script.expect(&["del p2", "snapshot sent"]);
+    assert_eq!(script.session.serves(), 0);
 }
