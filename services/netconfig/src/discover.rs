@@ -1,7 +1,5 @@
 //! Finds the netns of a pod that no CNI call was seen for, by its processes' cgroups.
 
-mod cgroup;
-
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -12,7 +10,10 @@ use std::{
 };
 
 use netns::{Netns, OpenError};
-use workload::{ContainerId, NetnsRef, NetworkName, PodUid, SandboxRef};
+use workload::{
+    ContainerId, NetnsRef, NetworkName, PodUid, SandboxRef,
+    cgroup::{PodKey, place},
+};
 
 use crate::{
     claims::{
@@ -22,7 +23,6 @@ use crate::{
     error::{ClaimError, FindError},
     inspect::{self, PROC, Process},
 };
-use cgroup::{PodKey, place};
 
 /// The interface of a discovered sandbox: what every runtime calls a pod's first one.
 const IFNAME: &str = "eth0";

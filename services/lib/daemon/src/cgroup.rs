@@ -4,11 +4,11 @@ use std::{collections::BTreeSet, fmt};
 
 /// The lines of `/proc/<pid>/cgroup`, as this process sees them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Cgroup(Vec<String>);
+pub struct Cgroup(Vec<String>);
 
 impl Cgroup {
     /// Reads `hierarchy:controllers:path` lines (cgroups(7)).
-    pub(crate) fn parse(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
         let mut paths: Vec<_> = paths
             .map(|path| path.trim_end_matches('/').to_owned())
@@ -19,7 +19,7 @@ impl Cgroup {
     }
 
     /// Whether no hierarchy names a pod or a container.
-    pub(crate) fn is_host(&self) -> bool {
+    pub fn is_host(&self) -> bool {
         self.containers().next().is_none()
     }
 
@@ -31,12 +31,12 @@ impl Cgroup {
 
     /// The cgroup of the pod that the process is in. Where the process reading this has a cgroup namespace of its own,
     /// its own path is `/` and no name shows; then the parent, one level up, is the pod.
-    pub(crate) fn pod(&self) -> Option<String> {
+    pub fn pod(&self) -> Option<String> {
         self.0.iter().find_map(|path| pod_of(path))
     }
 
     /// Whether some hierarchy is at a path or below it.
-    pub(crate) fn is_below(&self, root: &str) -> bool {
+    pub fn is_below(&self, root: &str) -> bool {
         let root = root.trim_end_matches('/');
         let below = |path: &String| {
             path.strip_prefix(root)
@@ -68,8 +68,10 @@ fn pod_of(path: &str) -> Option<String> {
         }
         end += 1;
     }
-    let (parent, _container) = path.rsplit_once('/')?;
-    parent.ends_with("..").then(|| parent.to_owned())
+    let (parent, container) = path.rsplit_once('/')?;
+    // Two levels up and no further name is the root, not a sibling.
+    let is_sibling = parent.ends_with("..") && container != "..";
+    is_sibling.then(|| parent.to_owned())
 }
 
 /// `pod<uid>` as cgroupfs writes it, or `kubepods-burstable-pod<uid with underscores>.slice` as systemd does. A static
@@ -163,6 +165,9 @@ mod tests {
         assert_eq!(own.pod(), None);
         assert_eq!(sibling.pod().as_deref(), Some("/.."));
         assert_ne!(other.pod(), sibling.pod());
+        for above in ["/..", "/../..", "/../../.."] {
+            assert_eq!(cgroup(above).pod(), None, "{above}");
+        }
     }
 
     #[test]

@@ -3,9 +3,13 @@
 //! The user id alone proves nothing: any root process in any container that sees a socket can connect. A peer is
 //! proven by its process's cgroup, read through a pidfd so that a recycled pid cannot stand in for it.
 
+mod process;
+
+pub use process::Process;
+
 use std::{
     fmt, fs, io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     str::FromStr,
 };
 
@@ -14,13 +18,16 @@ use nix::sys::socket::{getsockopt, sockopt};
 use tonic::Status;
 use workload::{Failure, Reason};
 
-use crate::cgroup::Cgroup;
+pub use crate::cgroup::Cgroup;
 
-/// How a service is proven, as configured.
+/// How a peer is proven, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Setting {
+pub enum Setting {
+    /// By the pod that its cgroup names.
     Pod,
+    /// By a cgroup: it is there or below.
     Cgroup(String),
+    /// By its user id alone.
     Uid,
 }
 
@@ -32,9 +39,7 @@ impl FromStr for Setting {
             None if text == "pod" => Ok(Self::Pod),
             None if text == "uid" => Ok(Self::Uid),
             Some(("cgroup", path)) if path.starts_with('/') => Ok(Self::Cgroup(path.to_owned())),
-            Some(_) | None => Err(format!(
-                "setting peer: \"{text}\" is not pod, cgroup:/PATH or uid"
-            )),
+            Some(_) | None => Err(format!("\"{text}\" is not pod, cgroup:/PATH or uid")),
         }
     }
 }
@@ -258,36 +263,11 @@ fn pidfd_of(socket: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
     getsockopt(&socket, sockopt::PeerPidfd)
 }
 
-/// The peer's pid and cgroup. Through a pidfd (Linux 6.5) what is read is known to be of the process that connected;
-/// before, a process that ends and whose pid is reused between connecting and this look could be mistaken.
+/// The peer's pid and cgroup.
 fn cgroup_of(pidfd: nix::Result<OwnedFd>, credentials_pid: i32) -> Result<(i32, Cgroup), Refused> {
-    let pidfd = match pidfd {
-        Ok(pidfd) => Some(pidfd),
-        Err(nix::Error::ENOPROTOOPT | nix::Error::EINVAL) => None,
-        Err(error) => return Err(Refused::Unseen(error.into())),
-    };
-    let pid_now = || match &pidfd {
-        Some(pidfd) => pid_of(pidfd.as_fd()),
-        None => Ok(credentials_pid),
-    };
-    let pid = pid_now()?;
-    if pid <= 0 {
-        return Err(Refused::Invisible);
-    }
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).map_err(Refused::Unseen)?;
-    // Still the same process after the look: then the look was at it.
-    if pid_now()? != pid {
-        return Err(Refused::Invisible);
-    }
+    let process = Process::new(pidfd, credentials_pid)?;
+    let (pid, text) = process.read("cgroup")?;
     Ok((pid, Cgroup::parse(&text)))
-}
-
-/// The pid behind a pidfd (pidfd_open(2)): 0 when it is not visible from here, -1 when it has ended.
-fn pid_of(pidfd: impl AsFd) -> Result<i32, Refused> {
-    let path = format!("/proc/self/fdinfo/{}", pidfd.as_fd().as_raw_fd());
-    let text = fs::read_to_string(path).map_err(Refused::Unseen)?;
-    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"));
-    Ok(pid.and_then(|pid| pid.trim().parse().ok()).unwrap_or(-1))
 }
 
 #[cfg(test)]

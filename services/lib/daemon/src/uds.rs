@@ -44,6 +44,14 @@ pub enum BindError {
         /// Whose it is.
         owner: u32,
     },
+    /// Others may change the directory, and it is not the socket's alone: closing it would shut them out.
+    #[error("others may write to directory {} (mode {mode:o}), which holds more than the socket; choose one of its own", .path.display())]
+    Writable {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
     /// The directory cannot be made or restricted.
     #[error("cannot prepare directory {}", .path.display())]
     Directory {
@@ -195,6 +203,60 @@ pub fn directory(path: &Path) -> Result<(), BindError> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(error)
 }
 
+/// Who may enter the directory of a socket, once it was seen to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enclosed {
+    /// This user alone, as before.
+    Already,
+    /// This user alone, now. These were its permissions.
+    Now(u32),
+    /// Others too, since more is in it than the socket, which they may see and neither open nor replace.
+    Shared(u32),
+}
+
+/// Sees to it that only this user may enter the directory of a socket. One that others may enter is restricted where
+/// nothing but the socket is in it, as kubelet makes one for a `hostPath` of type `DirectoryOrCreate` (0755); any other,
+/// like `/run`, is somebody else's too and is left.
+///
+/// # Errors
+///
+/// When others may put a socket of theirs in place of this one, or it cannot be restricted.
+pub fn enclose(socket: &Path) -> Result<Enclosed, BindError> {
+    let parent = socket.parent().unwrap_or_else(|| Path::new("/"));
+    let error = |source| BindError::Directory {
+        path: parent.to_owned(),
+        source,
+    };
+    let found = fs::metadata(parent).map_err(error)?;
+    if found.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(BindError::Foreign {
+            path: parent.to_owned(),
+            owner: found.uid(),
+        });
+    }
+    let mode = found.mode() & 0o7777;
+    if mode & 0o077 == 0 {
+        return Ok(Enclosed::Already);
+    }
+    for entry in fs::read_dir(parent).map_err(error)? {
+        let name = entry.map_err(error)?.file_name();
+        if Some(name.as_os_str()) != socket.file_name() {
+            return shared(parent, mode);
+        }
+    }
+    directory(parent).map(|()| Enclosed::Now(mode))
+}
+
+fn shared(directory: &Path, mode: u32) -> Result<Enclosed, BindError> {
+    if mode & 0o022 == 0 {
+        return Ok(Enclosed::Shared(mode));
+    }
+    Err(BindError::Writable {
+        path: directory.to_owned(),
+        mode,
+    })
+}
+
 /// Lets only this user open a socket.
 ///
 /// # Errors
@@ -223,137 +285,4 @@ fn is_served(path: &Path, kind: SockType) -> io::Result<bool> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn mode(path: &Path) -> u32 {
-        fs::metadata(path).unwrap().permissions().mode() & 0o777
-    }
-
-    #[tokio::test]
-    async fn a_socket_is_0600_in_a_directory_of_0700() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("netconfig/grpc.sock");
-        let _listener = bind(&path).unwrap();
-        assert_eq!((mode(&path), mode(path.parent().unwrap())), (0o600, 0o700));
-    }
-
-    #[tokio::test]
-    async fn a_stale_socket_is_replaced_and_a_served_one_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        let first = bind(&path).unwrap();
-        assert!(matches!(bind(&path), Err(BindError::Served(_))));
-        drop(first);
-        bind(&path).unwrap();
-    }
-
-    fn refused(path: &Path) -> String {
-        format!("{:#}", anyhow::Error::from(bind(path).unwrap_err()))
-    }
-
-    #[tokio::test]
-    async fn a_file_a_directory_or_a_link_in_the_way_is_named_and_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let (file, subdir, link) = (
-            dir.path().join("f"),
-            dir.path().join("d"),
-            dir.path().join("l"),
-        );
-        fs::write(&file, "precious").unwrap();
-        fs::create_dir(&subdir).unwrap();
-        std::os::unix::fs::symlink("/nowhere", &link).unwrap();
-        for path in [&file, &subdir, &link] {
-            let error = refused(path);
-            let named = error.contains(path.to_str().unwrap()) && error.contains("no socket");
-            assert!(named, "{error}");
-            assert!(
-                fs::symlink_metadata(path).is_ok(),
-                "{} is kept",
-                path.display()
-            );
-        }
-        assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    }
-
-    #[tokio::test]
-    async fn a_run_dir_that_is_a_file_or_cannot_be_made_is_named() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("inpod");
-        fs::write(&file, "").unwrap();
-        let error = format!(
-            "{:#}",
-            anyhow::Error::from(directory(&file.join("netconfig")).unwrap_err())
-        );
-        assert!(
-            error.contains("inpod/netconfig") && error.contains("Not a directory"),
-            "{error}"
-        );
-        let error = directory(&file).unwrap_err().to_string();
-        assert!(error.contains("no directory"), "{error}");
-        // Nobody can make one there, root included.
-        let error = directory(Path::new("/proc/inpod/netconfig"))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("/proc/inpod/netconfig"), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_link_above_is_followed_and_one_in_place_of_the_directory_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let (real, link) = (dir.path().join("real"), dir.path().join("run"));
-        fs::create_dir(&real).unwrap();
-        fs::set_permissions(&real, fs::Permissions::from_mode(0o755)).unwrap();
-        std::os::unix::fs::symlink(&real, &link).unwrap();
-        // As /var/run leads to /run.
-        directory(&link.join("inpod")).unwrap();
-        assert!(real.join("inpod").is_dir());
-        let error = directory(&link).unwrap_err();
-        assert!(matches!(error, BindError::NoDirectory(_)), "{error}");
-        assert_eq!(mode(&real), 0o755, "what the link leads to is as it was");
-    }
-
-    #[tokio::test]
-    async fn of_many_starts_at_once_over_a_stale_socket_one_serves() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("s");
-        for _ in 0..25 {
-            drop(bind(&path).unwrap());
-            let starts = (0..8).map(|_| {
-                let path = path.clone();
-                tokio::task::spawn_blocking(move || bind(&path))
-            });
-            let results = futures_util::future::join_all(starts.collect::<Vec<_>>()).await;
-            let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
-            let winners = results.iter().filter(|result| result.is_ok()).count();
-            assert_eq!(winners, 1, "{results:?}");
-            let losers = results.iter().filter_map(|result| result.as_ref().err());
-            assert!(
-                losers
-                    .into_iter()
-                    .all(|error| matches!(error, BindError::Served(_)))
-            );
-            assert!(std::os::unix::net::UnixStream::connect(&path).is_ok());
-        }
-    }
-
-    #[test]
-    fn a_directory_has_one_process_and_is_free_with_its_end() {
-        let dir = tempfile::tempdir().unwrap();
-        let first = alone(dir.path()).unwrap();
-        let began = Instant::now();
-        let error = alone(dir.path()).unwrap_err();
-        assert!(matches!(error, BindError::Served(_)), "{error}");
-        assert!(began.elapsed() >= START, "one that is ending is waited for");
-        drop(first);
-        drop(alone(dir.path()).unwrap());
-    }
-
-    #[tokio::test]
-    async fn a_path_over_107_bytes_is_refused_with_its_length() {
-        let error = bind(&Path::new("/tmp").join("x".repeat(200)))
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("205 bytes"), "{error}");
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@
 //! namespace is a legal one. There is no I/O here and no serialisation; the conversions to and from the wire stand
 //! beside the generated code in `inpod-proto`.
 
+pub mod cgroup;
 mod enrollment;
 mod failure;
 mod identifier;

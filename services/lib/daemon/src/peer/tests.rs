@@ -53,22 +53,69 @@ fn a_process_outside_the_cgroup_is_no_service_but_a_host_process() {
 #[test]
 fn on_a_kernel_without_pidfds_of_peers_a_peer_is_known_by_its_pid() {
     let (left, _right) = UnixStream::pair().unwrap();
-    let missing: [fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>; 2] = [
-        |_| Err(nix::Error::ENOPROTOOPT),
-        |_| Err(nix::Error::EINVAL),
-    ];
     for root in ["/nowhere", "/"] {
         let policy = || policy(Service::Below(root.into()));
         let with = policy().identify(&left).unwrap();
-        for missing in missing {
-            let without = Policy {
-                pidfd_of: missing,
-                ..policy()
-            };
-            assert_eq!(without.identify(&left).unwrap(), with);
-        }
+        let without = Policy {
+            pidfd_of: |_| Err(nix::Error::ENOPROTOOPT),
+            ..policy()
+        };
+        assert_eq!(without.identify(&left).unwrap(), with);
         assert_eq!(with.may(Class::Service), root == "/");
     }
+}
+
+/// Its pid may be another's by now: on Linux 6.5 to 6.15 this is what tells that, and no missing feature.
+#[test]
+fn a_peer_that_has_ended_is_not_looked_for_by_its_pid() {
+    let (left, _right) = UnixStream::pair().unwrap();
+    let ended: [fn(BorrowedFd<'_>) -> nix::Result<OwnedFd>; 2] =
+        [|_| Err(nix::Error::EINVAL), |_| Err(nix::Error::ESRCH)];
+    for pidfd_of in ended {
+        let policy = Policy {
+            pidfd_of,
+            ..policy(Service::Below("/".into()))
+        };
+        assert!(matches!(policy.identify(&left), Err(Refused::Invisible)));
+    }
+}
+
+#[test]
+#[ignore = "the other process of the next test: connects, and waits to be ended"]
+fn another_process() {
+    if let Ok(_held) = UnixStream::connect("s") {
+        std::thread::sleep(std::time::Duration::from_secs(60));
+    }
+}
+
+/// A socket outlives the process that connected it where another one holds it, too.
+#[test]
+fn a_peer_that_has_ended_is_refused_whether_it_was_waited_for_or_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let mut child = std::process::Command::new("/proc/self/exe")
+        .args(["--exact", "--ignored", "peer::tests::another_process"])
+        .current_dir(dir.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    let process = Process::behind(&accepted).unwrap();
+    assert_eq!(process.pid().unwrap(), i32::try_from(child.id()).unwrap());
+    assert!(process.read("status").unwrap().1.contains("CapPrm"));
+    child.kill().unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    while process.pid().is_ok() {
+        assert!(std::time::Instant::now() < deadline, "it is still there");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    // Not waited for: it has its pid and its place in procfs still.
+    assert!(fs::exists(format!("/proc/{}/cgroup", child.id())).unwrap());
+    assert!(matches!(process.read("cgroup"), Err(Refused::Invisible)));
+    child.wait().unwrap();
+    assert!(matches!(process.pid(), Err(Refused::Invisible)));
+    assert!(Process::behind(&accepted).and_then(|it| it.pid()).is_err());
 }
 
 #[test]

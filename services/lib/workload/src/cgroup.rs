@@ -1,7 +1,7 @@
 //! Which pod and container a process belongs to, from proc(5)'s cgroup file (shared facts: istio-ambient.md, 5.2).
 //! Read by hand in linear time: whoever may make cgroups inside a container chooses part of the text.
 
-use workload::ContainerId;
+use crate::ContainerId;
 
 /// Of a UUID, and of a static pod's hash.
 const DIGITS: usize = 32;
@@ -12,11 +12,11 @@ const GROUPS: [usize; 4] = [8, 12, 16, 20];
 /// A pod's UID without its separators, in lower case: cgroupfs writes a UUID with hyphens, systemd with underscores,
 /// and a static pod's is the MD5 hash of its manifest, without any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PodKey([u8; DIGITS]);
+pub struct PodKey([u8; DIGITS]);
 
 impl PodKey {
     /// The key of a UID; `None` where it is neither a UUID nor 32 hexadecimal digits, and so is in no cgroup's name.
-    pub(super) fn of(uid: &str) -> Option<Self> {
+    pub fn of(uid: &str) -> Option<Self> {
         let (key, rest) = Self::at_the_start_of(uid)?;
         rest.is_empty().then_some(key)
     }
@@ -49,17 +49,17 @@ fn is_separator(byte: u8, digits: usize, before: Option<&u8>) -> bool {
 
 /// Where a process runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub struct Place {
     /// In which pod.
-    pub(super) pod: PodKey,
+    pub pod: PodKey,
     /// In which of its containers.
-    pub(super) container: ContainerId,
+    pub container: ContainerId,
 }
 
 /// Where a process runs, as its cgroup file says. `None` where no line names a pod's container, where lines name
 /// different ones, or where one line names two pods: a container that may make cgroups can put a pod's name after its
 /// own, but not in place of it.
-pub(super) fn place(text: &str) -> Option<Place> {
+pub fn place(text: &str) -> Option<Place> {
     let mut found = None;
     for line in text.lines() {
         // hierarchy:controllers:path, and a path may have colons in it.
