@@ -2,8 +2,10 @@
 
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
-use daemon::Key;
+use daemon::{Key, peer::Setting};
 use serde::Deserialize;
+
+use crate::{capabilities::Demand, peer::Policy};
 
 /// See [`Config`].
 pub const KEYS: &[Key] = &[
@@ -11,6 +13,16 @@ pub const KEYS: &[Key] = &[
         name: "zds_socket",
         default: Some("/var/run/ztunnel/ztunnel.sock"),
         help: "Socket on which ztunnels connect",
+    },
+    Key {
+        name: "ztunnel_peer",
+        default: Some("pod"),
+        help: "How a ztunnel is proven: pod (its pod is one that pod-events says is a ztunnel), cgroup:PATH, or uid (demo and development)",
+    },
+    Key {
+        name: "ztunnel_capabilities",
+        default: Some("NET_ADMIN,NET_RAW,SYS_ADMIN"),
+        help: "With ztunnel_peer=pod, what a ztunnel's process may do, no more and no less; or any",
     },
     Key {
         name: "ack_timeout_seconds",
@@ -30,6 +42,9 @@ pub struct Config {
     /// The socket on which ztunnels connect.
     #[serde(deserialize_with = "daemon::config::absolute")]
     pub zds_socket: PathBuf,
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    ztunnel_peer: Setting,
+    ztunnel_capabilities: Demand,
     /// A session's own clock. With 0 no session would last.
     ack_timeout_seconds: NonZeroU64,
     /// The callers' clock.
@@ -37,6 +52,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Who may connect to it.
+    pub fn policy(&self) -> Policy {
+        Policy::new(self.ztunnel_peer.clone(), self.ztunnel_capabilities)
+    }
+
     /// How long a ztunnel may take to acknowledge a message.
     pub fn ack_timeout(&self) -> Duration {
         Duration::from_secs(self.ack_timeout_seconds.get())

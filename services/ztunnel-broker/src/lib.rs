@@ -5,9 +5,11 @@
 //! measured against, [`ledger`] both together, all without I/O; [`hub`] shares it, [`zds`] and [`server`] are the two
 //! sockets.
 
+pub mod capabilities;
 pub mod config;
 pub mod descriptors;
 pub mod desired;
+mod door;
 pub mod error;
 pub mod hub;
 pub mod ledger;
@@ -17,10 +19,13 @@ pub mod nack;
 pub mod pace;
 pub mod peer;
 pub mod pending;
+pub mod places;
 pub mod queue;
+pub mod refusals;
 pub mod server;
 pub mod session;
 pub mod sessions;
+pub mod sight;
 pub mod step;
 pub mod suspects;
 pub mod tombstone;
@@ -51,8 +56,12 @@ pub const SERVICE: daemon::Service = daemon::Service {
 ///
 /// # Errors
 ///
-/// When a socket cannot be had.
+/// When a socket cannot be had, or nobody who connects could be proven.
 pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
+    let policy = config.policy();
+    if policy.looks_at_pids() {
+        sight::check()?;
+    }
     let descriptors = Descriptors::new(daemon.directory("netns").join("netns.sock"));
     let hub = Hub::new(
         descriptors,
@@ -63,6 +72,7 @@ pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
         .metrics()
         .register(|registry| metrics::register(registry, &hub));
     let listener = Listener::bind(&config.zds_socket).context("cannot serve ZDS")?;
+    let listener = listener.admitting(policy);
     let handler = Handler::new(
         Arc::clone(&hub),
         daemon.instance_id(),

@@ -24,6 +24,7 @@ pub struct Metrics {
     answers: Family<ByVerbAndResult, Counter>,
     refusals: Family<ByKind, Counter>,
     waits: Histogram,
+    refused: Counter,
 }
 
 impl Default for Metrics {
@@ -32,11 +33,17 @@ impl Default for Metrics {
             answers: Family::default(),
             refusals: Family::default(),
             waits: durations(),
+            refused: Counter::default(),
         }
     }
 }
 
 impl Metrics {
+    /// A connection to ZDS was sent away.
+    pub(crate) fn refused(&self) {
+        self.refused.inc();
+    }
+
     /// A ztunnel has answered a message.
     pub(crate) fn answered(&self, verb: &'static str, nack: Option<&Nack>, wait: Duration) {
         let result = if nack.is_none() { "ack" } else { "nack" };
@@ -62,6 +69,8 @@ fn kind(kind: NackKind) -> &'static str {
 /// Declares the broker's metrics.
 pub(crate) fn register(registry: &mut Registry, hub: &Arc<Hub>) {
     let metrics = hub.metrics().clone();
+    let help = "Connections to ZDS that were sent away";
+    registry.register("refused_ztunnels", help, metrics.refused);
     let help = "Messages that ztunnels answered, by verb and result";
     registry.register("answers", help, metrics.answers);
     let help = "Refusals of ztunnels, by kind";

@@ -1,5 +1,5 @@
-//! ZDS on its socket: who may connect, how fast, and a session's packets. What they say is decided in
-//! [`crate::session`].
+//! ZDS on its socket, and a session's packets. What they say is decided in [`crate::session`], who may connect in
+//! [`crate::peer`], how many and how fast in `door`.
 
 use std::{
     convert::Infallible,
@@ -9,21 +9,22 @@ use std::{
     time::Duration,
 };
 
-use daemon::uds::{self, BindError};
+use daemon::uds::{self, BindError, Enclosed};
 use futures_util::FutureExt as _;
 use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
 use nix::sys::socket::SockType;
 use prost::Message as _;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::time::Instant;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
+use workload::PodUid;
 
 use crate::{
+    door::{self, Door},
     error::chain,
     hub::Hub,
     message::Message,
     nack::Nack,
-    pace::Pace,
-    peer,
+    peer::{Peer, Policy},
     session::{Answered, SessionEnd},
     sessions::SessionId,
 };
@@ -33,9 +34,6 @@ const LONGEST_PACKET: usize = 64 * 1024;
 
 /// A packet is taken by the kernel at once, as there is never a second one under way.
 const SEND: Duration = Duration::from_secs(2);
-
-/// Stock ztunnel reconnects without any pause: refused, it would do so 16,000 times a second.
-const ACCEPTS_PER_SECOND: u32 = 5;
 
 /// Why ztunnels cannot be listened for.
 #[derive(Debug, thiserror::Error)]
@@ -87,63 +85,74 @@ pub enum ZdsError {
 pub struct Listener {
     listener: UnixSeqpacketListener,
     path: PathBuf,
+    policy: Policy,
 }
 
 impl Listener {
-    /// Listens on a socket that only this user may open. A stale one is replaced, a served one is not.
+    /// Listens on a socket that only this user may open, in a directory that only this user may enter, for whoever
+    /// has this user id. A stale socket is replaced, a served one is not.
     ///
     /// # Errors
     ///
     /// See [`ListenError`].
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let way = uds::prepare(path, SockType::SeqPacket)?;
+        enclose(path)?;
         let listen = |source| ListenError::Listen {
             path: path.to_owned(),
             source,
         };
-        let listener = UnixSeqpacketListener::bind(path).map_err(listen)?;
+        let listener = UnixSeqpacketListener::bind_with_backlog(path, door::BACKLOG);
+        let listener = listener.map_err(listen)?;
         drop(way);
         uds::restrict(path)?;
         Ok(Self {
             listener,
             path: path.to_owned(),
+            policy: Policy::same_uid(),
         })
+    }
+
+    /// The same, for those that a policy admits.
+    #[must_use]
+    pub fn admitting(self, policy: Policy) -> Self {
+        Self { policy, ..self }
     }
 
     /// Serves ztunnels for ever. When dropped, all connections close, and nothing is said on the way out: ztunnels go
     /// on with what they have.
-    pub async fn serve(mut self, hub: Arc<Hub>) -> Infallible {
+    pub async fn serve(self, hub: Arc<Hub>) -> Infallible {
         tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
-        let mut sessions = JoinSet::new();
-        let mut pace = Pace::new(ACCEPTS_PER_SECOND);
-        loop {
-            pace.step().await;
-            tokio::select! {
-                accepted = self.listener.accept() => match accepted {
-                    Ok(socket) => drop(sessions.spawn(attend(socket, Arc::clone(&hub)))),
-                    // Out of descriptors, most likely: some will come back.
-                    Err(error) => tracing::error!(%error, "Cannot accept a ztunnel"),
-                },
-                Some(_) = sessions.join_next(), if !sessions.is_empty() => pace.give_back(),
-            }
-        }
+        Door::new(hub, self.policy).serve(self.listener).await
     }
 }
 
-/// One connection, from its peer's admission to its end.
-async fn attend(socket: UnixSeqpacket, hub: Arc<Hub>) {
-    let peer = match peer::admit(&socket) {
-        Ok(peer) => peer,
-        Err(error) => {
-            tracing::warn!(error = chain(&error), "Refused a connection to ZDS");
-            return;
-        }
+fn enclose(path: &Path) -> Result<(), BindError> {
+    let (mode, what) = match uds::enclose(path)? {
+        Enclosed::Already => return Ok(()),
+        Enclosed::Now(mode) => (mode, "Closed the directory of ZDS's socket to others"),
+        Enclosed::Shared(mode) => (
+            mode,
+            "The directory of ZDS's socket is open to others and holds more than that; give it one of its own",
+        ),
     };
-    let pid = peer.pid;
-    let id = hub.connect(peer);
-    let guard = Connection { hub: &hub, id };
-    tracing::info!(session = %id, peer.pid = pid, "ztunnel connected");
-    let Err(error) = converse(&socket, &hub, id, pid).await;
+    let mode = format_args!("{mode:o}");
+    tracing::warn!(socket = %path.display(), %mode, "{what}");
+    Ok(())
+}
+
+/// A session of one who was admitted, to its end.
+pub(crate) async fn attend(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
+    let id = hub.connect(peer.clone());
+    let guard = Connection { hub, id };
+    let Peer {
+        pid,
+        cgroup,
+        pod_uid,
+    } = &peer;
+    let (cgroup, pod) = (cgroup.as_deref(), pod_uid.as_ref().map(PodUid::as_str));
+    tracing::info!(session = %id, peer.pid = pid, peer.cgroup = cgroup, peer.pod.uid = pod, "ztunnel connected");
+    let Err(error) = converse(&socket, hub, id, &peer).await;
     let why = chain(&error);
     tracing::warn!(session = %id, peer.pid = pid, error = why, "ztunnel's session ended");
     hub.disconnect(id, &why);
@@ -167,7 +176,7 @@ async fn converse(
     socket: &UnixSeqpacket,
     hub: &Hub,
     id: SessionId,
-    pid: i32,
+    peer: &Peer,
 ) -> Result<Infallible, ZdsError> {
     let mut changes = hub.changes();
     let mut buffer = vec![0; LONGEST_PACKET];
@@ -180,7 +189,7 @@ async fn converse(
         if let Some(message) = hub.next(id) {
             asked = Some((Instant::now(), message.verb()));
             send(socket, &message).await?;
-            record(id, pid, &message);
+            record(id, peer, &message);
         }
         let wake_at = hub.wake_at(id);
         tokio::select! {
@@ -264,7 +273,8 @@ fn parse_answer(packet: &[u8]) -> Result<Result<(), Nack>, ZdsError> {
 }
 
 /// Who was given which netns is recorded, always.
-fn record(session: SessionId, pid: i32, message: &Message) {
+fn record(session: SessionId, peer: &Peer, message: &Message) {
+    let pid = peer.pid;
     let Some(uid) = message.uid() else {
         tracing::info!(%session, peer.pid = pid, "Ended the snapshot");
         return;
@@ -272,7 +282,9 @@ fn record(session: SessionId, pid: i32, message: &Message) {
     if let (Some(descriptor), Some(info)) = (message.descriptor(), message.info()) {
         let pod = format_args!("{}/{}", info.namespace, info.name);
         let netns = descriptor.netns();
-        tracing::info!(target: "audit", %session, peer.pid = pid, %pod, pod.uid = %uid, %netns, "Gave a netns to ztunnel");
+        let (cgroup, of) = (peer.cgroup.as_deref(), peer.pod_uid.as_ref());
+        let of = of.map(PodUid::as_str);
+        tracing::info!(target: "audit", %session, peer.pid = pid, peer.cgroup = cgroup, peer.pod.uid = of, %pod, pod.uid = %uid, %netns, "Gave a netns to ztunnel");
     } else {
         tracing::info!(%session, peer.pid = pid, pod.uid = %uid, verb = message.verb(), "Told ztunnel");
     }

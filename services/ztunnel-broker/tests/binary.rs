@@ -40,7 +40,14 @@ mod tests {
                 .arg(dir)
                 .arg("--zds-socket")
                 .arg(dir.join("ztunnel.sock"))
-                .args(["--peer", "uid", "--log-level", "error"])
+                .args([
+                    "--peer",
+                    "uid",
+                    "--ztunnel-peer",
+                    "uid",
+                    "--log-level",
+                    "error",
+                ])
                 .stdin(Stdio::null())
                 .spawn();
             Self(child.unwrap())
