@@ -1,6 +1,6 @@
 //! The other services, as calls that take checked values and end in time.
 
-use std::{net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use inpod_proto::{
     addresses_from, addresses_to, failure_of,
@@ -12,7 +12,7 @@ use inpod_proto::{
 };
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Request, Response, Status, transport::Channel};
-use workload::{Failure, NetnsId, NetnsRef, Reason, Revision, SandboxRef, Workload};
+use workload::{Failure, NetnsId, NetnsRef, PodUid, Reason, Revision, SandboxRef, Workload};
 
 use crate::{
     checkpoint::Record,
@@ -396,6 +396,27 @@ impl Agents {
             client.set_workloads(request(message, deadline)),
         )
         .await?;
+        Ok(())
+    }
+
+    /// Tells which pods are ztunnels.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn set_ztunnels(
+        &self,
+        instance_id: &str,
+        pods: &BTreeSet<PodUid>,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
+        let message = broker::SetZtunnelsRequest {
+            instance_id: instance_id.to_owned(),
+            pod_uids: pods.iter().map(|uid| uid.as_str().to_owned()).collect(),
+        };
+        let mut client = self.broker.clone();
+        let answer = client.set_ztunnels(request(message, deadline));
+        call("ztunnel-broker", deadline, answer).await?;
         Ok(())
     }
 

@@ -11,7 +11,10 @@ use daemon::Key;
 use serde::Deserialize;
 use workload::{NamespaceName, NodeName};
 
-use crate::redirection::{Capture, Inbound, Ipv6};
+use crate::{
+    redirection::{Capture, Inbound, Ipv6},
+    ztunnels::Selector,
+};
 
 /// The settings of this service alone.
 pub const KEYS: &[Key] = &[
@@ -66,6 +69,11 @@ pub const KEYS: &[Key] = &[
         help: "The plugin's stateDir: what it writes down while pod-events is away, and what it reads then",
     },
     Key {
+        name: "ztunnel_pods",
+        default: Some("istio-system/app=ztunnel"),
+        help: "Which pods are ztunnels, as NAMESPACE/LABEL=VALUE: ztunnel-broker serves those of this node and no other process",
+    },
+    Key {
         name: "metrics_address",
         default: Some("127.0.0.1:15014"),
         help: "Where GET /metrics answers with the metrics of all services of the node; empty for nowhere",
@@ -95,6 +103,9 @@ pub struct Config {
     /// The plugin's `stateDir`.
     #[serde(deserialize_with = "daemon::config::absolute")]
     pub plugin_state_dir: PathBuf,
+    /// Which pods are ztunnels.
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    pub ztunnel_pods: Selector,
     /// Where metrics are read.
     #[serde(deserialize_with = "daemon::config::parsed")]
     pub metrics_address: MetricsAddress,

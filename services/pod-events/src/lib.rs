@@ -26,6 +26,7 @@ pub mod task;
 #[cfg(test)]
 mod testing;
 pub mod timeline;
+pub mod ztunnels;
 
 use std::sync::Arc;
 
@@ -76,14 +77,14 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     );
     let (synced_sender, synced) = watch::channel(Synced::default());
     let pipeline = Pipeline {
-        agents: agents.clone(),
+        agents,
         checkpoint,
         synced,
         revisions: Revisions::default(),
     };
     let shared = Arc::new(Shared {
         pipeline,
-        source: source.clone(),
+        source,
         config,
     });
     let registry = Registry::new(Arc::clone(&shared), records);
@@ -98,9 +99,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         metrics.clone(),
     )
     .await;
-    Sync::start(agents, registry.clone(), conditions.clone(), synced_sender);
-    tokio::spawn(follow_source(source.changes(), registry.clone()));
-    tokio::spawn(follow_health(source.health(), conditions.clone()));
+    keep_told(&shared, &registry, &conditions, synced_sender);
     if let Some(address) = shared.config.metrics_address.0 {
         let (joined, conditions) = (Joined::new(&daemon), conditions.clone());
         tokio::spawn(daemon::metrics::serve(address, conditions, joined));
@@ -117,6 +116,22 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .add_service(PodEventsServiceServer::new(server))
         .serve()
         .await
+}
+
+/// Has the other services follow this one, and this one its source.
+fn keep_told(
+    shared: &Shared,
+    registry: &Registry,
+    conditions: &Readiness,
+    synced: watch::Sender<Synced>,
+) {
+    let (source, agents) = (&shared.source, &shared.pipeline.agents);
+    let broker = Sync::start(agents.clone(), registry.clone(), conditions.clone(), synced);
+    let selector = shared.config.ztunnel_pods.clone();
+    let telling = ztunnels::keep_told(agents.clone(), source.clone(), selector, broker);
+    tokio::spawn(telling);
+    tokio::spawn(follow_source(source.changes(), registry.clone()));
+    tokio::spawn(follow_health(source.health(), conditions.clone()));
 }
 
 /// Tells whether the view of this node's pods is up to date.

@@ -20,6 +20,8 @@ pub struct Pod {
     pub node: Option<NodeName>,
     /// The value of its label `istio.io/dataplane-mode`.
     pub dataplane_mode: Option<String>,
+    /// All its labels, by which ztunnels are known.
+    pub labels: BTreeMap<String, String>,
     /// Whether it shares the node's network.
     pub host_network: bool,
     /// Whether a sidecar was injected.
@@ -126,6 +128,7 @@ impl TryFrom<k8s::Pod> for Pod {
             )?,
             node,
             dataplane_mode: dataplane_mode(meta.labels.as_ref()),
+            labels: meta.labels.clone().unwrap_or_default(),
             host_network: spec.host_network == Some(true),
             has_sidecar: annotation(keys::SIDECAR_STATUS).is_some(),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),

@@ -3,7 +3,7 @@
 //! Done before the pod's task is asked, which waits for nobody: where the source has to be asked past its watch, that
 //! takes as long as the caller has.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use inpod_cni::enrolled::EnrolledNamespaces;
 use tokio::time::Instant;
@@ -145,6 +145,7 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
         service_account: "default".parse().map_err(odd)?,
         node: None,
         dataplane_mode: None,
+        labels: BTreeMap::new(),
         host_network: false,
         has_sidecar: false,
         terminal: false,

@@ -31,7 +31,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const TELL: Duration = Duration::from_secs(10);
 
 /// The run of a service that is there; `None` while it is away.
-type Run = Option<Arc<str>>;
+pub(crate) type Run = Option<Arc<str>>;
 
 /// The condition that holds readiness up: whether an ADD of an enrolled pod could be served.
 const IN_STEP: &str = "in-step";
@@ -48,13 +48,13 @@ pub(crate) struct Sync {
 }
 
 impl Sync {
-    /// Opens both streams and keeps both services told.
+    /// Opens both streams and keeps both services told. Returns which run of the broker is there.
     pub(crate) fn start(
         agents: Agents,
         registry: Registry,
         conditions: Readiness,
         synced: watch::Sender<Synced>,
-    ) {
+    ) -> watch::Receiver<Run> {
         conditions.require(IN_STEP, "neither netconfig nor ztunnel-broker was seen yet");
         let (netconfig_run, netconfig) = watch::channel(None);
         let (broker_run, broker) = watch::channel(None);
@@ -76,10 +76,11 @@ impl Sync {
                 conditions,
                 synced,
                 netconfig,
-                broker,
+                broker: broker.clone(),
             }
             .run(),
         );
+        broker
     }
 
     async fn run(mut self) {

@@ -1,5 +1,7 @@
 //! Builders that default everything but the fact under test.
 
+use std::collections::BTreeMap;
+
 use workload::{NetnsRef, PodRef, Revision, SandboxRef};
 
 use crate::{
@@ -18,6 +20,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         service_account: "default".parse().unwrap(),
         node: None,
         dataplane_mode: None,
+        labels: BTreeMap::new(),
         host_network: false,
         has_sidecar: false,
         terminal: false,

@@ -79,7 +79,7 @@ fn config() -> crate::config::Config {
     serde_json::from_value(serde_json::json!({
         "node_name": "node-1", "pods_from": "dir:/nowhere", "kubeconfig": "", "exclude_namespaces": "",
         "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "plugin_state_dir": "/nowhere",
-        "metrics_address": "", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
+        "metrics_address": "", "ztunnel_pods": "istio-system/app=ztunnel", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
     }))
     .unwrap()
 }

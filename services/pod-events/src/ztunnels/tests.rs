@@ -1,0 +1,200 @@
+use std::sync::Mutex;
+
+use workload::Reason;
+
+use super::*;
+use crate::testing;
+
+fn ztunnel(name: &str) -> Pod {
+    let mut pod = testing::pod("istio-system", name);
+    pod.labels.insert("app".to_owned(), "ztunnel".to_owned());
+    pod
+}
+
+fn selector() -> Selector {
+    "istio-system/app=ztunnel".parse().unwrap()
+}
+
+fn inventory(pods: &[Pod]) -> Arc<Inventory> {
+    let key = |pod: &Pod| (pod.pod.namespace.clone(), pod.pod.name.clone());
+    Arc::new(Inventory {
+        pods: pods.iter().map(|pod| (key(pod), pod.clone())).collect(),
+        ..Inventory::default()
+    })
+}
+
+fn names(uids: &BTreeSet<PodUid>) -> Vec<&str> {
+    uids.iter().map(PodUid::as_str).collect()
+}
+
+#[test]
+fn pods_of_the_namespace_with_the_label_are_ztunnels_and_no_others() {
+    let elsewhere = Pod {
+        labels: ztunnel("c").labels,
+        ..testing::pod("shop", "c")
+    };
+    let mut other = ztunnel("d");
+    other.labels.insert("app".to_owned(), "istiod".to_owned());
+    let pods = [
+        ztunnel("a"),
+        ztunnel("b"),
+        elsewhere,
+        other,
+        testing::pod("istio-system", "e"),
+    ];
+    let found = among(pods.iter(), &selector());
+    assert_eq!(names(&found), ["uid-of-a", "uid-of-b"]);
+}
+
+#[test]
+fn a_static_ztunnel_is_named_as_its_cgroup_is() {
+    let pod = Pod {
+        runtime_uid: Some("hash".parse().unwrap()),
+        ..ztunnel("a")
+    };
+    assert_eq!(names(&among([&pod].into_iter(), &selector())), ["hash"]);
+}
+
+#[test]
+fn a_selector_is_a_namespace_a_label_and_a_value() {
+    for text in [
+        "istio-system/app=ztunnel",
+        "mesh/app.kubernetes.io/name=z_t.1",
+        "a/b=c",
+    ] {
+        assert!(text.parse::<Selector>().is_ok(), "{text}");
+    }
+    let long = format!("a/b={}", "c".repeat(64));
+    for text in [
+        "",
+        "app=ztunnel",
+        "istio-system/app",
+        "istio-system/app=",
+        "istio-system/=ztunnel",
+        "istio-system/app=z=t",
+        "istio-system/app=ztunnel,b=c",
+        "istio-system/app = ztunnel",
+        "Istio/app=ztunnel",
+        "/app=ztunnel",
+        "a/B.c/d=e",
+        "a/b/c/d=e",
+        "a/-b=c",
+        "a/b=c-",
+        &long,
+    ] {
+        let error = text.parse::<Selector>().unwrap_err();
+        assert!(
+            error.contains("ztunnel_pods") && error.contains(text),
+            "{error}"
+        );
+    }
+}
+
+/// The source and the broker, and what the broker was told; it refuses while `fails` is above 0.
+struct Scene {
+    inventory: watch::Sender<Arc<Inventory>>,
+    health: watch::Sender<Health>,
+    broker: watch::Sender<Run>,
+    told: Arc<Mutex<(Vec<String>, u32)>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Scene {
+    fn new(fails: u32) -> Self {
+        let (inventory, seen_inventory) = watch::channel(inventory(&[]));
+        let (health, seen_health) = watch::channel(None);
+        let (broker, seen_broker) = watch::channel(None);
+        let told = Arc::new(Mutex::new((Vec::new(), fails)));
+        let seen = Seen {
+            inventory: seen_inventory,
+            health: seen_health,
+            broker: seen_broker,
+        };
+        let log = Arc::clone(&told);
+        let task = tokio::spawn(async move {
+            let tell = |run: Arc<str>, pods: BTreeSet<PodUid>| {
+                let mut log = log.lock().unwrap();
+                let answer = match log.1 {
+                    0 => {
+                        log.0.push(format!("{run}: {}", names(&pods).join(" ")));
+                        Ok(())
+                    }
+                    _ => {
+                        log.1 -= 1;
+                        Err(Failure::new(Reason::InstanceMismatch, "another run"))
+                    }
+                };
+                std::future::ready(answer)
+            };
+            seen.follow(&selector(), tell).await;
+        });
+        Self {
+            inventory,
+            health,
+            broker,
+            told,
+            task,
+        }
+    }
+
+    /// What was told once nothing more happens.
+    async fn told(&self) -> Vec<String> {
+        sleep(Duration::from_secs(60)).await;
+        self.told.lock().unwrap().0.clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_said_before_the_pods_are_known() {
+    let scene = Scene::new(0);
+    scene.broker.send_replace(Some("r1".into()));
+    for health in [None, Some(Err("the API server is away".to_owned()))] {
+        scene.health.send_replace(health);
+        assert!(scene.told().await.is_empty());
+    }
+    scene.inventory.send_replace(inventory(&[ztunnel("a")]));
+    scene.health.send_replace(Some(Ok(())));
+    assert_eq!(scene.told().await, ["r1: uid-of-a"]);
+    // What is known stays known while the source is away.
+    scene.health.send_replace(Some(Err("away".to_owned())));
+    scene.broker.send_replace(Some("r2".into()));
+    assert_eq!(scene.told().await, ["r1: uid-of-a", "r2: uid-of-a"]);
+    scene.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_run_of_the_broker_is_told_and_every_change_and_nothing_twice() {
+    let scene = Scene::new(0);
+    scene.health.send_replace(Some(Ok(())));
+    assert!(scene.told().await.is_empty(), "there is no broker");
+    scene.broker.send_replace(Some("r1".into()));
+    assert_eq!(scene.told().await, ["r1: "]);
+    scene
+        .inventory
+        .send_replace(inventory(&[testing::pod("shop", "web")]));
+    assert_eq!(
+        scene.told().await.len(),
+        1,
+        "nothing about ztunnels changed"
+    );
+    scene.inventory.send_replace(inventory(&[ztunnel("a")]));
+    assert_eq!(scene.told().await[1..], ["r1: uid-of-a"]);
+    scene.broker.send_replace(None);
+    scene
+        .inventory
+        .send_replace(inventory(&[ztunnel("a"), ztunnel("b")]));
+    assert_eq!(scene.told().await.len(), 2);
+    scene.broker.send_replace(Some("r2".into()));
+    assert_eq!(scene.told().await[2..], ["r2: uid-of-a uid-of-b"]);
+    scene.task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_broker_that_cannot_be_told_is_told_again() {
+    let scene = Scene::new(5);
+    scene.health.send_replace(Some(Ok(())));
+    scene.inventory.send_replace(inventory(&[ztunnel("a")]));
+    scene.broker.send_replace(Some("r1".into()));
+    assert_eq!(scene.told().await, ["r1: uid-of-a"]);
+    scene.task.abort();
+}
