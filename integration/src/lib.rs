@@ -7,6 +7,7 @@
 
 mod api;
 mod apiserver;
+mod cgroups;
 mod evidence;
 mod guard;
 mod inhabitant;
@@ -20,6 +21,7 @@ mod traffic;
 
 pub use api::Api;
 pub use apiserver::ApiServer;
+pub use cgroups::{Cgroups, ZTUNNEL_CAPABILITIES};
 pub use evidence::{Access, counters};
 pub use guard::guard;
 pub use inhabitant::Inhabitant;

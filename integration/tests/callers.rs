@@ -1,48 +1,13 @@
 //! Callers who may not, and callers who say what is not so: refused or put off, written down, and nothing is changed.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-use std::{
-    fs,
-    os::unix::net::UnixStream,
-    path::{Path, PathBuf},
-    process::Command,
+use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
+
+use integration::{
+    Call, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, State, eventually, run,
 };
 
-use anyhow::Context as _;
-use integration::{Call, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, State, eventually, run};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-
 const UID: &str = "11111111-2222-3333-4444-555555555555";
-
-/// A cgroup with the name of a pod's, in the hierarchy of version 2. Goes with the value.
-struct PodCgroup {
-    root: PathBuf,
-    above: PathBuf,
-    own: PathBuf,
-}
-
-impl PodCgroup {
-    fn new(node: &Node) -> anyhow::Result<Self> {
-        let root = node.run_dir().with_file_name("cgroup");
-        fs::create_dir(&root)?;
-        let none = None::<&str>;
-        mount(none, &root, Some("cgroup2"), MsFlags::empty(), none)
-            .context("cannot mount cgroup2")?;
-        let above = root.join(format!("kubepods-{}", node.name()));
-        let own = above.join(format!("pod{UID}"));
-        fs::create_dir_all(&own).context("cannot make a cgroup")?;
-        Ok(Self { root, above, own })
-    }
-}
-
-impl Drop for PodCgroup {
-    fn drop(&mut self) {
-        // A process that has just ended may still be counted.
-        eventually("the cgroup goes", PATIENCE, || fs::remove_dir(&self.own)).unwrap_or_default();
-        fs::remove_dir(&self.above).unwrap_or_default();
-        umount2(&self.root, MntFlags::MNT_DETACH).unwrap_or_default();
-    }
-}
 
 /// Whether this is a user namespace with a single user, as an isolation without root has it.
 fn is_alone() -> bool {
@@ -99,6 +64,8 @@ fn calls() -> Vec<(&'static str, String)> {
                 "SetWorkloads",
                 "AddWorkload",
                 "RemoveWorkload",
+                "SetZtunnels",
+                "RenewSession",
                 "ListWorkloads",
                 "WatchSessions",
             ],
@@ -126,12 +93,13 @@ fn in_pod(cgroup: &Path, pod: &Pod, command: &str) -> anyhow::Result<String> {
 
 #[test]
 fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is_written_down() {
-    let node = Node::running().unwrap();
-    let cgroup = match PodCgroup::new(&node) {
-        Ok(cgroup) => cgroup,
+    let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
+    let (cgroup, _cgroups) = match made {
+        Ok(made) => made,
         // Without a cgroup of its own no process looks like a pod's; how a path is read is shown by unit tests.
         Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
     };
+    let node = Node::running().unwrap();
     // By the name of a pod in its path a process is no host process; to be a service it would have to be elsewhere.
     let strict = Node::new().unwrap();
     for service in SERVICES {
@@ -155,9 +123,7 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
             protoset.display(),
             socket.display()
         );
-        let error = in_pod(&cgroup.own, &victim, &command)
-            .unwrap_err()
-            .to_string();
+        let error = in_pod(&cgroup, &victim, &command).unwrap_err().to_string();
         assert!(
             error.contains("PermissionDenied") && error.contains("CALLER_REFUSED"),
             "{call}: {error}"

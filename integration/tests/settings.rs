@@ -59,7 +59,9 @@ impl Place {
                     ("plugin-state-dir", state),
                 ]);
             }
-            "ztunnel-broker" => defaults.push(("zds-socket", zds)),
+            "ztunnel-broker" => {
+                defaults.extend([("zds-socket", zds), ("ztunnel-peer", "uid".to_owned())]);
+            }
             _ => {}
         }
         for (name, value) in defaults {
@@ -202,6 +204,31 @@ fn settings_of_one_service_that_cannot_be_used_end_it_by_their_name() {
             "ztunnel-broker",
             &["--undo-reserve-seconds=-3"],
             "undo_reserve_seconds",
+        ),
+        (
+            "ztunnel-broker",
+            &["--ztunnel-peer", "pods"],
+            "ztunnel_peer",
+        ),
+        (
+            "ztunnel-broker",
+            &["--ztunnel-peer", "cgroup:relative"],
+            "ztunnel_peer",
+        ),
+        (
+            "ztunnel-broker",
+            &["--ztunnel-capabilities", "NET_ADMIN,CAP_NET_RAW"],
+            "ztunnel_capabilities",
+        ),
+        (
+            "ztunnel-broker",
+            &["--ztunnel-capabilities", ","],
+            "ztunnel_capabilities",
+        ),
+        (
+            "pod-events",
+            &["--ztunnel-pods", "app=ztunnel"],
+            "ztunnel_pods",
         ),
         ("pod-events", &["--node-name", "Node!"], "node_name"),
         ("pod-events", &["--node-name", ""], "node_name"),

@@ -16,7 +16,8 @@ use super::Node;
 use crate::{Access, PATIENCE, bin, eventually};
 
 impl Node {
-    fn zds_socket(&self) -> PathBuf {
+    /// The socket on which ztunnels connect.
+    pub fn zds_socket(&self) -> PathBuf {
         self.dir.join("ztunnel/ztunnel.sock")
     }
 
@@ -38,7 +39,8 @@ impl Node {
         self.start_with(service, &["--peer", peer])
     }
 
-    /// Starts a service of inpod with settings of its own, the policy for its peers among them.
+    /// Starts a service of inpod with settings of its own, the policy for its peers among them. The broker serves any
+    /// ztunnel of its user, unless they say otherwise.
     ///
     /// # Errors
     ///
@@ -53,7 +55,22 @@ impl Node {
     ///
     /// When it cannot be started.
     pub fn start_at(&self, run_dir: &Path, service: &str, settings: &[&str]) -> anyhow::Result<()> {
-        let mut command = self.command(&bin(service)?);
+        self.start_within(&[], run_dir, service, settings)
+    }
+
+    /// The same, by a program that becomes the service: what it is given is followed by the service's command line.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_within(
+        &self,
+        within: &[&str],
+        run_dir: &Path,
+        service: &str,
+        settings: &[&str],
+    ) -> anyhow::Result<()> {
+        let mut command = self.command(within, &bin(service)?);
         command.arg("--run-dir").arg(run_dir);
         command.args(settings);
         command.args(["--log-format", "text", "--log-level", "debug"]);
@@ -75,6 +92,9 @@ impl Node {
             }
             "ztunnel-broker" => {
                 command.arg("--zds-socket").arg(self.zds_socket());
+                if !settings.contains(&"--ztunnel-peer") {
+                    command.args(["--ztunnel-peer", "uid"]);
+                }
             }
             _ => {}
         }
@@ -96,7 +116,21 @@ impl Node {
     ///
     /// When it cannot be started.
     pub fn start_ztunnel_as(&self, name: &str, arguments: &[&str]) -> anyhow::Result<()> {
-        let mut command = self.command(&bin("reference-ztunnel")?);
+        self.start_ztunnel_within(&[], name, arguments)
+    }
+
+    /// The same, by a program that becomes the ztunnel.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be started.
+    pub fn start_ztunnel_within(
+        &self,
+        within: &[&str],
+        name: &str,
+        arguments: &[&str],
+    ) -> anyhow::Result<()> {
+        let mut command = self.command(within, &bin("reference-ztunnel")?);
         let state = self.dir.join(format!("{name}.json"));
         // What a ztunnel that was killed said of itself is no longer true.
         fs::remove_file(&state).unwrap_or_default();
@@ -134,10 +168,11 @@ impl Node {
         Access::read(&self.access_log())
     }
 
-    fn command(&self, program: &Path) -> Command {
+    fn command(&self, within: &[&str], program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--net={}", self.netns.path().display()))
+            .args(within)
             .arg(program)
             .env_clear();
         command
@@ -206,7 +241,7 @@ impl Node {
     ///
     /// When it cannot be started.
     pub fn start_netconfig_blind(&self) -> anyhow::Result<()> {
-        let mut command = self.command(Path::new("unshare"));
+        let mut command = self.command(&[], Path::new("unshare"));
         let program = bin("netconfig")?;
         let (program, run_dir) = (program.display(), self.run_dir());
         let script = format!(

@@ -1,0 +1,136 @@
+//! A process that connects to ZDS and is no ztunnel: says hello, and tells on its standard output what it was given.
+//!
+//! ```text
+//! impostor wait SOCKET            one connection, until it ends
+//! impostor hand-over SOCKET       the same, by another process: the one that connected ends at once
+//! impostor many SOCKET NUMBER     so many connections at once, until all have ended
+//! impostor again SOCKET SECONDS   one connection after the other, each as soon as the last has ended
+//! ```
+
+use std::{
+    io::{self, IoSliceMut, Write as _},
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail};
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg,
+    send, socket,
+};
+
+/// `ZdsHello{version: V1}`.
+const HELLO: &[u8] = b"\x08\x01";
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match arguments.as_slice() {
+        ["wait", path] => wait(&greet(path)?),
+        ["hand-over", path] => hand_over(greet(path)?),
+        ["inherited"] => inherited(),
+        ["many", path, number] => many(path, number.parse()?),
+        ["again", path, seconds] => again(path, Duration::from_secs(seconds.parse()?)),
+        _ => bail!("see the head of integration/src/bin/impostor.rs"),
+    }
+}
+
+fn say(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout();
+    writeln!(out, "{text}")?;
+    Ok(out.flush()?)
+}
+
+fn greet(path: &str) -> anyhow::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
+    let address = UnixAddr::new(Path::new(path))?;
+    connect(socket.as_raw_fd(), &address).with_context(|| format!("cannot connect to {path}"))?;
+    // One who was sent away already is told so when it listens.
+    send(socket.as_raw_fd(), HELLO, MsgFlags::MSG_NOSIGNAL)
+        .map(drop)
+        .unwrap_or_default();
+    Ok(socket)
+}
+
+/// What comes next: bytes and descriptors, or `None` for the end.
+fn next(socket: &OwnedFd) -> anyhow::Result<Option<(usize, usize)>> {
+    let mut bytes = [0; 2048];
+    let mut control = nix::cmsg_space!([i32; 8]);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let received = recvmsg::<()>(
+        socket.as_raw_fd(),
+        &mut parts,
+        Some(&mut control),
+        MsgFlags::empty(),
+    );
+    let message = match received {
+        Err(nix::Error::ECONNRESET) => return Ok(None),
+        received => received?,
+    };
+    let mut descriptors = 0;
+    for control in message.cmsgs()? {
+        if let ControlMessageOwned::ScmRights(held) = control {
+            descriptors += held.len();
+        }
+    }
+    Ok((message.bytes > 0).then_some((message.bytes, descriptors)))
+}
+
+fn wait(socket: &OwnedFd) -> anyhow::Result<()> {
+    say("connected")?;
+    while let Some((bytes, descriptors)) = next(socket)? {
+        say(&format!(
+            "given {bytes} bytes and {descriptors} descriptors"
+        ))?;
+    }
+    say("end")
+}
+
+fn hand_over(socket: OwnedFd) -> anyhow::Result<()> {
+    let heir = Command::new(std::env::current_exe()?)
+        .arg("inherited")
+        .stdin(Stdio::from(socket))
+        .spawn()?;
+    // Nobody waits for it: this process ends, and has been seen to.
+    drop(heir);
+    Ok(())
+}
+
+fn inherited() -> anyhow::Result<()> {
+    let socket = io::stdin();
+    wait(&std::os::fd::AsFd::as_fd(&socket).try_clone_to_owned()?)
+}
+
+fn many(path: &str, number: usize) -> anyhow::Result<()> {
+    let mut sockets = Vec::with_capacity(number);
+    for _ in 0..number {
+        sockets.push(greet(path)?);
+    }
+    say("connected")?;
+    let mut given = 0;
+    for socket in &sockets {
+        while let Some((_, descriptors)) = next(socket)? {
+            given += descriptors;
+        }
+    }
+    say(&format!("given {given} descriptors"))?;
+    say("end")
+}
+
+fn again(path: &str, time: Duration) -> anyhow::Result<()> {
+    say("connected")?;
+    let end = Instant::now() + time;
+    let (mut connections, mut given) = (0_u64, 0);
+    while Instant::now() < end {
+        let socket = greet(path)?;
+        connections += 1;
+        while let Some((_, descriptors)) = next(&socket)? {
+            given += descriptors;
+        }
+    }
+    say(&format!("given {given} descriptors"))?;
+    say(&format!("end of {connections} connections"))
+}

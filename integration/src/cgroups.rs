@@ -1,0 +1,117 @@
+use std::{
+    cell::RefCell,
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::Context as _;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+
+use crate::{PATIENCE, eventually};
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// What a stock ztunnel's container may do (Istio's chart), for [`Cgroups::container`].
+pub const ZTUNNEL_CAPABILITIES: &str = "-all,+net_admin,+net_raw,+sys_admin";
+
+/// Cgroups with the names of pods and containers, in the hierarchy of version 2. Go with the value, which must outlive
+/// the processes in them.
+#[derive(Debug)]
+pub struct Cgroups {
+    mount: PathBuf,
+    above: PathBuf,
+    made: RefCell<Vec<PathBuf>>,
+}
+
+impl Cgroups {
+    /// No cgroup yet.
+    ///
+    /// # Errors
+    ///
+    /// When cgroups cannot be made: without root.
+    pub fn new() -> anyhow::Result<Self> {
+        let name = format!(
+            "inpod-test-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        let root = PathBuf::from("/run").join(&name);
+        fs::create_dir(&root)?;
+        let none = None::<&str>;
+        mount(none, &root, Some("cgroup2"), MsFlags::empty(), none)
+            .context("cannot mount cgroup2")?;
+        let cgroups = Self {
+            above: root.join(&name),
+            mount: root,
+            made: RefCell::default(),
+        };
+        let above = cgroups.above.clone();
+        cgroups.make(&above)?;
+        Ok(cgroups)
+    }
+
+    fn make(&self, path: &Path) -> anyhow::Result<()> {
+        if !path.is_dir() {
+            fs::create_dir(path).context("cannot make a cgroup")?;
+            self.made.borrow_mut().push(path.to_owned());
+        }
+        Ok(())
+    }
+
+    /// The cgroup of a pod.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made.
+    pub fn pod(&self, uid: &str) -> anyhow::Result<PathBuf> {
+        let parts = [
+            "kubepods".to_owned(),
+            "burstable".into(),
+            format!("pod{uid}"),
+        ];
+        let mut path = self.above.clone();
+        for part in parts {
+            path.push(part);
+            self.make(&path)?;
+        }
+        Ok(path)
+    }
+
+    /// A program that becomes the one that follows it, in a container of a pod and with so much of root's power, as
+    /// setpriv's `--bounding-set` takes it. `below` is a cgroup that the container made for itself.
+    ///
+    /// # Errors
+    ///
+    /// When a cgroup cannot be made.
+    pub fn container(
+        &self,
+        uid: &str,
+        below: &str,
+        capabilities: &str,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut path = self.pod(uid)?;
+        path.push("c".repeat(64));
+        self.make(&path)?;
+        for part in below.split('/').filter(|part| !part.is_empty()) {
+            path.push(part);
+            self.make(&path)?;
+        }
+        let script = format!(
+            "echo $$ > {}/cgroup.procs && exec setpriv --bounding-set {capabilities} \"$@\"",
+            path.display()
+        );
+        Ok(["sh", "-c", &script, "sh"].map(str::to_owned).to_vec())
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for path in self.made.borrow().iter().rev() {
+            // A process that has just ended may still be counted.
+            eventually("the cgroup goes", PATIENCE, || fs::remove_dir(path)).unwrap_or_default();
+        }
+        umount2(&self.mount, MntFlags::MNT_DETACH).unwrap_or_default();
+        fs::remove_dir(&self.mount).unwrap_or_default();
+    }
+}

@@ -1,0 +1,162 @@
+//! A node whose broker proves ztunnels by their pods, and processes in pods of it.
+#![allow(dead_code, reason = "each test crate uses its part")]
+#![allow(
+    clippy::allow_attributes,
+    reason = "what is unused differs between the crates"
+)]
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{Cgroups, Node, PATIENCE, SERVICES, Spec, ZTUNNEL_CAPABILITIES, bin, eventually};
+
+pub(crate) const ZTUNNEL: &str = "11111111-2222-3333-4444-555555555555";
+pub(crate) const OTHER: &str = "66666666-7777-8888-9999-aaaaaaaaaaaa";
+const AGENT: &str = "bbbbbbbb-cccc-dddd-eeee-ffffffffffff";
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+/// The node goes before its cgroups.
+pub(crate) struct Scene {
+    pub(crate) node: Node,
+    pub(crate) cgroups: Cgroups,
+}
+
+impl Scene {
+    /// The services run, the broker as it is by default; nobody has said which pods are ztunnels.
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let scene = Self::without_services()?;
+        for service in SERVICES {
+            scene.start(service)?;
+        }
+        Ok(scene)
+    }
+
+    pub(crate) fn without_services() -> anyhow::Result<Self> {
+        let cgroups = Cgroups::new().context("these tests make cgroups: run them as root")?;
+        let node = Node::new()?;
+        Ok(Self { node, cgroups })
+    }
+
+    /// The same, with a ztunnel that is up to date and has a pod to serve.
+    pub(crate) fn served() -> anyhow::Result<Self> {
+        let scene = Self::new()?;
+        scene.name_ztunnel()?;
+        scene.start_ztunnel("ztunnel")?;
+        scene.node.ready()?;
+        scene.node.pod(Spec::new("victim").ambient())?;
+        Ok(scene)
+    }
+
+    pub(crate) fn start(&self, service: &str) -> anyhow::Result<()> {
+        if service != "ztunnel-broker" {
+            return self.node.start(service);
+        }
+        // In a pod of its own, as on a node.
+        let within = self.cgroups.container(AGENT, "", "-all")?;
+        let within: Vec<&str> = within.iter().map(String::as_str).collect();
+        let settings = ["--peer", "uid", "--ztunnel-peer", "pod"];
+        let run_dir = self.node.run_dir();
+        self.node
+            .start_within(&within, &run_dir, service, &settings)
+    }
+
+    /// The manifest of the ztunnel's pod is there.
+    pub(crate) fn name_ztunnel(&self) -> anyhow::Result<()> {
+        self.node.write_manifest(&Spec {
+            namespace: "istio-system".to_owned(),
+            name: "ztunnel".to_owned(),
+            uid: ZTUNNEL.to_owned(),
+            mode: None,
+        })
+    }
+
+    /// Starts the reference ztunnel as a stock one runs.
+    pub(crate) fn start_ztunnel(&self, name: &str) -> anyhow::Result<()> {
+        let within = self.cgroups.container(ZTUNNEL, "", ZTUNNEL_CAPABILITIES)?;
+        let within: Vec<&str> = within.iter().map(String::as_str).collect();
+        self.node.start_ztunnel_within(&within, name, &[])
+    }
+
+    /// Starts an impostor by a program that becomes it.
+    pub(crate) fn impostor(&self, within: &[String], does: &[&str]) -> anyhow::Result<Impostor> {
+        let name = format!("impostor-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        let output = self.node.run_dir().with_file_name(name);
+        let program = bin("impostor")?.display().to_string();
+        let mut command = within.to_vec();
+        command.push(program);
+        let (program, arguments) = command.split_first().context("a program")?;
+        let (verb, rest) = does.split_first().context("a verb")?;
+        let child = Command::new(program)
+            .args(arguments)
+            .arg(verb)
+            .arg(self.node.zds_socket())
+            .args(rest)
+            .stdin(Stdio::null())
+            .stdout(File::create(&output)?)
+            .spawn()?;
+        let impostor = Impostor { child, output };
+        eventually("it connects", PATIENCE, || {
+            // Whoever hands over says so by its heir.
+            let has_begun = impostor.said().starts_with("connected") || *verb == "hand-over";
+            ensure!(has_begun, "{}", impostor.said());
+            anyhow::Ok(())
+        })?;
+        Ok(impostor)
+    }
+
+    /// The broker's lines about connections that it sent away.
+    pub(crate) fn refusals(&self) -> Vec<String> {
+        let log = self.node.tail("ztunnel-broker", 100_000);
+        let refused = log
+            .lines()
+            .filter(|line| line.contains("WARN audit: Refused a connection to ZDS"));
+        refused.map(str::to_owned).collect()
+    }
+}
+
+/// A process that is no ztunnel. Ends with the value.
+pub(crate) struct Impostor {
+    child: Child,
+    output: PathBuf,
+}
+
+impl Impostor {
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What it tells of what it was given.
+    pub(crate) fn said(&self) -> String {
+        fs::read_to_string(&self.output).unwrap_or_default()
+    }
+
+    /// Waits until its connection has ended, during which it must have been given nothing.
+    pub(crate) fn is_sent_away(&self) -> anyhow::Result<()> {
+        eventually("it is sent away", PATIENCE, || {
+            let said = self.said();
+            ensure!(said == "connected\nend\n", "{said}");
+            anyhow::Ok(())
+        })
+    }
+
+    /// Waits for its end.
+    pub(crate) fn ended(&mut self) -> anyhow::Result<()> {
+        let status = self.child.wait()?;
+        ensure!(status.success(), "{status}");
+        Ok(())
+    }
+}
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        // Ended already, or ends now.
+        self.child.kill().unwrap_or_default();
+        self.child.wait().map(drop).unwrap_or_default();
+    }
+}

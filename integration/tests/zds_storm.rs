@@ -1,0 +1,169 @@
+//! Many connections to ZDS at once, and without end: the ztunnel is served all the same, and the broker stays small.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+#[path = "common/ztunnel_pod.rs"]
+mod ztunnel_pod;
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use integration::{PATIENCE, Spec, ZTUNNEL_CAPABILITIES, eventually};
+use ztunnel_pod::{OTHER, Scene};
+
+/// The most descriptors that a process had while this lived.
+struct Descriptors {
+    most: Arc<AtomicUsize>,
+    end: Arc<AtomicBool>,
+    watcher: Option<JoinHandle<()>>,
+}
+
+impl Descriptors {
+    fn watch(pid: u32) -> Self {
+        let (most, end) = (
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let (seen, is_over) = (Arc::clone(&most), Arc::clone(&end));
+        let watcher = thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                let now = fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+                seen.fetch_max(now, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(2));
+            }
+        });
+        Self {
+            most,
+            end,
+            watcher: Some(watcher),
+        }
+    }
+
+    fn most(mut self) -> usize {
+        self.end.store(true, Ordering::Relaxed);
+        self.watcher.take().unwrap().join().unwrap();
+        self.most.load(Ordering::Relaxed)
+    }
+}
+
+/// The time that a process has computed. The clock ticks a hundred times a second on every Linux (`USER_HZ`).
+fn computed(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    let ticks = |at: usize| fields.get(at).unwrap().parse::<u64>().unwrap();
+    Duration::from_millis(10 * (ticks(11) + ticks(12)))
+}
+
+/// How long until a ztunnel that connects now is served a whole snapshot.
+fn served_after(scene: &Scene) -> Duration {
+    let began = Instant::now();
+    scene.start_ztunnel("ztunnel").unwrap();
+    scene.node.ready().unwrap();
+    began.elapsed()
+}
+
+fn named() -> Scene {
+    let scene = Scene::new().unwrap();
+    scene.name_ztunnel().unwrap();
+    eventually("the broker is told", PATIENCE, || {
+        let log = scene.node.tail("pod-events", 1000);
+        ensure!(log.contains("which pods are ztunnels pods=1"), "{log}");
+        Ok(())
+    })
+    .unwrap();
+    scene
+}
+
+#[test]
+fn a_thousand_connections_at_once_cost_little_and_keep_no_ztunnel_waiting() {
+    let scene = named();
+    let broker = scene.node.pid("ztunnel-broker").unwrap();
+    for within in [
+        // In no pod, and in a pod that might be named yet.
+        Vec::new(),
+        scene
+            .cgroups
+            .container(OTHER, "", ZTUNNEL_CAPABILITIES)
+            .unwrap(),
+    ] {
+        let at_rest = fs::read_dir(format!("/proc/{broker}/fd")).unwrap().count();
+        let (memory, time) = (
+            scene.node.resident("ztunnel-broker").unwrap(),
+            computed(broker),
+        );
+        let descriptors = Descriptors::watch(broker);
+        let began = Instant::now();
+        let mut storm = scene.impostor(&within, &["many", "1000"]).unwrap();
+        let served = served_after(&scene);
+        storm.ended().unwrap();
+        let (took, most) = (began.elapsed(), descriptors.most());
+        let grown = scene
+            .node
+            .resident("ztunnel-broker")
+            .unwrap()
+            .saturating_sub(memory);
+        let computed = computed(broker).saturating_sub(time);
+        println!(
+            "1,000 at once: ztunnel served after {served:?}, all sent away after {took:?}, descriptors {at_rest} -> {most}, \
+             {grown} KiB more, {computed:?} of CPU"
+        );
+        assert_eq!(storm.said(), "connected\ngiven 0 descriptors\nend\n");
+        assert!(served < Duration::from_secs(5), "{served:?}");
+        assert!(most <= at_rest + 24, "{at_rest} -> {most}");
+        assert!(grown < 4096, "{grown} KiB");
+        scene
+            .node
+            .stop("ztunnel", nix::sys::signal::Signal::SIGTERM)
+            .unwrap();
+    }
+    let lines = scene.refusals();
+    assert!((2..=6).contains(&lines.len()), "{lines:?}");
+}
+
+#[test]
+fn impostors_that_connect_for_ever_cost_little_and_keep_no_ztunnel_waiting() {
+    const STORM: u64 = 6;
+    let scene = named();
+    let broker = scene.node.pid("ztunnel-broker").unwrap();
+    let (time, began) = (computed(broker), Instant::now());
+    let descriptors = Descriptors::watch(broker);
+    let seconds = STORM.to_string();
+    let storm = || scene.impostor(&[], &["again", &seconds]).unwrap();
+    let mut storms: Vec<_> = (0..4).map(|_| storm()).collect();
+    let served = served_after(&scene);
+    let pod = scene.node.pod(Spec::new("a").ambient()).unwrap();
+    for storm in &mut storms {
+        storm.ended().unwrap();
+        assert!(
+            storm.said().contains("given 0 descriptors"),
+            "{}",
+            storm.said()
+        );
+    }
+    let (took, most) = (began.elapsed(), descriptors.most());
+    let share = computed(broker).saturating_sub(time).as_secs_f64() / took.as_secs_f64();
+    let connections: Vec<_> = storms
+        .iter()
+        .map(|it| it.said().lines().last().unwrap().to_owned())
+        .collect();
+    println!(
+        "storm of {took:?}: {connections:?}, {share:.3} of a core, at most {most} descriptors, ztunnel served after {served:?}"
+    );
+    assert!(served < Duration::from_secs(5), "{served:?}");
+    assert!(share < 0.25, "{share:.3} of a core");
+    scene.node.until_whole(&pod.spec).unwrap();
+    let lines = scene.refusals();
+    assert!(lines.len() <= 12, "{} lines", lines.len());
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains("is in no pod's container"))
+    );
+}
