@@ -67,8 +67,12 @@ impl StateFile {
     }
 }
 
-/// A reader sees the old content or the new one, never a part: rename replaces at once.
+/// A reader sees the old content or the new one, never a part: rename replaces at once. It would replace a device, too:
+/// what is there must be a file.
 fn replace(path: &Path, state: &State) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(io::Error::other("what is there is no regular file"));
+    }
     let mut next = path.as_os_str().to_owned();
     next.push(".next");
     fs::write(&next, serde_json::to_vec(state)?)?;
@@ -96,5 +100,23 @@ mod tests {
             fs::read_to_string(path).expect("read"),
             r#"{"connected":true,"ready":false,"snapshot_complete":false,"pods":[]}"#
         );
+    }
+
+    #[test]
+    fn what_is_no_file_is_left_alone() {
+        let directory = tempfile::tempdir().expect("tempdir");
+        let (path, target) = (
+            directory.path().join("state.json"),
+            directory.path().join("target"),
+        );
+        std::os::unix::fs::symlink(&target, &path).expect("symlink");
+        StateFile::new(Some(path.clone())).publish(State {
+            connected: true,
+            ready: false,
+            snapshot_complete: false,
+            pods: vec![],
+        });
+        assert!(fs::symlink_metadata(&path).expect("stat").is_symlink());
+        assert!(!directory.path().join("state.json.next").exists());
     }
 }
