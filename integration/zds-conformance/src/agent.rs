@@ -1,0 +1,32 @@
+//! The kit as ztunnels: what an agent has to do.
+
+mod answers;
+pub mod bench;
+pub mod driver;
+mod exec;
+mod hello;
+mod inpod;
+mod load;
+pub mod obedient;
+pub mod peer;
+mod refusals;
+mod sessions;
+mod snapshot;
+mod workloads;
+
+use crate::case::Case;
+use bench::Bench;
+
+/// Every case, in the order in which they run.
+pub fn cases() -> Vec<&'static Case<Bench>> {
+    let all = [
+        hello::CASES,
+        snapshot::CASES,
+        workloads::CASES,
+        answers::CASES,
+        refusals::CASES,
+        sessions::CASES,
+        load::CASES,
+    ];
+    all.into_iter().flatten().collect()
+}

@@ -1,0 +1,163 @@
+//! What a session is told first.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use zds_client::proto::workload_request::Payload;
+
+use super::{
+    bench::{Bench, Pod, QUIET},
+    peer::Said,
+};
+use crate::case::{Case, Outcome, Stop, check, failed};
+
+pub(super) const CASES: &[Case<Bench>] = &[
+    Case {
+        name: "nothing-before-the-set",
+        about: "An agent that does not know its set says nothing; once it does, the snapshot comes.",
+        rules: &["A3"],
+        run: nothing_before_the_set,
+    },
+    Case {
+        name: "empty-snapshot",
+        about: "A snapshot without pods is SnapshotSent alone, once.",
+        rules: &["A8"],
+        run: |bench| {
+            bench.seeded([])?;
+            let ztunnel = bench.ztunnel()?;
+            ztunnel.ack_next()?.is("SnapshotSent")?;
+            ztunnel.silent(QUIET)
+        },
+    },
+    Case {
+        name: "snapshot-names-each-pod-once",
+        about: "Each pod is added once, with its own netns, then the snapshot ends, then nothing.",
+        rules: &["A5", "A6", "A7", "A8"],
+        run: snapshot_names_each_pod_once,
+    },
+    Case {
+        name: "one-at-a-time",
+        about: "While a request waits for its answer there is no other.",
+        rules: &["A4"],
+        run: one_at_a_time,
+    },
+    Case {
+        name: "keep-while-the-netns-is-unknown",
+        about: "A pod whose netns is not known is kept in the snapshot, and never after it.",
+        rules: &["A8", "A9"],
+        run: keep_while_the_netns_is_unknown,
+    },
+    Case {
+        name: "each-session-is-told-everything",
+        about: "A ztunnel that connects again is told everything again.",
+        rules: &["A8"],
+        run: each_session_is_told_everything,
+    },
+    Case {
+        name: "snapshot-that-broke-off",
+        about: "After a connection that ended within its snapshot the next one is told everything.",
+        rules: &["A8", "A11"],
+        run: snapshot_that_broke_off,
+    },
+];
+
+fn nothing_before_the_set(bench: &mut Bench) -> Outcome {
+    let pod = bench.pod("p0")?;
+    bench.start()?;
+    let ztunnel = bench.ztunnel()?;
+    ztunnel.silent(Duration::from_secs(1))?;
+    bench.seed([&pod])?;
+    ztunnel.ack_next()?.adds("p0", &pod.netns)?;
+    ztunnel.ack_next()?.is("SnapshotSent")
+}
+
+/// Each pod is in there once, with its netns.
+fn all_added(all: &[Said], pods: &[Pod]) -> Outcome {
+    for pod in pods {
+        let uid = pod.workload.uid.as_str();
+        let mut of_pod = all.iter().filter(|said| said.uid() == Some(uid));
+        match (of_pod.next(), of_pod.next()) {
+            (Some(said), None) => said.adds(uid, &pod.netns)?,
+            (None, _) => return failed(format!("A8: {uid} in the snapshot"), words(all)),
+            (Some(_), Some(_)) => {
+                return failed(format!("A8: {uid} once in the snapshot"), words(all));
+            }
+        }
+    }
+    check(
+        all.len() == pods.len(),
+        "A8: nothing but the set in the snapshot",
+        || words(all),
+    )
+}
+
+fn words(all: &[Said]) -> String {
+    let words: Vec<_> = all.iter().map(Said::words).collect();
+    format!("{words:?}")
+}
+
+fn snapshot_names_each_pod_once(bench: &mut Bench) -> Outcome {
+    let pods = bench.pods(3)?;
+    bench.seeded(&pods)?;
+    let ztunnel = bench.ztunnel()?;
+    all_added(&ztunnel.snapshot()?, &pods)?;
+    ztunnel.silent(QUIET)
+}
+
+fn one_at_a_time(bench: &mut Bench) -> Outcome {
+    let pods = bench.pods(3)?;
+    bench.seeded(&pods)?;
+    let ztunnel = bench.ztunnel()?;
+    let hold = Duration::from_millis(700).min(bench.setting().ack_timeout / 2);
+    for _ in &pods {
+        ztunnel.next()?;
+        ztunnel.silent(hold)?;
+        ztunnel.ack()?;
+    }
+    ztunnel.ack_next()?.is("SnapshotSent")
+}
+
+fn keep_while_the_netns_is_unknown(bench: &mut Bench) -> Outcome {
+    if !bench.setting().driver.can_withhold_netns() {
+        return Err(Stop::Skipped(
+            "the driver cannot withhold a netns".to_owned(),
+        ));
+    }
+    let (known, mut unknown) = (bench.pod("known")?, bench.pod("unknown")?);
+    unknown.workload.netns = None;
+    bench.seeded([&known, &unknown])?;
+    let ztunnel = bench.ztunnel()?;
+    let all = ztunnel.snapshot()?;
+    let kept = |said: &&Said| matches!(said.payload, Payload::Keep(_));
+    let kept: Vec<_> = all.iter().filter(kept).map(Said::words).collect();
+    check(
+        kept == ["Keep unknown"],
+        "Keep unknown, and no other Keep",
+        || words(&all),
+    )?;
+    // Every packet from here on is looked at: a Keep would be seen.
+    ztunnel.silent(QUIET)
+}
+
+fn each_session_is_told_everything(bench: &mut Bench) -> Outcome {
+    let pods = bench.pods(3)?;
+    bench.seeded(&pods)?;
+    for _ in 0..3 {
+        all_added(&bench.ztunnel()?.snapshot()?, &pods)?;
+    }
+    Ok(())
+}
+
+/// The pod that was under way when the connection ended may come later than the others.
+fn snapshot_that_broke_off(bench: &mut Bench) -> Outcome {
+    let pods = bench.pods(3)?;
+    bench.seeded(&pods)?;
+    drop(bench.ztunnel()?);
+    let broken = bench.ztunnel()?;
+    broken.ack_next()?;
+    broken.next()?;
+    drop(broken);
+    let all: BTreeSet<_> = pods.iter().map(|pod| pod.workload.uid.clone()).collect();
+    let ztunnel = bench.ztunnel()?.obey(Duration::ZERO);
+    ztunnel.await_pods(&all, bench.given_up())?;
+    ztunnel.stop().map(drop)
+}

@@ -1,0 +1,178 @@
+//! What is desired, and what each ztunnel was told.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    os::unix::fs::MetadataExt as _,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use zds_client::proto::{AddWorkload, WorkloadInfo, workload_request::Payload};
+use zds_conformance::wire::{LONGEST, encode};
+
+/// A workload of the set.
+#[derive(Clone)]
+pub(crate) struct Wanted {
+    pub(crate) add: AddWorkload,
+    /// With its identity.
+    pub(crate) netns: Option<(Arc<File>, (u64, u64))>,
+    /// Another one with each word on the pod.
+    pub(crate) version: u64,
+}
+
+/// What a ztunnel knows of a pod.
+#[derive(Clone)]
+pub(crate) enum Told {
+    Added {
+        version: u64,
+        identity: (u64, u64),
+    },
+    Kept,
+    Refused {
+        version: u64,
+        pending: bool,
+        retry_at: Instant,
+    },
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) seeded: bool,
+    pub(crate) wanted: BTreeMap<String, Wanted>,
+    pub(crate) sessions: BTreeMap<u64, BTreeMap<String, Told>>,
+    /// Which session has a request under way: only looked at by one fault.
+    pub(crate) busy: Option<u64>,
+    pub(crate) removed: BTreeMap<String, Wanted>,
+    pub(crate) leaked: Vec<File>,
+    pub(crate) credited_by_close: Vec<u64>,
+    counter: u64,
+}
+
+pub(crate) struct Agent {
+    fault: String,
+    pub(crate) timeout: Duration,
+    state: Mutex<State>,
+}
+
+impl Agent {
+    pub(crate) fn new(fault: &str, timeout: Duration) -> Self {
+        Self {
+            fault: fault.to_owned(),
+            timeout,
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn fault(&self) -> &str {
+        &self.fault
+    }
+
+    pub(crate) fn is(&self, fault: &str) -> bool {
+        self.fault == fault
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn seed(&self, lines: &[&str]) -> Result<(), String> {
+        let all: Result<Vec<_>, _> = lines.iter().map(|line| self.parse(line)).collect();
+        let all = all?;
+        let mut state = self.state();
+        state.seeded = true;
+        state.wanted = all
+            .into_iter()
+            .map(|wanted| (wanted.add.uid.clone(), wanted))
+            .collect();
+        Ok(())
+    }
+
+    pub(crate) fn remove(&self, uid: &str) {
+        let mut state = self.state();
+        if let Some(wanted) = state.wanted.remove(uid)
+            && self.is("resurrects")
+        {
+            state.removed.insert(uid.to_owned(), wanted);
+        }
+    }
+
+    /// Returns when some ztunnel serves the workload; otherwise the set is as before.
+    pub(crate) fn add(&self, line: &str, seconds: f64) -> Result<(), String> {
+        let wanted = self.parse(line)?;
+        let (uid, version) = (wanted.add.uid.clone(), wanted.version);
+        let before = self.state().wanted.insert(uid.clone(), wanted);
+        if self.is("early-success") {
+            return Ok(());
+        }
+        let end = Instant::now() + Duration::from_secs_f64(seconds);
+        let failure = loop {
+            if self.state().serves(&uid, version) {
+                return Ok(());
+            }
+            if self.state().all_refuse(&uid, version) {
+                break "every ztunnel refused";
+            }
+            if Instant::now() >= end {
+                break "no ztunnel answered";
+            }
+            thread::sleep(Duration::from_millis(3));
+        };
+        let mut state = self.state();
+        match before {
+            Some(before) => drop(state.wanted.insert(uid, before)),
+            None => drop(state.wanted.remove(&uid)),
+        }
+        Err(failure.to_owned())
+    }
+
+    fn parse(&self, line: &str) -> Result<Wanted, String> {
+        let words: Vec<_> = line.split(' ').collect();
+        let [uid, namespace, name, account, path] = words.as_slice() else {
+            return Err(format!("no workload: {line}"));
+        };
+        let add = AddWorkload {
+            uid: (*uid).to_owned(),
+            workload_info: Some(WorkloadInfo {
+                name: (*name).to_owned(),
+                namespace: (*namespace).to_owned(),
+                service_account: (*account).to_owned(),
+            }),
+        };
+        if encode(Payload::Add(add.clone())).len() > LONGEST && !self.is("too-long") {
+            return Err("too long for ZDS".to_owned());
+        }
+        let netns = match *path {
+            "-" => None,
+            path => {
+                let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
+                let stat = file.metadata().map_err(|error| error.to_string())?;
+                Some((Arc::new(file), (stat.dev(), stat.ino())))
+            }
+        };
+        let mut state = self.state();
+        state.counter += 1;
+        let version = state.counter;
+        if let (true, Some((file, _))) = (self.is("leak-fd"), &netns) {
+            state.leaked.extend(file.try_clone());
+        }
+        Ok(Wanted {
+            add,
+            netns,
+            version,
+        })
+    }
+}
+
+impl State {
+    fn serves(&self, uid: &str, wanted: u64) -> bool {
+        let serves = |told: &BTreeMap<String, Told>| matches!(told.get(uid), Some(Told::Added { version, .. }) if *version == wanted);
+        self.sessions.values().any(serves) || self.credited_by_close.contains(&wanted)
+    }
+
+    fn all_refuse(&self, uid: &str, wanted: u64) -> bool {
+        let refuses = |told: &BTreeMap<String, Told>| matches!(told.get(uid), Some(Told::Refused { version, .. }) if *version == wanted);
+        !self.sessions.is_empty() && self.sessions.values().all(refuses)
+    }
+}

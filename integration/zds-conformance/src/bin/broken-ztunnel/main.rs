@@ -1,0 +1,82 @@
+//! A ztunnel that keeps the contract, but for one fault: what the kit is tested against. It serves no traffic.
+#![expect(
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a small program for tests; a thread that enters a netns ends there"
+)]
+
+mod done;
+mod listeners;
+mod ztunnel;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use ztunnel::Ztunnel;
+
+/// Every fault, by its name on the command line.
+const FAULTS: &[&str] = &[
+    "none",
+    "no-hello",
+    "hello-late",
+    "wrong-version",
+    "ack-twice",
+    "ack-nothing",
+    "swallow-one-ack",
+    "keepalive",
+    "acks-out-of-order",
+    "listeners-in-own-netns",
+    "two-listeners",
+    "ack-before-listening",
+    "del-ignored",
+    "exit-on-unknown-del",
+    "restart-on-same-netns",
+    "stay-in-old-netns",
+    "stop-at-disconnect",
+    "stop-before-snapshot-sent",
+    "keep-nothing",
+    "never-stop-the-unnamed",
+    "del-in-snapshot-ignored",
+    "names-outlive-the-connection",
+    "ack-start-failures",
+    "nack-closes",
+    "pending-blocks",
+    "pending-half-open",
+    "pending-survives",
+    "leak-fd",
+    "leak-refused-fd",
+    "small-buffer",
+    "large-buffer",
+    "strict-fields",
+    "no-descriptor-accepted",
+    "silent-read-error",
+    "read-error-stops-pods",
+    "exit-on-read-error",
+    "second-snapshot-accepted",
+    "keep-after-snapshot-accepted",
+    "no-info-accepted",
+    "no-reconnect",
+    "impatient",
+    "gives-up-early",
+];
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(socket), Some(fault)) = (arguments.next(), arguments.next()) else {
+        eprintln!(
+            "broken-ztunnel SOCKET FAULT, where FAULT is one of {}",
+            FAULTS.join(" ")
+        );
+        return ExitCode::from(2);
+    };
+    if !FAULTS.contains(&fault.as_str()) {
+        eprintln!("no fault {fault}");
+        return ExitCode::from(2);
+    }
+    match Ztunnel::new(fault).serve(&PathBuf::from(socket)) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(3)
+        }
+    }
+}

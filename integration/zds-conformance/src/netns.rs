@@ -1,0 +1,228 @@
+//! Network namespaces that stand for pods. The kit makes each and enters none: a namespace has a thread that was
+//! moved into it when it was made, and stays there.
+
+use std::{
+    fs::{self, File},
+    io,
+    net::{Ipv6Addr, TcpListener},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::MetadataExt as _,
+    },
+    path::PathBuf,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    sched::{CloneFlags, unshare},
+    sys::socket::{
+        AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto,
+        socket,
+    },
+};
+
+/// The ports of ztunnel's listeners in a pod: outbound, inbound plaintext, HBONE.
+pub const PORTS: [u16; 3] = [15001, 15006, 15008];
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A TCP listener as the kernel shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Listening {
+    /// Its port.
+    pub port: u16,
+    /// The inode of its socket: another one is another socket.
+    pub inode: u64,
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A network namespace. It lives as long as this, unless somebody else holds it.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+    thread: PathBuf,
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Netns {
+    /// Makes one, with its loopback interface up.
+    ///
+    /// # Errors
+    ///
+    /// Not root, or the machine has no room for it.
+    pub fn make() -> io::Result<Self> {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let (made, making) = mpsc::channel();
+        let thread = thread::Builder::new().stack_size(128 * 1024);
+        thread.spawn(move || {
+            let outcome = move_out();
+            let inside = outcome.is_ok();
+            // Who made it waits.
+            drop(made.send(outcome));
+            if inside {
+                queue.into_iter().for_each(|job| job());
+            }
+        })?;
+        let (file, thread) = making.recv().map_err(io::Error::other)??;
+        Ok(Self { file, thread, jobs })
+    }
+
+    /// Runs something inside, and waits for it.
+    ///
+    /// # Errors
+    ///
+    /// What it returned.
+    pub fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> io::Result<T> {
+        let (done, outcome) = mpsc::channel();
+        let job: Job = Box::new(move || drop(done.send(job())));
+        self.jobs
+            .send(job)
+            .map_err(|_| io::Error::other("a netns's thread ended"))?;
+        outcome.recv().map_err(io::Error::other)?
+    }
+
+    /// The descriptor, opened read-only.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// `st_dev` and `st_ino`.
+    ///
+    /// # Errors
+    ///
+    /// As `fstat`.
+    pub fn identity(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.file.metadata()?;
+        Ok((metadata.dev(), metadata.ino()))
+    }
+
+    /// A path by which another process can open it while this lives.
+    pub fn path(&self) -> PathBuf {
+        self.thread.join("ns/net")
+    }
+
+    /// What listens inside, over both IP versions, by port.
+    ///
+    /// # Errors
+    ///
+    /// `/proc` cannot be read.
+    pub fn listening(&self) -> io::Result<Vec<Listening>> {
+        let read = |name| fs::read_to_string(self.thread.join(name));
+        let v4 = read("net/tcp")?;
+        // A kernel without IPv6 has no such file.
+        let v6 = read("net/tcp6").unwrap_or_default();
+        let mut found: Vec<_> = v4.lines().chain(v6.lines()).filter_map(listener).collect();
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// Which of ztunnel's ports are listened on, each as often as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::listening`].
+    pub fn ports(&self) -> io::Result<Vec<u16>> {
+        let ports = self.listening()?.into_iter().map(|found| found.port);
+        Ok(ports.filter(|port| PORTS.contains(port)).collect())
+    }
+
+    /// Waits until exactly these of ztunnel's ports are listened on; gives what was there at last.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::listening`].
+    pub fn await_ports(&self, wanted: &[u16], within: Duration) -> io::Result<Vec<u16>> {
+        let end = Instant::now() + within;
+        loop {
+            let ports = self.ports()?;
+            if ports == wanted || Instant::now() >= end {
+                return Ok(ports);
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Takes the HBONE port, so that no proxy can start here. It is free again when the listener is dropped.
+    ///
+    /// # Errors
+    ///
+    /// It is taken already.
+    pub fn take_hbone_port(&self) -> io::Result<TcpListener> {
+        self.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 15008)))
+    }
+}
+
+/// Moves the calling thread into a new namespace.
+fn move_out() -> io::Result<(File, PathBuf)> {
+    unshare(CloneFlags::CLONE_NEWNET)?;
+    set_loopback_up()?;
+    let thread = format!(
+        "/proc/{}/task/{}",
+        std::process::id(),
+        nix::unistd::gettid()
+    );
+    let file = File::open("/proc/thread-self/ns/net")?;
+    Ok((file, thread.into()))
+}
+
+/// `RTM_NEWLINK` of interface 1 with `IFF_UP`, acknowledged (rtnetlink(7)). A pod without it has no 127.0.0.1.
+fn set_loopback_up() -> io::Result<()> {
+    let netlink = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkRoute,
+    )?;
+    let mut request = Vec::new();
+    // nlmsghdr: length, type RTM_NEWLINK, flags REQUEST and ACK, sequence, port.
+    request.extend(32_u32.to_ne_bytes());
+    request.extend(16_u16.to_ne_bytes());
+    request.extend(5_u16.to_ne_bytes());
+    request.extend([0; 8]);
+    // ifinfomsg: family, padding, type, index, flags, mask of the flags.
+    request.extend([0; 4]);
+    request.extend(1_u32.to_ne_bytes());
+    request.extend(1_u32.to_ne_bytes());
+    request.extend(1_u32.to_ne_bytes());
+    use std::os::fd::AsRawFd as _;
+    let kernel = NetlinkAddr::new(0, 0);
+    sendto(netlink.as_raw_fd(), &request, &kernel, MsgFlags::empty())?;
+    let mut answer = [0; 128];
+    recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty())?;
+    // nlmsgerr: the negative errno stands after the header.
+    let code = answer.get(16..20).and_then(|code| code.try_into().ok());
+    match code.map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        code => Err(Errno::from_raw(code.unwrap_or_default().saturating_neg()).into()),
+    }
+}
+
+/// A line of `/proc/net/tcp` that describes a listener (state 0A).
+fn listener(line: &str) -> Option<Listening> {
+    let mut fields = line.split_whitespace();
+    let (local, state) = (fields.nth(1)?, fields.nth(1)?);
+    let inode = fields.nth(5)?.parse().ok()?;
+    let port = u16::from_str_radix(local.rsplit(':').next()?, 16).ok()?;
+    (state == "0A").then_some(Listening { port, inode })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_told_from_a_connection() {
+        let line = "   0: 00000000:3AA0 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4711 1 0000 100 0 0 10 0";
+        let found = listener(line).unwrap();
+        assert_eq!((found.port, found.inode), (15008, 4711));
+        assert!(listener(&line.replace(" 0A ", " 01 ")).is_none());
+    }
+}

@@ -1,0 +1,197 @@
+//! The peer that is examined, as a process.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io,
+    os::unix::process::CommandExt as _,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::{
+        signal::{SigSet, Signal, killpg, raise},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
+    },
+    unistd::Pid,
+};
+
+use crate::netns::Netns;
+
+/// How long a process has to end after SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The group that runs: a signal that ends the kit must not leave it behind.
+static RUNNING: Mutex<Option<Pid>> = Mutex::new(None);
+
+fn running() -> MutexGuard<'static, Option<Pid>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has SIGINT and SIGTERM end what runs before they end this process. To be called before any thread is made.
+///
+/// # Errors
+///
+/// Signals cannot be blocked.
+pub fn end_with_us() -> io::Result<()> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGINT);
+    signals.add(Signal::SIGTERM);
+    signals.thread_block()?;
+    thread::spawn(move || {
+        let Ok(signal) = signals.wait() else { return };
+        if let Some(group) = *running() {
+            killpg(group, Signal::SIGKILL).unwrap_or_default();
+        }
+        signals.thread_unblock().unwrap_or_default();
+        raise(signal).unwrap_or_default();
+        // A shell has its background commands ignore SIGINT, but this run is over.
+        raise(Signal::SIGKILL).unwrap_or_default();
+    });
+    Ok(())
+}
+
+/// A process in a group of its own, which ends with this. It runs in a node's netns of its own.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    _node: Netns,
+}
+
+/// What is started.
+#[derive(Debug)]
+pub struct Start<'a> {
+    /// The program and its arguments; in each, `{socket}` and `{dir}` are replaced.
+    pub command: &'a [String],
+    /// The ZDS socket.
+    pub socket: &'a Path,
+    /// The environment variable that names the socket, if there is one.
+    pub variable: Option<&'a str>,
+    /// A directory for whatever it writes.
+    pub directory: &'a Path,
+    /// Where its output is appended.
+    pub log: &'a Path,
+}
+
+impl Start<'_> {
+    /// Starts it.
+    ///
+    /// # Errors
+    ///
+    /// The program cannot be run.
+    pub fn spawn(&self) -> io::Result<Process> {
+        let words: Vec<_> = self.command.iter().map(|word| self.fill(word)).collect();
+        let Some((program, arguments)) = words.split_first() else {
+            return Err(io::Error::other("no command"));
+        };
+        let log = File::options().append(true).create(true).open(self.log)?;
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            .envs(self.variable.map(|name| (name, self.socket)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .process_group(0);
+        let node = Netns::make()?;
+        let name = program.to_string_lossy().into_owned();
+        let named = move |error| io::Error::other(format!("cannot run {name}: {error}"));
+        let child = node.run(move || command.spawn().map_err(named))?;
+        let process = Process { child, _node: node };
+        *running() = process.group();
+        Ok(process)
+    }
+
+    fn fill(&self, word: &str) -> OsString {
+        let word = word.replace("{socket}", &self.socket.to_string_lossy());
+        word.replace("{dir}", &self.directory.to_string_lossy())
+            .into()
+    }
+}
+
+impl Process {
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How it ended, if it has. It is not reaped before it is dropped, so that its group's id stays its own.
+    pub fn ended(&self) -> Option<String> {
+        let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(self.group()?), look) {
+            Ok(WaitStatus::Exited(_, code)) => Some(format!("exit code {code}")),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(format!("signal {signal}")),
+            _ => None,
+        }
+    }
+
+    /// Waits for its end.
+    pub fn await_end(&self, within: Duration) -> Option<String> {
+        let end = Instant::now() + within;
+        loop {
+            let ended = self.ended();
+            if ended.is_some() || Instant::now() >= end {
+                return ended;
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Ends it without a warning.
+    pub fn kill(&self) {
+        self.signal(Signal::SIGKILL);
+        self.await_end(GRACE);
+    }
+
+    fn group(&self) -> Option<Pid> {
+        i32::try_from(self.pid()).ok().map(Pid::from_raw)
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group() {
+            // Nobody may be left in it.
+            killpg(group, signal).unwrap_or_default();
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if self.ended().is_none() {
+            self.signal(Signal::SIGTERM);
+            self.await_end(GRACE);
+        }
+        self.signal(Signal::SIGKILL);
+        *running() = None;
+        drop(self.child.wait());
+    }
+}
+
+/// How many descriptors a process holds.
+///
+/// # Errors
+///
+/// It is gone, or may not be looked at.
+pub fn descriptors(pid: i32) -> io::Result<usize> {
+    Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
+}
+
+/// How many descriptors of network namespaces a process holds.
+///
+/// # Errors
+///
+/// As [`descriptors`].
+pub fn netns_descriptors(pid: i32) -> io::Result<usize> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
+    let links = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    Ok(links
+        .filter(|link| link.to_string_lossy().starts_with("net:["))
+        .count())
+}

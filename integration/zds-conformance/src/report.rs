@@ -1,0 +1,177 @@
+//! What people and machines are told of a run.
+
+use std::{fs, io, path::Path};
+
+use serde_json::{Value, json};
+
+use crate::case::{Record, Stop};
+
+/// What a run comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Every case that could be run passed, and there was one.
+    Passed,
+    /// A case failed.
+    Failed,
+    /// No case failed, but the kit could not go on with one, or there was none.
+    NotRun,
+}
+
+impl Verdict {
+    /// Of all cases.
+    pub fn of(records: &[Record]) -> Self {
+        let any = |wanted: fn(&Record) -> bool| records.iter().any(wanted);
+        if any(|record| matches!(record.outcome, Err(Stop::Failed { .. }))) {
+            Self::Failed
+        } else if any(|record| matches!(record.outcome, Err(Stop::Broken(_))))
+            || !any(|record| record.outcome.is_ok())
+        {
+            Self::NotRun
+        } else {
+            Self::Passed
+        }
+    }
+
+    /// The process's exit code.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Passed => 0,
+            Self::Failed => 1,
+            Self::NotRun => 2,
+        }
+    }
+
+    /// In a word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Passed => "passed",
+            Self::Failed => "FAILED",
+            Self::NotRun => "COULD NOT BE RUN",
+        }
+    }
+}
+
+fn word(record: &Record) -> &'static str {
+    match &record.outcome {
+        Ok(()) => "passed",
+        Err(Stop::Failed { .. }) => "FAILED",
+        Err(Stop::Skipped(_)) => "skipped",
+        Err(Stop::Broken(_)) => "not run",
+    }
+}
+
+/// A case's line, and what belongs to it.
+pub fn lines(record: &Record) -> String {
+    let rules = record.rules.join(" ");
+    let head = format!(
+        "{:7} {:38} {:>6} ms  [{rules}]",
+        word(record),
+        record.name,
+        record.milliseconds
+    );
+    let mut lines = vec![head];
+    match &record.outcome {
+        Ok(()) => {}
+        Err(Stop::Failed { expected, seen }) => {
+            lines.push(format!("        {}", record.about));
+            lines.push(format!("        expected: {expected}"));
+            lines.push(format!("        seen:     {seen}"));
+        }
+        Err(Stop::Skipped(why) | Stop::Broken(why)) => lines.push(format!("        {why}")),
+    }
+    lines.extend(
+        record
+            .notes
+            .iter()
+            .map(|note| format!("        note: {note}")),
+    );
+    lines.join("\n")
+}
+
+/// The last lines.
+pub fn summary(records: &[Record]) -> String {
+    let count = |wanted: &str| {
+        records
+            .iter()
+            .filter(|record| word(record) == wanted)
+            .count()
+    };
+    let (passed, failed) = (count("passed"), count("FAILED"));
+    let (skipped, broken) = (count("skipped"), count("not run"));
+    let verdict = Verdict::of(records).word();
+    format!(
+        "{passed} passed, {failed} failed, {skipped} skipped, {broken} not run\nVerdict: {verdict}"
+    )
+}
+
+/// Writes the run as JSON.
+///
+/// # Errors
+///
+/// The file cannot be written.
+pub fn write_json(path: &Path, peer: &str, records: &[Record]) -> io::Result<()> {
+    let cases: Vec<_> = records.iter().map(case).collect();
+    let verdict = Verdict::of(records).word().to_lowercase();
+    let run = json!({"peer": peer, "verdict": verdict, "cases": cases});
+    fs::write(path, serde_json::to_vec_pretty(&run)?)
+}
+
+fn case(record: &Record) -> Value {
+    let mut case = json!({
+        "name": record.name,
+        "about": record.about,
+        "rules": record.rules,
+        "outcome": word(record).to_lowercase(),
+        "milliseconds": u64::try_from(record.milliseconds).unwrap_or(u64::MAX),
+        "notes": record.notes,
+    });
+    let evidence = match &record.outcome {
+        Ok(()) => json!({}),
+        Err(Stop::Failed { expected, seen }) => json!({"expected": expected, "seen": seen}),
+        Err(Stop::Skipped(why) | Stop::Broken(why)) => json!({"why": why}),
+    };
+    if let (Some(case), Value::Object(evidence)) = (case.as_object_mut(), evidence) {
+        case.extend(evidence);
+    }
+    case
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(outcome: crate::case::Outcome) -> Record {
+        Record {
+            name: "n",
+            about: "a",
+            rules: &["Z1"],
+            outcome,
+            notes: vec![],
+            milliseconds: 1,
+        }
+    }
+
+    #[test]
+    fn one_failure_is_a_failure_and_nothing_that_ran_is_no_pass() {
+        let skipped = || record(Err(Stop::Skipped("s".into())));
+        let broken = || record(Err(Stop::Broken("b".into())));
+        let failed = || record(crate::case::failed("e", "s"));
+        assert_eq!(Verdict::of(&[record(Ok(())), skipped()]), Verdict::Passed);
+        assert_eq!(
+            Verdict::of(&[record(Ok(())), broken(), failed()]),
+            Verdict::Failed
+        );
+        assert_eq!(Verdict::of(&[record(Ok(())), broken()]), Verdict::NotRun);
+        assert_eq!(Verdict::of(&[skipped()]), Verdict::NotRun);
+        assert_eq!(Verdict::of(&[]), Verdict::NotRun);
+    }
+
+    #[test]
+    fn a_failure_is_told_with_its_evidence() {
+        let text = lines(&record(crate::case::failed("one", "two")));
+        assert!(
+            text.contains("expected: one") && text.contains("seen:     two"),
+            "{text}"
+        );
+    }
+}

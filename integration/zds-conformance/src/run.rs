@@ -1,0 +1,273 @@
+//! A run: the cases that were asked for, one after the other.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Instant,
+};
+
+use tokio::runtime::{Builder, Handle, Runtime};
+
+use crate::{
+    agent::{
+        self,
+        driver::{Driver, Exec, Inpod},
+    },
+    case::{Case, Record, Stop},
+    netns::Netns,
+    options::{DriverChoice, Options, Peer},
+    report, ztunnel,
+};
+
+/// Why nothing could be run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// No namespace can be made.
+    #[error(
+        "needs root: it makes network namespaces for its pods, and this one cannot be made ({0})"
+    )]
+    NotRoot(io::Error),
+    /// A case that does not exist.
+    #[error("there is no case {0}: see --list")]
+    NoSuchCase(String),
+    /// A ztunnel is started by every case.
+    #[error("needs the ztunnel's command after --")]
+    NoCommand,
+    /// An agent is driven.
+    #[error("needs --inpod DIR or --driver PROGRAM: how the agent is brought to add workloads")]
+    NoDriver,
+    /// An agent that runs already has a socket.
+    #[error("needs --socket PATH where the agent runs already")]
+    NoSocket,
+    /// The driver cannot be used.
+    #[error("the driver: {0}")]
+    Driver(String),
+    /// Directories, sockets, the report.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// Runs what was asked for and tells each case's lines as it ends. With `--list` only lists.
+///
+/// # Errors
+///
+/// Nothing could be run at all.
+pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunError> {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    let records = match &options.peer {
+        Peer::Ztunnel => run_ztunnel(options, &runtime, &tell)?,
+        Peer::Agent { .. } => run_agent(options, &runtime, &tell)?,
+    };
+    if let (Some(path), false) = (&options.json, options.list) {
+        let peer = match options.peer {
+            Peer::Ztunnel => "ztunnel",
+            Peer::Agent { .. } => "agent",
+        };
+        report::write_json(path, peer, &records)?;
+    }
+    Ok(records)
+}
+
+/// The cases that were asked for; `None` after a list of all.
+fn chosen<B>(
+    options: &Options,
+    all: Vec<&'static Case<B>>,
+    tell: &impl Fn(&str),
+) -> Result<Option<Vec<&'static Case<B>>>, RunError> {
+    if options.list {
+        for case in &all {
+            tell(&format!(
+                "{:38} {} [{}]",
+                case.name,
+                case.about,
+                case.rules.join(" ")
+            ));
+        }
+        return Ok(None);
+    }
+    let names: BTreeSet<_> = all.iter().map(|case| case.name).collect();
+    if let Some(unknown) = options
+        .cases
+        .iter()
+        .find(|name| !names.contains(name.as_str()))
+    {
+        return Err(RunError::NoSuchCase(unknown.clone()));
+    }
+    let wanted = |case: &&Case<B>| {
+        options.cases.is_empty() || options.cases.iter().any(|name| name == case.name)
+    };
+    let chosen = all.into_iter().filter(wanted).collect();
+    Netns::make().map_err(RunError::NotRoot)?;
+    Ok(Some(chosen))
+}
+
+fn run_ztunnel(
+    options: &Options,
+    runtime: &Runtime,
+    tell: &impl Fn(&str),
+) -> Result<Vec<Record>, RunError> {
+    let Some(cases) = chosen(options, ztunnel::cases(), tell)? else {
+        return Ok(Vec::new());
+    };
+    if options.command.is_empty() {
+        return Err(RunError::NoCommand);
+    }
+    let directory = Directory::new(options)?;
+    let setting = ztunnel::bench::Setting {
+        command: options.command.clone(),
+        socket: directory.socket.clone(),
+        directory: directory.path().to_owned(),
+        patience: options.patience,
+        storm: options.storm,
+        runtime: runtime.handle().clone(),
+    };
+    let all = cases.into_iter().map(|case| {
+        let mut bench = ztunnel::bench::Bench::new(&setting);
+        let timed = timed(case, &mut bench);
+        let notes = std::mem::take(&mut bench.notes);
+        drop(bench);
+        conclude(case, timed, directory.notes(notes, "ztunnel.log"), tell)
+    });
+    Ok(all.collect())
+}
+
+fn run_agent(
+    options: &Options,
+    runtime: &Runtime,
+    tell: &impl Fn(&str),
+) -> Result<Vec<Record>, RunError> {
+    let Some(cases) = chosen(options, agent::cases(), tell)? else {
+        return Ok(Vec::new());
+    };
+    let Peer::Agent {
+        ack_timeout,
+        driver,
+    } = &options.peer
+    else {
+        return Err(RunError::NoDriver);
+    };
+    let choice = driver.as_ref().ok_or(RunError::NoDriver)?;
+    let started = !options.command.is_empty();
+    if !started && options.socket.is_none() {
+        return Err(RunError::NoSocket);
+    }
+    let directory = Directory::new(options)?;
+    let driver = make_driver(runtime.handle(), choice)?;
+    if !started {
+        driver.begin(options.patience).map_err(RunError::Driver)?;
+    }
+    let setting = agent::bench::Setting {
+        command: started.then(|| options.command.clone()),
+        socket: directory.socket.clone(),
+        directory: directory.path().to_owned(),
+        patience: options.patience,
+        ack_timeout: *ack_timeout,
+        storm: options.storm,
+        driver,
+        runtime: runtime.handle().clone(),
+    };
+    let all = cases.into_iter().map(|case| {
+        let mut bench = agent::bench::Bench::new(&setting);
+        let timed = timed(case, &mut bench);
+        let notes = std::mem::take(&mut bench.notes);
+        drop(bench);
+        conclude(case, timed, directory.notes(notes, "agent.log"), tell)
+    });
+    Ok(all.collect())
+}
+
+fn make_driver(runtime: &Handle, choice: &DriverChoice) -> Result<Arc<dyn Driver>, RunError> {
+    match choice {
+        DriverChoice::Exec(program) => Ok(Arc::new(Exec::new(program))),
+        DriverChoice::Inpod(directory) => {
+            fs::create_dir_all(directory)?;
+            Ok(Arc::new(
+                Inpod::new(runtime, directory).map_err(RunError::Driver)?,
+            ))
+        }
+    }
+}
+
+type Timed = (Result<(), Stop>, u128);
+
+fn timed<B>(case: &Case<B>, bench: &mut B) -> Timed {
+    let begun = Instant::now();
+    let outcome = (case.run)(bench);
+    (outcome, begun.elapsed().as_millis())
+}
+
+fn conclude<B>(
+    case: &Case<B>,
+    (outcome, milliseconds): Timed,
+    notes: Notes,
+    tell: &impl Fn(&str),
+) -> Record {
+    let troubled = matches!(outcome, Err(Stop::Failed { .. } | Stop::Broken(_)));
+    let last_words = notes.last_words.into_iter().filter(|_| troubled);
+    let notes = notes.seen.into_iter().chain(last_words).collect();
+    let record = Record {
+        name: case.name,
+        about: case.about,
+        rules: case.rules,
+        outcome,
+        notes,
+        milliseconds,
+    };
+    tell(&report::lines(&record));
+    record
+}
+
+/// What is told beside an outcome.
+struct Notes {
+    seen: Vec<String>,
+    /// The end of what the peer wrote during the case.
+    last_words: Vec<String>,
+}
+
+/// How many lines of the peer's output are evidence.
+const LAST_LINES: usize = 4;
+
+/// The run's own directory, which goes with it, and the socket.
+struct Directory {
+    own: tempfile::TempDir,
+    socket: PathBuf,
+}
+
+impl Directory {
+    fn new(options: &Options) -> io::Result<Self> {
+        let private = fs::Permissions::from_mode(0o700);
+        let own = tempfile::Builder::new()
+            .prefix("zds-conformance-")
+            .permissions(private)
+            .tempdir()?;
+        let socket = options
+            .socket
+            .clone()
+            .unwrap_or_else(|| own.path().join("zds.sock"));
+        Ok(Self { own, socket })
+    }
+
+    fn path(&self) -> &Path {
+        self.own.path()
+    }
+
+    /// The notes of the case that has just ended. The next one begins with an empty log.
+    fn notes(&self, seen: Vec<String>, log: &str) -> Notes {
+        let log = self.path().join(log);
+        let text = fs::read(&log).unwrap_or_default();
+        // There is none where nothing was started.
+        drop(fs::remove_file(log));
+        let text = String::from_utf8_lossy(&text);
+        let lines = text.lines().rev().take(LAST_LINES);
+        let line = |line: &str| format!("log: {}", line.chars().take(300).collect::<String>());
+        let mut last_words: Vec<_> = lines.map(line).collect();
+        last_words.reverse();
+        Notes { seen, last_words }
+    }
+}

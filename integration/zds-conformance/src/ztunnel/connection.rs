@@ -1,0 +1,93 @@
+//! Finding the agent, saying hello, and finding it again.
+
+use std::{thread, time::Duration};
+
+use super::bench::{Bench, QUIET};
+use crate::{
+    case::{Case, Outcome, check},
+    wire,
+};
+
+pub(super) const CASES: &[Case<Bench>] = &[
+    Case {
+        name: "hello-first",
+        about: "The first packet is the hello of version 1, it comes unasked, and nothing follows it.",
+        rules: &["Z2", "Z4"],
+        run: |bench| bench.greeted()?.silent(QUIET),
+    },
+    Case {
+        name: "agent-starts-later",
+        about: "A ztunnel that was there first finds the agent's socket once there is one.",
+        rules: &["Z1"],
+        run: agent_starts_later,
+    },
+    Case {
+        name: "reconnects-after-close",
+        about: "Each end of a connection is followed by the next connection and its hello.",
+        rules: &["Z14"],
+        run: |bench| {
+            drop(bench.live()?);
+            (0..5).try_for_each(|_| bench.reconnected().map(drop))
+        },
+    },
+    Case {
+        name: "agent-half-closes",
+        about: "An agent that sends no more has ended the connection.",
+        rules: &["Z14"],
+        run: |bench| {
+            let session = bench.live()?;
+            session.half_close()?;
+            session.ended()?;
+            bench.reconnected().map(drop)
+        },
+    },
+    Case {
+        name: "agent-restarts",
+        about: "A socket that is removed and made again is found, and pods run on meanwhile.",
+        rules: &["Z1", "Z13", "Z14"],
+        run: agent_restarts,
+    },
+    Case {
+        name: "slow-agent",
+        about: "A silent agent is waited for: before the snapshot, in it and after it.",
+        rules: &["Z4", "Z19"],
+        run: slow_agent,
+    },
+];
+
+fn agent_starts_later(bench: &mut Bench) -> Outcome {
+    bench.spawn()?;
+    thread::sleep(QUIET);
+    bench.listen()?;
+    bench.reconnected().map(drop)
+}
+
+fn agent_restarts(bench: &mut Bench) -> Outcome {
+    let (session, pod) = (bench.live()?, bench.pod()?);
+    session.add("a", &pod)?;
+    let before = bench.served(&pod, "after Add")?;
+    bench.stop_listening();
+    drop(session);
+    thread::sleep(QUIET);
+    bench.unchanged(&pod, &before, "while the agent is away")?;
+    bench.listen()?;
+    let session = bench.reconnected()?;
+    session.ok(wire::keep("a"))?;
+    session.ok(wire::snapshot_sent())?;
+    bench.unchanged(&pod, &before, "after the agent's restart")
+}
+
+fn slow_agent(bench: &mut Bench) -> Outcome {
+    const SLOW: Duration = Duration::from_secs(2);
+    let (session, pod) = (bench.greeted()?, bench.pod()?);
+    session.silent(SLOW)?;
+    session.add("a", &pod)?;
+    session.silent(SLOW)?;
+    session.ok(wire::snapshot_sent())?;
+    session.silent(SLOW)?;
+    session.ok(wire::del("a"))?;
+    let ports = pod.await_ports(&[], bench.patience())?;
+    check(ports.is_empty(), "no listeners after Del", || {
+        format!("{ports:?}")
+    })
+}

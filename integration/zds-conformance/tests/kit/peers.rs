@@ -1,0 +1,102 @@
+//! The peers that keep the contract pass, whole: the broken ones without a fault, the reference ztunnel, the broker.
+//! Needs root, or `integration/isolate` in front of `cargo test`; and a built workspace.
+
+use std::process::Command;
+
+use crate::run::{Run, bin, broken_agent, ztunnel};
+
+#[test]
+fn the_broken_ztunnel_without_a_fault_passes() {
+    ztunnel(
+        &["--storm", "50"],
+        &[&bin("broken-ztunnel"), "{socket}", "none"],
+    )
+    .passed();
+}
+
+#[test]
+fn the_broken_agent_without_a_fault_passes() {
+    broken_agent(&["--storm", "50"], "none").passed();
+}
+
+#[test]
+fn the_reference_ztunnel_passes() {
+    ztunnel(&["--storm", "200"], &[&bin("reference-ztunnel")]).passed();
+}
+
+#[test]
+fn the_broker_passes() {
+    let directory = tempfile::tempdir().unwrap();
+    let run_dir = directory.path().to_str().unwrap();
+    let broker = bin("ztunnel-broker");
+    let mut words = vec![
+        "agent",
+        "--storm",
+        "200",
+        "--ack-timeout",
+        "2",
+        "--inpod",
+        run_dir,
+    ];
+    words.extend([
+        "--",
+        &broker,
+        "--run-dir",
+        run_dir,
+        "--zds-socket",
+        "{socket}",
+    ]);
+    words.extend([
+        "--peer",
+        "uid",
+        "--log-level",
+        "warn",
+        "--log-format",
+        "text",
+    ]);
+    words.extend(["--ack-timeout-seconds", "2"]);
+    // The kit is no pod.
+    let help = Command::new(&broker).arg("--help").output().unwrap();
+    if String::from_utf8_lossy(&help.stdout).contains("--ztunnel-peer") {
+        words.extend(["--ztunnel-peer", "uid"]);
+    }
+    Run::of(&words).passed();
+}
+
+#[test]
+fn what_cannot_be_run_is_said_in_one_line_with_code_2() {
+    let table: [(&[&str], &str); 5] = [
+        (&["ztunnel"], "needs the ztunnel's command"),
+        (
+            &["ztunnel", "--case", "nonsense", "--", "true"],
+            "there is no case nonsense",
+        ),
+        (
+            &["agent", "--", "true"],
+            "needs --inpod DIR or --driver PROGRAM",
+        ),
+        (&["agent", "--driver", "true"], "needs --socket PATH"),
+        (
+            &["ztunnel", "--case", "hello-first", "--", "/nonexistent"],
+            "cannot run /nonexistent",
+        ),
+    ];
+    for (arguments, words) in table {
+        let run = Run::of(arguments);
+        assert_eq!(run.code, Some(2), "{}", run.said);
+        assert!(run.said.contains(words), "{}", run.said);
+    }
+}
+
+#[test]
+fn the_cases_are_listed_with_their_rules() {
+    for (peer, case) in [("ztunnel", "hello-first"), ("agent", "live-add")] {
+        let run = Run::of(&[peer, "--list"]);
+        assert_eq!(run.code, Some(0), "{}", run.said);
+        assert!(
+            run.said.contains(case) && run.said.contains('['),
+            "{}",
+            run.said
+        );
+    }
+}

@@ -1,0 +1,82 @@
+//! The kit as it is run by people, and what it said.
+use std::{collections::BTreeMap, path::PathBuf, process::Command};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// A binary of this workspace, built before.
+#[track_caller]
+pub(crate) fn bin(name: &str) -> String {
+    let kit = PathBuf::from(env!("CARGO_BIN_EXE_zds-conformance"));
+    let path = kit.with_file_name(name);
+    assert!(
+        path.is_file(),
+        "{name} is not built: cargo build --workspace"
+    );
+    path.to_str().unwrap().to_owned()
+}
+
+/// A run's exit code, what it printed, and each case's outcome.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) said: String,
+    pub(crate) outcomes: BTreeMap<String, String>,
+}
+
+impl Run {
+    /// Runs the kit.
+    pub(crate) fn of<S: AsRef<str>>(arguments: &[S]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let json = directory.path().join("run.json");
+        let (peer, rest) = arguments.split_first().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_zds-conformance"));
+        command.arg(peer.as_ref()).arg("--json").arg(&json);
+        let output = command
+            .args(rest.iter().map(AsRef::as_ref))
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let run: Value =
+            std::fs::read(&json).map_or(Value::Null, |json| serde_json::from_slice(&json).unwrap());
+        let cases = run["cases"].as_array().cloned().unwrap_or_default();
+        let word = |case: &Value, field: &str| case[field].as_str().unwrap().to_owned();
+        Self {
+            code: output.status.code(),
+            said: text(&output.stdout) + &text(&output.stderr),
+            outcomes: cases
+                .iter()
+                .map(|case| (word(case, "name"), word(case, "outcome")))
+                .collect(),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn passed(&self) {
+        assert_eq!(self.code, Some(0), "{}", self.said);
+        assert!(
+            self.outcomes.values().all(|outcome| outcome == "passed"),
+            "{}",
+            self.said
+        );
+        assert!(self.outcomes.len() > 40, "{}", self.said);
+    }
+}
+
+/// The command line against a ztunnel.
+pub(crate) fn ztunnel(options: &[&str], command: &[&str]) -> Run {
+    let words = [&["ztunnel"], options, &["--"], command].concat();
+    Run::of(&words)
+}
+
+/// The command line against the broken agent with that fault.
+pub(crate) fn broken_agent(options: &[&str], fault: &str) -> Run {
+    let directory: TempDir = tempfile::tempdir().unwrap();
+    let control = directory.path().join("control");
+    let (agent, control) = (bin("broken-agent"), control.to_str().unwrap());
+    let driver = format!("{agent} drive {control}");
+    let driven = ["--ack-timeout", "2", "--driver", &driver];
+    let command = [agent.as_str(), "serve", "{socket}", control, fault, "2000"];
+    let words = [&["agent"], options, &driven[..], &["--"], &command[..]].concat();
+    Run::of(&words)
+}
