@@ -79,7 +79,9 @@ fn procfs() -> io::Result<OwnedFd> {
     })
 }
 
-/// A procfs that stands nowhere, and is unmounted when it is closed.
+/// A procfs that stands nowhere, and is unmounted when it is closed. Its processes are those of the calling process's
+/// pid namespace, whichever that is; its `sys/net` is that of the netns of whoever looks (`net_ctl_header_lookup` in
+/// net/sysctl_net.c), and can be written where a container has its `/proc/sys` read-only.
 fn mount() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
@@ -134,7 +136,60 @@ impl Visit {
 
 #[cfg(test)]
 mod tests {
+    use std::{path::Path, thread};
+
+    use nix::sched::{CloneFlags, unshare};
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
     use super::*;
+
+    /// In a netns that ends with the thread. Needs root.
+    fn in_a_new_netns(test: impl FnOnce() + Send) {
+        let run = move || {
+            unshare(CloneFlags::CLONE_NEWNET).expect("this test makes a netns: run it as root");
+            test();
+        };
+        thread::scope(|scope| scope.spawn(run).join()).unwrap();
+    }
+
+    /// What the calling thread may no longer do: mount.
+    fn give_up_mounting() {
+        let mut sets = capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::SYS_ADMIN);
+        set_capabilities(None, sets).unwrap();
+    }
+
+    fn switches_and_reads_its_own(sysctls: &Sysctls) {
+        let visit = sysctls.visit().unwrap();
+        for on in [true, false] {
+            visit.set_migrates(on).unwrap();
+            assert_eq!(visit.migrates().unwrap(), Some(on));
+        }
+        for (text, wanted) in [("1", false), ("0", true)] {
+            std::fs::write(Path::new("/proc").join(DISABLE_IPV6), text).unwrap();
+            assert_eq!(visit.has_ipv6(), wanted);
+        }
+    }
+
+    #[test]
+    fn one_mount_shows_each_netns_its_own_sysctls() {
+        let sysctls = Sysctls::default();
+        in_a_new_netns(|| {
+            sysctls.visit().unwrap().set_migrates(true).unwrap();
+            in_a_new_netns(|| switches_and_reads_its_own(&sysctls));
+            assert_eq!(sysctls.visit().unwrap().migrates().unwrap(), Some(true));
+        });
+    }
+
+    #[test]
+    fn who_may_not_mount_a_procfs_uses_the_one_that_is_there() {
+        in_a_new_netns(|| {
+            give_up_mounting();
+            let refused = mount().unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+            switches_and_reads_its_own(&Sysctls::default());
+        });
+    }
 
     #[test]
     fn what_was_used_often_enough_is_made_anew() {
