@@ -27,7 +27,8 @@ use crate::error::InspectError;
 pub struct Sockets {
     /// Ports that something listens on, ascending.
     pub listening_ports: BTreeSet<u16>,
-    /// Established sockets on ztunnel's ports.
+    /// Established connections that ztunnel holds: on its ports, and those of other ports that TPROXY led to it. A
+    /// kernel without sock_diag does not tell the latter, and they count as direct.
     pub captured_flows: u32,
     /// Established connections that go past ztunnel.
     pub direct_flows: u32,
@@ -50,7 +51,7 @@ pub fn sockets(netns: &Netns) -> Result<Sockets, InspectError> {
     })
 }
 
-/// How many connections a ztunnel holds in a netns.
+/// How many connections a ztunnel holds in a netns, as of [`Sockets::captured_flows`].
 ///
 /// # Errors
 ///

@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use netlink_bindings::{
     inet_diag::{self, IterableReplyAttrs, Msg, OpTcpDiagDump, ReqV2},
     traits::NetlinkRequest,
+    utils::find_attr,
 };
 use netns::Netns;
 use nix::sys::socket::SockProtocol;
@@ -31,6 +32,21 @@ pub(super) const ESTABLISHED: u8 = 1;
 pub(super) const CLOSE: u8 = 7;
 /// TCP_LISTEN.
 pub(super) const LISTEN: u8 = 10;
+
+/// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h. Comes unasked, since Linux 5.10.
+const OPTIONS: u16 = 22;
+/// Of its first byte.
+const FREEBIND: u8 = bit_field(2);
+const TRANSPARENT: u8 = bit_field(5);
+
+/// Bit fields begin at the lowest bit on little-endian machines, and at the highest one on others.
+const fn bit_field(number: u8) -> u8 {
+    if cfg!(target_endian = "little") {
+        1 << number
+    } else {
+        0x80 >> number
+    }
+}
 
 /// The sockets of a netns that listen or are established, of both families.
 pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
@@ -102,7 +118,13 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
         // INET_DIAG_MARK comes unasked, to a caller with CAP_NET_ADMIN alone (inet_diag_msg_attrs_fill in
         // net/ipv4/inet_diag.c).
         mark: attributes.get_mark().ok(),
+        for_others: is_for_others(attributes),
     }
+}
+
+fn is_for_others(attributes: &IterableReplyAttrs<'_>) -> bool {
+    let options = find_attr(attributes.get_buf(), OPTIONS).and_then(<[u8]>::first);
+    options.is_some_and(|options| options & (TRANSPARENT | FREEBIND) == TRANSPARENT)
 }
 
 #[cfg(test)]
@@ -128,9 +150,32 @@ mod tests {
             remote: "10.9.0.2:40000".parse().unwrap(),
             state: tcp::State::Listening,
             mark: None,
+            for_others: false,
         };
         assert_eq!(of(message.as_slice()), wanted);
         assert_eq!(of(&message.as_slice()[..8]).state, tcp::State::Other);
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn what_is_transparent_takes_what_is_for_others_unless_it_may_bind_to_any_address() {
+        for (options, wanted) in [
+            // As Linux 6.18 says it of an accepted connection: is_icsk, mc_loop, transparent, mc_all.
+            (&[0b0111_0010, 0][..], true),
+            (&[0b0111_0110, 0], false),
+            (&[0b0101_0010, 0], false),
+            // A kernel to come may say more, and an old one nothing.
+            (&[0b0010_0000, 0, 0, 0], true),
+            (&[], false),
+        ] {
+            let length = u16::try_from(options.len() + 4).unwrap();
+            let attribute = [length, OPTIONS].map(u16::to_ne_bytes).concat();
+            let payload = [Msg::new().as_slice(), &attribute, options].concat();
+            let (message, attributes) =
+                <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(&payload);
+            let found = tcp_socket(&message, &attributes).for_others;
+            assert_eq!(found, wanted, "{options:?}");
+        }
     }
 
     #[test]

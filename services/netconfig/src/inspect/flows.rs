@@ -8,16 +8,20 @@ use crate::marks::{FROM_ZTUNNEL, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS}
 /// Ports of ztunnel that outbound connections are led to: its end bears the application's address as the remote one.
 const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
 
-/// Established sockets on ztunnel's ports.
+/// Established sockets on ztunnel's ports, and those that it took on by TPROXY, which bear the port that the client
+/// addressed.
 pub(super) fn captured(sockets: &[Socket]) -> u32 {
-    count(established(sockets).filter(|socket| ZTUNNEL_PORTS.contains(&socket.local.port())))
+    let ends = ends_of(sockets);
+    count(established(sockets).filter(|socket| {
+        ZTUNNEL_PORTS.contains(&socket.local.port()) || is_taken_by_tproxy(socket, &ends)
+    }))
 }
 
 /// Connections that go past ztunnel. Not ztunnel's own, by port or mark; not the pod's with itself, nor those that
 /// ztunnel opens to the application in the name of a client, of which both ends are here; and not the application's
 /// end of what was led to ztunnel.
 pub(super) fn direct(sockets: &[Socket]) -> u32 {
-    let ends: BTreeSet<_> = established(sockets).map(ends).collect();
+    let ends = ends_of(sockets);
     let led_away: BTreeSet<_> = established(sockets)
         .filter(|socket| OUTBOUND_PORTS.contains(&socket.local.port()))
         .map(|socket| socket.remote)
@@ -25,7 +29,8 @@ pub(super) fn direct(sockets: &[Socket]) -> u32 {
     count(established(sockets).filter(|socket| {
         !is_loopback(socket)
             && !is_ztunnels(socket)
-            && !ends.contains(&(socket.remote, socket.local))
+            && !is_between(socket, &ends)
+            && !socket.for_others
             && !led_away.contains(&socket.local)
     }))
 }
@@ -36,8 +41,23 @@ fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
         .filter(|socket| socket.state == State::Established)
 }
 
-fn ends(socket: &Socket) -> (SocketAddr, SocketAddr) {
-    (socket.local, socket.remote)
+/// The ends of every connection, its own first.
+type Ends = BTreeSet<(SocketAddr, SocketAddr)>;
+
+fn ends_of(sockets: &[Socket]) -> Ends {
+    established(sockets)
+        .map(|socket| (socket.local, socket.remote))
+        .collect()
+}
+
+/// Whether both ends are here.
+fn is_between(socket: &Socket, ends: &Ends) -> bool {
+    ends.contains(&(socket.remote, socket.local))
+}
+
+/// Of those for others: what a proxy opens to the application for a client, without IP_FREEBIND, has both ends here.
+fn is_taken_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
+    socket.for_others && !is_loopback(socket) && !is_between(socket, ends)
 }
 
 fn is_loopback(socket: &Socket) -> bool {
@@ -71,6 +91,14 @@ mod tests {
             remote: remote.parse().unwrap(),
             state: State::Established,
             mark: Some(0),
+            for_others: false,
+        }
+    }
+
+    fn for_others(local: &str, remote: &str) -> Socket {
+        Socket {
+            for_others: true,
+            ..socket(local, remote)
         }
     }
 
@@ -117,6 +145,29 @@ mod tests {
         assert_eq!(direct(&[socket(&at(15053), CLIENT)]), 0);
         // Somebody else's.
         assert_eq!(direct(&[socket(&at(51000), "10.9.0.3:15008")]), 1);
+    }
+
+    #[test]
+    fn what_tproxy_took_on_is_captured_and_not_direct_on_any_port() {
+        for (local, client) in [
+            (&*at(8080), CLIENT),
+            (&at(15006), CLIENT),
+            ("[fd09::1]:8080", "[fd09::2]:40000"),
+        ] {
+            let taken = [for_others(local, client)];
+            assert_eq!((direct(&taken), captured(&taken)), (0, 1), "{local}");
+        }
+    }
+
+    #[test]
+    fn what_a_proxy_opens_to_the_application_for_a_client_is_not_captured_again() {
+        let sockets = [
+            for_others(&at(8080), CLIENT),
+            for_others("10.9.0.2:41000", &at(8080)),
+            socket(&at(8080), "10.9.0.2:41000"),
+            for_others("127.0.0.1:8080", "127.0.0.1:40000"),
+        ];
+        assert_eq!((direct(&sockets), captured(&sockets)), (0, 1));
     }
 
     #[test]

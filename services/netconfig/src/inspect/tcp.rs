@@ -13,6 +13,10 @@ pub(super) struct Socket {
     pub(super) state: State,
     /// What it marks its packets with; `None` where the kernel does not tell.
     pub(super) mark: Option<u32>,
+    /// Whether it takes what is addressed to others, or was accepted by one that does, whose options it bears: it is
+    /// transparent, and not made to speak from an address of others (IP_TRANSPARENT without IP_FREEBIND of ip(7)).
+    /// `false` where the kernel does not tell.
+    pub(super) for_others: bool,
 }
 
 /// What it does (enum in linux/tcp_states.h).
@@ -41,6 +45,7 @@ fn parse_line(line: &str) -> Option<Socket> {
             _ => State::Other,
         },
         mark: None,
+        for_others: false,
     })
 }
 
@@ -89,6 +94,7 @@ mod tests {
             remote: remote.parse().unwrap(),
             state,
             mark: None,
+            for_others: false,
         }
     }
 

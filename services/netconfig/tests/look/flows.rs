@@ -2,11 +2,14 @@
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use netconfig::inspect;
-use socket2::{Domain, Protocol, Socket, Type};
+use netconfig::{
+    inspect,
+    rules::{Ambient, InboundCapture, Redirection},
+};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::support::{Fresh, ambient, plain, sandbox};
 
@@ -39,9 +42,19 @@ fn listen(fresh: &Fresh, port: u16) -> TcpListener {
     fresh.run(move || TcpListener::bind(("::", port)).unwrap())
 }
 
+/// As ztunnel does it where it may (set_transparent in its src/socket.rs).
+fn listen_for_others(fresh: &Fresh, port: u16) -> TcpListener {
+    let listener = listen(fresh, port);
+    SockRef::from(&listener)
+        .set_ip_transparent_v6(true)
+        .unwrap();
+    listener
+}
+
 /// Both ends of a connection.
 type Connection = [TcpStream; 2];
 
+/// From an address of choice, it is as ztunnel does it (set_freebind_and_transparent in its src/socket.rs).
 fn connect(
     fresh: &Fresh,
     from: Option<&str>,
@@ -57,8 +70,14 @@ fn connect(
         socket.set_mark(mark).unwrap();
         if let Some(from) = from {
             match from {
-                IpAddr::V4(_) => socket.set_ip_transparent_v4(true).unwrap(),
-                IpAddr::V6(_) => socket.set_freebind_v6(true).unwrap(),
+                IpAddr::V4(_) => {
+                    socket.set_ip_transparent_v4(true).unwrap();
+                    socket.set_freebind_v4(true).unwrap();
+                }
+                IpAddr::V6(_) => {
+                    socket.set_ip_transparent_v6(true).unwrap();
+                    socket.set_freebind_v6(true).unwrap();
+                }
             }
             socket.bind(&SocketAddr::new(from, 0).into()).unwrap();
         }
@@ -126,4 +145,44 @@ fn direct_flows_are_those_from_before_the_rules_and_none_that_ztunnel_carries() 
     assert_eq!(flows(&pod), (6, 4));
     drop(before);
     assert_eq!(flows(&pod), (6, 0));
+}
+
+/// The local port is the application's, and what ztunnel opens itself is transparent too.
+#[test]
+fn what_tproxy_led_to_ztunnel_is_captured_and_what_ztunnel_makes_of_it_is_not() {
+    let (pod, host) = pod_and_host();
+    let (application, server) = (listen(&pod, 8080), listen(&host, 80));
+    let [outbound, plaintext] = [15001, 15006].map(|port| listen_for_others(&pod, port));
+    let tproxy = Redirection::Ambient(Ambient {
+        inbound_capture: InboundCapture::Tproxy,
+        ..Ambient::default()
+    });
+    plain().apply(&pod.netns, &tproxy, &sandbox("c1")).unwrap();
+    let (mut inbound, mut of_ztunnel, mut others) = (Vec::new(), Vec::new(), Vec::new());
+    for [own, other] in ADDRESSES {
+        let (from_own, from_client) = (Some(own), Some(other));
+        inbound.push(connect(&host, None, 0, (own, 8080), &plaintext));
+        of_ztunnel.push(connect(
+            &pod,
+            from_client,
+            FROM_ZTUNNEL,
+            (own, 8080),
+            &application,
+        ));
+        others.push(connect(&pod, None, 0, (other, 80), &outbound));
+        of_ztunnel.push(connect(&pod, from_own, FROM_ZTUNNEL, (other, 80), &server));
+    }
+    for [_, taken] in &inbound {
+        assert_eq!(taken.local_addr().unwrap().port(), 8080);
+    }
+    assert_eq!(flows(&pod), (4, 0));
+    for (connections, left) in [(of_ztunnel, 4), (inbound, 2), (others, 0)] {
+        drop(connections);
+        // A process that another test starts holds every socket from its fork to its exec.
+        let deadline = Instant::now() + PATIENCE;
+        while flows(&pod) != (left, 0) {
+            assert!(Instant::now() < deadline, "{:?}, not {left}", flows(&pod));
+            std::thread::yield_now();
+        }
+    }
 }
