@@ -13,6 +13,14 @@ impl Family {
     /// Both.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
+    /// AF_INET, AF_INET6 (address_families(7)).
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
+
     /// Of an address.
     pub(crate) fn of(address: std::net::IpAddr) -> Self {
         if address.is_ipv4() {

@@ -6,6 +6,7 @@
 
 mod error;
 mod message;
+pub(crate) mod route;
 
 pub use error::KernelError;
 pub(crate) use message::Batch;

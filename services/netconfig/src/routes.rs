@@ -10,12 +10,8 @@ use std::fmt;
 use crate::{
     family::Family,
     marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL},
+    netlink::route::PROTOCOL,
 };
-
-/// Who made a route or rule: a number of our own among those free for use (rtnetlink(7), "rtm_protocol"; the well-known
-/// ones stand in /etc/iproute2/rt_protos). By it ours are told from equal ones of others, which are not ours to
-/// delete.
-const PROTOCOL: u8 = 105;
 
 /// One of the two things that a family needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,11 +13,11 @@ use std::{
 };
 
 use super::{HostError, settings::AwsBranchEni};
-use crate::{family::Family, netlink::KernelError};
+use crate::{
+    family::Family,
+    netlink::{KernelError, route::PROTOCOL},
+};
 use kernel::Kernel;
-
-/// Who made a rule: as of a pod's ip rules, by which ours are known again after a restart.
-const PROTOCOL: u8 = 105;
 
 /// The priority of what leads to a pod. Behind AWS's own rules for pods (10), ahead of those for the node's other
 /// interfaces (1024 and 1536).

@@ -61,14 +61,6 @@ const WITH_COMMENT: u32 = 16;
 /// IPSET_ERR_EXIST: the element is there when it is added, or is not there when it is deleted.
 const ERROR_EXIST: i32 = 4103;
 
-/// AF_INET, AF_INET6.
-fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
-    }
-}
-
 /// What the kernel says of a set itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
@@ -93,7 +85,7 @@ impl Ipset {
         let mut message = Message::about(name, CREATE, 0);
         message.text(ATTR_TYPENAME, "hash:ip");
         message.byte(ATTR_REVISION, REVISION);
-        message.byte(ATTR_FAMILY, number(family));
+        message.byte(ATTR_FAMILY, family.number());
         message.nested(ATTR_DATA, |data| data.number(ATTR_CADT_FLAGS, WITH_COMMENT));
         self.0.act(&format!("create the set {name}"), &message)
     }
@@ -207,7 +199,7 @@ impl Message {
         let mut message = Self {
             kind: (SUBSYSTEM << 8) | command,
             flags,
-            payload: vec![number(Family::V4), 0, 0, 0],
+            payload: vec![Family::V4.number(), 0, 0, 0],
         };
         message.byte(ATTR_PROTOCOL, PROTOCOL_VERSION);
         message.text(ATTR_SETNAME, name);

@@ -11,21 +11,16 @@ use netlink_bindings::{
 };
 use nix::sys::socket::SockProtocol;
 
-use super::{Item, PROTOCOL, Part, Routing};
+use super::{Item, Part, Routing};
 use crate::{
     family::Family,
     marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL},
-    netlink::{KernelError, Socket},
+    netlink::{
+        KernelError, Socket,
+        route::{PROTOCOL, SCOPE_HOST, SCOPE_UNIVERSE, TO_TABLE, TYPE_LOCAL},
+    },
 };
 
-/// RTN_LOCAL.
-const TYPE_LOCAL: u8 = 2;
-/// RT_SCOPE_HOST.
-const SCOPE_HOST: u8 = 254;
-/// RT_SCOPE_UNIVERSE: the only one IPv6 has.
-const SCOPE_UNIVERSE: u8 = 0;
-/// FR_ACT_TO_TBL.
-const TO_TABLE: u8 = 1;
 /// Of `lo`, in every netns (LOOPBACK_IFINDEX).
 const LOOPBACK: u32 = 1;
 
@@ -51,11 +46,14 @@ impl Routes {
 
     fn read_routes(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
         let header = Rtmsg {
-            rtm_family: number(family),
+            rtm_family: family.number(),
             ..Rtmsg::new()
         };
         let request = rt_route::Request::new().op_getroute_dump(&header);
-        for payload in self.dump(&format!("read the {family} routes"), &request)? {
+        for payload in self
+            .0
+            .dump_family(&format!("read the {family} routes"), &request)?
+        {
             let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
             if is_our_route(family, &header, &attributes) {
                 routing.note((family, Part::Route), header.rtm_protocol);
@@ -66,11 +64,14 @@ impl Routes {
 
     fn read_rules(&mut self, family: Family, routing: &mut Routing) -> Result<(), KernelError> {
         let header = FibRuleHdr {
-            family: number(family),
+            family: family.number(),
             ..FibRuleHdr::new()
         };
         let request = rt_rule::Request::new().op_getrule_dump(&header);
-        for payload in self.dump(&format!("read the {family} ip rules"), &request)? {
+        for payload in self
+            .0
+            .dump_family(&format!("read the {family} ip rules"), &request)?
+        {
             let (header, attributes) = OpGetruleDump::decode_reply(&payload);
             if is_our_rule(&header, attributes) {
                 let protocol = attributes.get_protocol().unwrap_or(0);
@@ -78,22 +79,6 @@ impl Routes {
             }
         }
         Ok(())
-    }
-
-    /// A kernel without IPv6 does not know the family, and there is nothing of it.
-    fn dump<R>(&mut self, act: &str, request: &R) -> Result<Vec<Vec<u8>>, KernelError>
-    where
-        R: NetlinkRequest,
-    {
-        let mut attempts = 8;
-        loop {
-            attempts -= 1;
-            match self.0.dump(act, request) {
-                Err(error) if error.is_race() && attempts > 0 => {}
-                Err(error) if error.is(nix::Error::EAFNOSUPPORT) => return Ok(Vec::new()),
-                result => return result,
-            }
-        }
     }
 
     /// Adds one; one that is there already is not touched.
@@ -163,14 +148,6 @@ impl Routes {
     }
 }
 
-/// AF_INET, AF_INET6.
-fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
-    }
-}
-
 fn scope(family: Family) -> u8 {
     match family {
         Family::V4 => SCOPE_HOST,
@@ -187,7 +164,7 @@ fn forgive(result: Result<(), KernelError>, errnos: &[nix::Error]) -> Result<(),
 
 fn route_header(family: Family) -> Rtmsg {
     Rtmsg {
-        rtm_family: number(family),
+        rtm_family: family.number(),
         rtm_table: TABLE,
         rtm_protocol: PROTOCOL,
         rtm_scope: scope(family),
@@ -198,7 +175,7 @@ fn route_header(family: Family) -> Rtmsg {
 
 fn rule_header(family: Family) -> FibRuleHdr {
     FibRuleHdr {
-        family: number(family),
+        family: family.number(),
         table: TABLE,
         action: TO_TABLE,
         ..FibRuleHdr::new()
@@ -217,7 +194,7 @@ fn match_rule<P: Pusher>(attributes: PushFibRuleAttrs<P>) -> PushFibRuleAttrs<P>
 
 /// Everything goes to `lo` as local: no destination, and nothing that sends it elsewhere.
 fn is_our_route(family: Family, header: &Rtmsg, attributes: &IterableRouteAttrs<'_>) -> bool {
-    header.rtm_family == number(family)
+    header.rtm_family == family.number()
         && attributes
             .get_table()
             .is_ok_and(|table| table == u32::from(TABLE))

@@ -19,7 +19,10 @@ use socket2::{Domain, Protocol, Socket as Plain, Type};
 use crate::{
     family::Family,
     marks::FROM_ZTUNNEL,
-    netlink::{KernelError, Socket},
+    netlink::{
+        KernelError, Socket,
+        route::{SCOPE_LINK, TYPE_UNICAST},
+    },
 };
 
 /// Where the application listens.
@@ -32,10 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const UP: u32 = 1;
 /// IFA_F_NODAD of linux/if_addr.h: usable at once.
 const NODAD: u8 = 2;
-/// RT_SCOPE_LINK and RTN_UNICAST of linux/rtnetlink.h.
-const SCOPE_LINK: u8 = 253;
-const UNICAST: u8 = 1;
-/// RT_TABLE_MAIN.
+/// RT_TABLE_MAIN of linux/rtnetlink.h.
 const MAIN: u8 = 254;
 /// The name of either end of the veth.
 const INTERFACE: &str = "eth0";
@@ -258,7 +258,7 @@ impl<'a> Side<'a> {
         let family = Family::of(address);
         let is_on_link = [pod_address(family), peer_address(family)].contains(&address);
         let header = Ifaddrmsg {
-            ifa_family: number(family),
+            ifa_family: family.number(),
             ifa_prefixlen: match (family, is_on_link) {
                 (Family::V4, true) => 24,
                 (Family::V4, false) => 32,
@@ -277,10 +277,10 @@ impl<'a> Side<'a> {
 
     fn add_default_route(&mut self, family: Family) -> Result<(), WorldError> {
         let header = Rtmsg {
-            rtm_family: number(family),
+            rtm_family: family.number(),
             rtm_table: MAIN,
             rtm_scope: SCOPE_LINK,
-            rtm_type: UNICAST,
+            rtm_type: TYPE_UNICAST,
             ..Rtmsg::new()
         };
         let index = self.index(INTERFACE)?;
@@ -288,13 +288,5 @@ impl<'a> Side<'a> {
         let mut request = request.op_newroute_do(&header);
         drop(request.encode().push_oif(index));
         Ok(self.socket.act("add a default route", &request)?)
-    }
-}
-
-/// AF_INET, AF_INET6.
-fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
     }
 }

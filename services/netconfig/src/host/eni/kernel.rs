@@ -14,15 +14,11 @@ use nix::{net::if_::if_indextoname, sys::socket::SockProtocol};
 use super::{Route, Rule};
 use crate::{
     family::Family,
-    netlink::{KernelError, Socket},
+    netlink::{
+        KernelError, Socket,
+        route::{TO_TABLE, TYPE_UNICAST},
+    },
 };
-
-/// FR_ACT_TO_TBL.
-const TO_TABLE: u8 = 1;
-/// RTN_UNICAST.
-const UNICAST: u8 = 1;
-/// How often a dump is begun again because things came and went meanwhile.
-const ATTEMPTS: usize = 8;
 
 /// See the module.
 #[derive(Debug)]
@@ -39,11 +35,14 @@ impl Kernel {
         let mut found = Vec::new();
         for family in Family::ALL {
             let header = FibRuleHdr {
-                family: number(family),
+                family: family.number(),
                 ..FibRuleHdr::new()
             };
             let request = rt_rule::Request::new().op_getrule_dump(&header);
-            for payload in self.dump(&format!("read the node's {family} ip rules"), &request)? {
+            for payload in self
+                .0
+                .dump_family(&format!("read the node's {family} ip rules"), &request)?
+            {
                 let (header, attributes) = OpGetruleDump::decode_reply(&payload);
                 found.extend(rule(family, &header, attributes));
             }
@@ -56,13 +55,17 @@ impl Kernel {
         let mut found = Vec::new();
         for family in Family::ALL {
             let header = Rtmsg {
-                rtm_family: number(family),
+                rtm_family: family.number(),
                 ..Rtmsg::new()
             };
             let request = rt_route::Request::new().op_getroute_dump(&header);
-            for payload in self.dump(&format!("read the node's {family} routes"), &request)? {
+            for payload in self
+                .0
+                .dump_family(&format!("read the node's {family} routes"), &request)?
+            {
                 let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
-                let is_to_one = header.rtm_dst_len == bits(family) && header.rtm_type == UNICAST;
+                let is_to_one =
+                    header.rtm_dst_len == bits(family) && header.rtm_type == TYPE_UNICAST;
                 let route = || {
                     let name = if_indextoname(attributes.get_oif().ok()?).ok()?;
                     Some(Route {
@@ -110,30 +113,6 @@ impl Kernel {
         }
         Ok(())
     }
-
-    /// A kernel without IPv6 does not know the family, and there is nothing of it.
-    fn dump<R>(&mut self, act: &str, request: &R) -> Result<Vec<Vec<u8>>, KernelError>
-    where
-        R: NetlinkRequest,
-    {
-        let mut attempts = ATTEMPTS;
-        loop {
-            attempts -= 1;
-            match self.0.dump(act, request) {
-                Err(error) if error.is_race() && attempts > 0 => {}
-                Err(error) if error.is(nix::Error::EAFNOSUPPORT) => return Ok(Vec::new()),
-                result => return result,
-            }
-        }
-    }
-}
-
-/// AF_INET, AF_INET6.
-fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => 2,
-        Family::V6 => 10,
-    }
 }
 
 fn bits(family: Family) -> u8 {
@@ -145,7 +124,7 @@ fn bits(family: Family) -> u8 {
 
 fn header(rule: &Rule) -> FibRuleHdr {
     FibRuleHdr {
-        family: number(rule.family),
+        family: rule.family.number(),
         dst_len: rule.to.map_or(0, |_| bits(rule.family)),
         action: TO_TABLE,
         ..FibRuleHdr::new()
