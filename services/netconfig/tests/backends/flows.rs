@@ -21,7 +21,7 @@ use netns::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
-    incumbent::leave_as_istio,
+    istio,
     support::{Fresh, ambient, sandbox},
     tools::writer,
 };
@@ -244,7 +244,7 @@ fn nothing_is_lost_while_the_incumbents_rules_are_taken_over() {
     for form in Backend::ALL {
         for backend in Backend::ALL {
             let node = Node::new();
-            leave_as_istio(form, &node.pod);
+            istio::leave(form, &node.pod);
             let mut held = node.connections();
             let counts = under_load(&node, || {
                 // Some from before.

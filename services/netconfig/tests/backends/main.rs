@@ -11,6 +11,8 @@ mod applying;
 mod choosing;
 mod flows;
 mod incumbent;
+#[path = "../support/istio.rs"]
+mod istio;
 mod killing;
 mod mending;
 mod process;

@@ -13,7 +13,7 @@ use netconfig::{
 use crate::{
     checks::{Check, checks, direct},
     client::watch,
-    incumbent::{self, Incumbent, incumbents},
+    incumbent, istio,
     matrix::{HANDS, all, name, run_all, scenario},
     probe::{Dial, Flow, PATIENCE, Step, at_once},
     stand_in::By,
@@ -201,19 +201,19 @@ fn the_incumbents_rules_are_taken_over_and_no_connection_is_cut_refused_or_let_o
         &["probes", "everything"]
     };
     let mut work = Vec::new();
-    for (backend, incumbent) in with_every_backend(&incumbents()) {
+    for (backend, incumbent) in with_every_backend(BACKENDS) {
         work.extend(ours.iter().map(|ours| (backend, incumbent, scenario(ours))));
     }
     let failures = try_each(&work, |(backend, incumbent, ours)| {
         let failures = take_over(&World::new(*backend, Pod::Dual), *incumbent, ours).into_iter();
-        let when = format!("{incumbent:?} -> {backend} {}", name(ours));
+        let when = format!("istio in {incumbent} -> {backend} {}", name(ours));
         failures.map(|told| format!("{when}: {told}")).collect()
     });
     assert_eq!(failures, [""; 0]);
 }
 
-fn take_over(world: &World, incumbent: Incumbent, ours: &Ambient) -> Vec<String> {
-    incumbent::install(world, incumbent);
+fn take_over(world: &World, incumbent: Backend, ours: &Ambient) -> Vec<String> {
+    istio::leave(incumbent, &world.pod);
     let before = checks(&incumbent::settings(), world.families());
     let after = checks(ours, world.families());
     // They do what ours are to do: the same checks hold.

@@ -1,5 +1,4 @@
-//! What Istio's node agent leaves in a pod with both families and DNS capture (shared facts: istio-ambient.md, 6.1 to
-//! 6.3).
+//! What Istio's node agent leaves, beside ours.
 
 use netconfig::{
     Backend,
@@ -8,68 +7,12 @@ use netconfig::{
 
 use crate::world::{BACKENDS, World};
 
-/// By which of its backends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Incumbent {
-    Nftables,
-    /// By the program of that name.
-    Iptables(&'static str, &'static str),
-}
-
-/// Those that can be taken over by the backends that are tried.
-pub(crate) fn incumbents() -> Vec<Incumbent> {
-    let of = |backend| match backend {
-        Backend::Nftables => Incumbent::Nftables,
-        Backend::IptablesNft => {
-            Incumbent::Iptables("iptables-nft-restore", "ip6tables-nft-restore")
-        }
-        Backend::IptablesLegacy => {
-            Incumbent::Iptables("iptables-legacy-restore", "ip6tables-legacy-restore")
-        }
-    };
-    BACKENDS.iter().copied().map(of).collect()
-}
-
 /// The settings of ours that do the same.
 pub(crate) fn settings() -> Ambient {
     let found = scenarios::all().find(|(name, _)| *name == "probes");
     Ambient {
         dns_capture: true,
         ..found.unwrap().1
-    }
-}
-
-/// Its rules, and its routes.
-pub(crate) fn install(world: &World, incumbent: Incumbent) {
-    match incumbent {
-        Incumbent::Nftables => drop(world.pod.nft(NFTABLES)),
-        Incumbent::Iptables(v4, v6) => {
-            let fill = |source: &str, loopback: &str| {
-                IPTABLES
-                    .replace("SOURCE", source)
-                    .replace("LOOPBACK", loopback)
-            };
-            for (program, rules) in [
-                (v4, fill("169.254.7.127", "127.0.0.1/32")),
-                (
-                    v6,
-                    fill("fd16:9254:7127:1337:ffff:ffff:ffff:ffff", "::1/128"),
-                ),
-            ] {
-                world.pod.command(
-                    "sh",
-                    &["-c", &format!("{program} --noflush <<'END'\n{rules}END")],
-                );
-            }
-        }
-    }
-    for family in ["-4", "-6"] {
-        world.pod.ip(&format!(
-            "{family} rule add fwmark 0x111/0xfff pref 32764 lookup 100"
-        ));
-        world.pod.ip(&format!(
-            "{family} route replace local default dev lo table 100"
-        ));
     }
 }
 
@@ -88,80 +31,3 @@ pub(crate) fn left(world: &World) -> Vec<String> {
         .map(ToOwned::to_owned)
         .collect()
 }
-
-const NFTABLES: &str = r#"
-add table inet istio-ambient-nat
-flush table inet istio-ambient-nat
-add chain inet istio-ambient-nat prerouting { type nat hook prerouting priority -100 ; }
-add chain inet istio-ambient-nat output { type nat hook output priority -100 ; }
-add chain inet istio-ambient-nat istio-prerouting
-add chain inet istio-ambient-nat istio-output
-add rule inet istio-ambient-nat output jump istio-output
-add rule inet istio-ambient-nat prerouting jump istio-prerouting
-add rule inet istio-ambient-nat istio-prerouting meta l4proto tcp ip saddr 169.254.7.127 counter accept
-add rule inet istio-ambient-nat istio-prerouting meta l4proto tcp ip6 saddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff counter accept
-add rule inet istio-ambient-nat istio-output meta l4proto tcp ip daddr 169.254.7.127 counter accept
-add rule inet istio-ambient-nat istio-output meta l4proto tcp ip6 daddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff counter accept
-add rule inet istio-ambient-nat istio-prerouting ip daddr != 127.0.0.1/32 tcp dport != 15008 mark and 0xfff != 0x539 counter redirect to :15006
-add rule inet istio-ambient-nat istio-prerouting ip6 daddr != ::1/128 tcp dport != 15008 mark and 0xfff != 0x539 counter redirect to :15006
-add rule inet istio-ambient-nat istio-output oifname != lo mark and 0xfff != 0x539 udp dport 53 counter redirect to :15053
-add rule inet istio-ambient-nat istio-output ip daddr != 127.0.0.1/32 tcp dport 53 mark and 0xfff != 0x539 counter redirect to :15053
-add rule inet istio-ambient-nat istio-output ip6 daddr != ::1/128 tcp dport 53 mark and 0xfff != 0x539 counter redirect to :15053
-add rule inet istio-ambient-nat istio-output meta l4proto tcp mark and 0xfff == 0x111 counter accept
-add rule inet istio-ambient-nat istio-output oifname lo ip daddr != 127.0.0.1/32 counter accept
-add rule inet istio-ambient-nat istio-output oifname lo ip6 daddr != ::1/128 counter accept
-add rule inet istio-ambient-nat istio-output meta l4proto tcp ip daddr != 127.0.0.1/32 mark and 0xfff != 0x539 counter redirect to :15001
-add rule inet istio-ambient-nat istio-output meta l4proto tcp ip6 daddr != ::1/128 mark and 0xfff != 0x539 counter redirect to :15001
-add table inet istio-ambient-mangle
-flush table inet istio-ambient-mangle
-add chain inet istio-ambient-mangle prerouting { type filter hook prerouting priority -150 ; }
-add chain inet istio-ambient-mangle output { type route hook output priority -150 ; }
-add chain inet istio-ambient-mangle istio-prerouting
-add chain inet istio-ambient-mangle istio-output
-add rule inet istio-ambient-mangle prerouting jump istio-prerouting
-add rule inet istio-ambient-mangle output jump istio-output
-add rule inet istio-ambient-mangle istio-prerouting meta mark & 0xfff == 0x539 counter ct mark set ct mark & 0xfffff000 | 0x111
-add rule inet istio-ambient-mangle istio-output ct mark and 0xfff == 0x111 counter meta mark set ct mark
-add table inet istio-ambient-raw
-flush table inet istio-ambient-raw
-add chain inet istio-ambient-raw prerouting { type filter hook prerouting priority -300 ; }
-add chain inet istio-ambient-raw output { type filter hook output priority -300 ; }
-add chain inet istio-ambient-raw istio-prerouting
-add chain inet istio-ambient-raw istio-output
-add rule inet istio-ambient-raw prerouting jump istio-prerouting
-add rule inet istio-ambient-raw output jump istio-output
-add rule inet istio-ambient-raw istio-output udp dport 53 meta mark and 0xfff == 0x539 counter ct zone set 1
-add rule inet istio-ambient-raw istio-prerouting udp sport 53 meta mark and 0xfff != 0x539 counter ct zone set 1
-"#;
-
-const IPTABLES: &str = r#"* mangle
--N ISTIO_PRERT
--N ISTIO_OUTPUT
--A PREROUTING -j ISTIO_PRERT
--A OUTPUT -j ISTIO_OUTPUT
--A ISTIO_PRERT -m mark --mark 0x539/0xfff -j CONNMARK --set-xmark 0x111/0xfff
--A ISTIO_OUTPUT -m connmark --mark 0x111/0xfff -j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff
-COMMIT
-* nat
--N ISTIO_PRERT
--N ISTIO_OUTPUT
--A OUTPUT -j ISTIO_OUTPUT
--A PREROUTING -j ISTIO_PRERT
--A ISTIO_PRERT -s SOURCE -p tcp -m tcp -j ACCEPT
--A ISTIO_OUTPUT -d SOURCE -p tcp -m tcp -j ACCEPT
--A ISTIO_PRERT ! -d LOOPBACK -p tcp ! --dport 15008 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15006
--A ISTIO_OUTPUT ! -o lo -p udp -m mark ! --mark 0x539/0xfff -m udp --dport 53 -j REDIRECT --to-port 15053
--A ISTIO_OUTPUT ! -d LOOPBACK -p tcp --dport 53 -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15053
--A ISTIO_OUTPUT -p tcp -m mark --mark 0x111/0xfff -j ACCEPT
--A ISTIO_OUTPUT ! -d LOOPBACK -o lo -j ACCEPT
--A ISTIO_OUTPUT ! -d LOOPBACK -p tcp -m mark ! --mark 0x539/0xfff -j REDIRECT --to-ports 15001
-COMMIT
-* raw
--N ISTIO_OUTPUT
--N ISTIO_PRERT
--A PREROUTING -j ISTIO_PRERT
--A OUTPUT -j ISTIO_OUTPUT
--A ISTIO_OUTPUT -p udp -m mark --mark 0x539/0xfff -m udp --dport 53 -j CT --zone 1
--A ISTIO_PRERT -p udp -m mark ! --mark 0x539/0xfff -m udp --sport 53 -j CT --zone 1
-COMMIT
-"#;

@@ -18,6 +18,8 @@ mod checks;
 mod client;
 mod connections;
 mod incumbent;
+#[path = "../support/istio.rs"]
+mod istio;
 mod matrix;
 mod mutation;
 mod names;

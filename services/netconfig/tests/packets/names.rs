@@ -1,6 +1,7 @@
 //! A socket that asks for names and is held open: it follows DNS capture, whatever switches that on and off.
 
 use netconfig::{
+    Backend,
     apply::Phase,
     rules::{Ambient, Ipv6},
 };
@@ -8,7 +9,7 @@ use netconfig::{
 use crate::{
     checks::{checks, direct},
     client::wanted,
-    incumbent::{self, Incumbent},
+    incumbent, istio,
     matrix::scenario,
     probe::{Dial, Flow},
     world::{BACKENDS, Place, Pod, World, outside},
@@ -82,7 +83,7 @@ fn a_socket_that_is_held_open_follows_the_capture_of_ipv6() {
 /// While rules were away it went past ztunnel.
 #[test]
 fn a_socket_that_is_held_open_comes_back_when_rules_are_mended() {
-    let world = World::new(netconfig::Backend::Nftables, Pod::Dual);
+    let world = World::new(Backend::Nftables, Pod::Dual);
     let mut sockets = Sockets::open(&world);
     for script in [
         "delete table inet inpod-nat",
@@ -106,7 +107,7 @@ fn a_socket_that_is_held_open_follows_a_takeover_from_the_incumbent() {
     for backend in BACKENDS {
         for settings in [names(), scenario("plain")] {
             let world = World::new(*backend, Pod::Dual);
-            incumbent::install(&world, Incumbent::Nftables);
+            istio::leave(Backend::Nftables, &world.pod);
             let mut sockets = Sockets::open(&world);
             sockets.are_answered(&world, "theirs", Some(&incumbent::settings()));
             world.apply(&settings);
