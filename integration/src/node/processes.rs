@@ -138,14 +138,19 @@ impl Node {
             .arg("--uds")
             .arg(self.zds_socket())
             .arg("--access-log")
-            .arg(self.access_log());
+            .arg(self.access_log_of(name));
         command.arg("--status").arg(state).args(arguments);
         self.spawn(name, command)
     }
 
     /// The reference ztunnel's access log.
     pub fn access_log(&self) -> PathBuf {
-        self.dir.join("log/access.json")
+        self.access_log_of("ztunnel")
+    }
+
+    fn access_log_of(&self, name: &str) -> PathBuf {
+        let name = name.replace("ztunnel", "access");
+        self.dir.join("log").join(name).with_extension("json")
     }
 
     /// What the reference ztunnel says of itself.
@@ -154,9 +159,17 @@ impl Node {
     ///
     /// When it has said nothing.
     pub fn ztunnel_state(&self) -> anyhow::Result<serde_json::Value> {
-        Ok(serde_json::from_str(&fs::read_to_string(
-            self.dir.join("ztunnel.json"),
-        )?)?)
+        self.ztunnel_state_of("ztunnel")
+    }
+
+    /// The same of one with a name of its own.
+    ///
+    /// # Errors
+    ///
+    /// When it has said nothing.
+    pub fn ztunnel_state_of(&self, name: &str) -> anyhow::Result<serde_json::Value> {
+        let path = self.dir.join(format!("{name}.json"));
+        Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
     }
 
     /// Connections that the ztunnel has taken.
@@ -165,7 +178,16 @@ impl Node {
     ///
     /// When its log cannot be read.
     pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
-        Access::read(&self.access_log())
+        self.accesses_of("ztunnel")
+    }
+
+    /// The same of one with a name of its own.
+    ///
+    /// # Errors
+    ///
+    /// When its log cannot be read.
+    pub fn accesses_of(&self, name: &str) -> anyhow::Result<Vec<Access>> {
+        Access::read(&self.access_log_of(name))
     }
 
     fn command(&self, within: &[&str], program: &Path) -> Command {

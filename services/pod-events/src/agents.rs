@@ -1,5 +1,7 @@
 //! The other services, as calls that take checked values and end in time.
 
+mod find;
+
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
 use inpod_proto::{
@@ -18,6 +20,8 @@ use crate::{
     checkpoint::Record,
     redirection::{Capture, ambient},
 };
+
+pub use find::Found;
 
 /// Clients of netconfig and of the broker. Cheap to clone.
 #[derive(Clone, Debug)]

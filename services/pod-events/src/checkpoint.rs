@@ -3,6 +3,7 @@
 //! The files live on tmpfs and name the boot: what an earlier boot left is of no sandbox that exists.
 
 mod file;
+mod intent;
 
 use std::{
     collections::BTreeMap,
@@ -11,9 +12,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use workload::{NetnsId, NetnsRef, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName};
+use workload::{
+    NetnsId, NetnsRef, NetworkName, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName,
+};
 
-use crate::{moment::Moment, pod::Pod, redirection::Wishes};
+use crate::{pod::Pod, redirection::Wishes};
+
+pub use intent::Intent;
 
 /// One sandbox, as far as it is known and as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,61 +57,19 @@ impl Record {
             self.let_through && self.pod.uid.as_str() == self.sandbox.container_id.as_str();
         pod.is_called(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
     }
-}
 
-/// How far a sandbox has come. Written before the effects that it announces.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Intent {
-    /// Outside the mesh: nothing is in place.
-    Out,
-    /// Steps of enrolling may be in place.
-    Enrolling,
-    /// Everything is in place.
-    Enrolled {
-        /// The fingerprint of the rules.
-        fingerprint: String,
-    },
-    /// Peers are being told that the pod leaves; everything is still in place.
-    Leaving {
-        /// Since when.
-        since: Moment,
-    },
-    /// New connections go direct, captured ones live on.
-    Draining {
-        /// Since when.
-        since: Moment,
-    },
-    /// The sandbox ends.
-    Deleting {
-        /// Since when that is known.
-        since: Moment,
-    },
-}
-
-impl Intent {
-    /// The fingerprint of the rules of what is enrolled.
-    pub fn fingerprint(&self) -> Option<&str> {
-        match self {
-            Self::Enrolled { fingerprint } => Some(fingerprint),
-            Self::Out
-            | Self::Enrolling
-            | Self::Leaving { .. }
-            | Self::Draining { .. }
-            | Self::Deleting { .. } => None,
-        }
+    /// Whether a verb of the runtime about that sandbox is about this one. One that was found by its processes has no
+    /// network, and belongs to whichever network's verb names its container.
+    pub fn is_meant_by(&self, sandbox: &SandboxRef) -> bool {
+        let own = &self.sandbox;
+        let found = own.network_name == NetworkName::default();
+        own == sandbox
+            || (found && own.container_id == sandbox.container_id && own.ifname == sandbox.ifname)
     }
 
-    /// Whether anything may be in place.
-    pub fn is_held(&self) -> bool {
-        !matches!(self, Self::Out)
-    }
-
-    /// Whether the pod was in the mesh, and may have connections that must not be cut by a failure.
-    pub fn has_stood(&self) -> bool {
-        matches!(
-            self,
-            Self::Enrolled { .. } | Self::Leaving { .. } | Self::Draining { .. }
-        )
+    /// Whether nobody knows yet where its netns is: it stands for a pod that another agent put into the mesh.
+    pub fn is_unfound(&self) -> bool {
+        matches!(self.intent, Intent::Inherited) && self.netns_id.is_none()
     }
 }
 
@@ -257,7 +220,10 @@ fn failed<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{pod, record};
+    use crate::{
+        moment::Moment,
+        testing::{pod, record},
+    };
 
     fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
         let dir = tempfile::tempdir().unwrap();
@@ -272,6 +238,7 @@ mod tests {
         let intents = [
             Intent::Out,
             Intent::Enrolling,
+            Intent::Inherited,
             Intent::Enrolled {
                 fingerprint: "f".into(),
             },

@@ -97,7 +97,7 @@ fn answer(pod: &PodRef, decision: Decision, view: &View) -> wire::ExplainPodResp
 pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
     match current.map(|record| &record.intent) {
         None | Some(Intent::Out) => wire::PodState::Out,
-        Some(Intent::Enrolling) => wire::PodState::Enrolling,
+        Some(Intent::Enrolling | Intent::Inherited) => wire::PodState::Enrolling,
         Some(Intent::Enrolled { .. }) => wire::PodState::Enrolled,
         Some(Intent::Leaving { .. } | Intent::Draining { .. }) => wire::PodState::Withdrawing,
         Some(Intent::Deleting { .. }) => wire::PodState::Deleting,

@@ -10,6 +10,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod decide;
 mod explain;
+mod inheritance;
 mod joined;
 pub mod metrics;
 pub mod moment;
@@ -40,6 +41,7 @@ use crate::{
     away::Away,
     checkpoint::Checkpoint,
     config::Config,
+    inheritance::Inheritance,
     joined::Joined,
     metrics::Metrics,
     pipeline::{Pipeline, Revisions, Synced},
@@ -99,7 +101,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         metrics.clone(),
     )
     .await;
-    keep_told(&shared, &registry, &conditions, synced_sender);
+    let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
+    keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
     if let Some(address) = shared.config.metrics_address.0 {
         let (joined, conditions) = (Joined::new(&daemon), conditions.clone());
         tokio::spawn(daemon::metrics::serve(address, conditions, joined));
@@ -124,9 +127,12 @@ fn keep_told(
     registry: &Registry,
     conditions: &Readiness,
     synced: watch::Sender<Synced>,
+    inheritance: Inheritance,
 ) {
     let (source, agents) = (&shared.source, &shared.pipeline.agents);
-    let broker = Sync::start(agents.clone(), registry.clone(), conditions.clone(), synced);
+    let before = (inheritance, source.health());
+    let (known, told) = (registry.clone(), conditions.clone());
+    let broker = Sync::start(agents.clone(), known, told, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
     let telling = ztunnels::keep_told(agents.clone(), source.clone(), selector, broker);
     tokio::spawn(telling);

@@ -5,6 +5,7 @@
 
 mod end;
 mod enroll;
+mod find;
 mod leave;
 
 pub use end::Life;
@@ -117,7 +118,7 @@ fn believed(record: &Record) -> NetnsRef {
     }
 }
 
-fn soon(seconds: u64) -> Instant {
+pub(crate) fn soon(seconds: u64) -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 

@@ -85,7 +85,7 @@ pub fn next(intent: &Intent, wanted: Wanted, now: Moment, timing: Timing) -> Act
         (Intent::Enrolled { .. }, Wanted::In) | (Intent::Out, Wanted::Out) => Action::Rest,
         (_, Wanted::In) => Action::Enroll,
         (Intent::Enrolling, Wanted::Out) => Action::Abandon,
-        (Intent::Enrolled { .. }, Wanted::Out) => Action::StartLeaving,
+        (Intent::Enrolled { .. } | Intent::Inherited, Wanted::Out) => Action::StartLeaving,
         (Intent::Leaving { since }, Wanted::Out) if past(*since, timing.propagation) => {
             Action::Drain
         }
@@ -119,11 +119,12 @@ mod tests {
         next(intent, wanted, at(seconds), TIMING)
     }
 
-    fn every_intent() -> [Intent; 5] {
+    fn every_intent() -> [Intent; 6] {
         let since = at(0);
         [
             Intent::Out,
             Intent::Enrolling,
+            Intent::Inherited,
             enrolled(),
             Intent::Leaving { since },
             Intent::Draining { since },
@@ -164,6 +165,8 @@ mod tests {
     #[test]
     fn a_withdrawal_announces_then_drains_then_finishes() {
         assert_eq!(next_at(0, &enrolled(), Wanted::Out), Action::StartLeaving);
+        let inherited = next_at(0, &Intent::Inherited, Wanted::Out);
+        assert_eq!(inherited, Action::StartLeaving);
         let leaving = Intent::Leaving { since: at(0) };
         assert_eq!(next_at(4, &leaving, Wanted::Out), Action::WaitUntil(at(5)));
         assert_eq!(next_at(5, &leaving, Wanted::Out), Action::Drain);

@@ -1,6 +1,6 @@
 //! Pods and namespaces, stripped to what is read.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use k8s_openapi::api::core::v1 as k8s;
 use workload::{
@@ -32,6 +32,10 @@ pub struct Pod {
     pub runtime_uid: Option<PodUid>,
     /// What it asks of its redirection.
     pub wishes: Wishes,
+    /// Its addresses, as far as its status shows them: then it has a network.
+    pub addresses: Vec<IpAddr>,
+    /// Whether its annotation says that its traffic is redirected, whoever did it.
+    pub is_redirected: bool,
 }
 
 impl Pod {
@@ -87,12 +91,28 @@ fn annotation<'a>(all: Option<&'a BTreeMap<String, String>>, name: &str) -> Opti
     all.and_then(|all| all.get(name)).map(String::as_str)
 }
 
+/// What is no address is as good as absent.
+fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
+    let all = status.pod_ips.iter().flatten();
+    let all = all.filter_map(|address| address.ip.parse().ok());
+    let mut addresses: Vec<_> = all.collect();
+    if addresses.is_empty() {
+        let only = status.pod_ip.as_deref();
+        addresses.extend(only.and_then(|ip| ip.parse::<IpAddr>().ok()));
+    }
+    addresses
+}
+
 impl TryFrom<k8s::Pod> for Pod {
     type Error = Unusable;
 
     fn try_from(pod: k8s::Pod) -> Result<Self, Unusable> {
         let (meta, spec) = (pod.metadata, pod.spec.unwrap_or_default());
-        let phase = pod.status.and_then(|status| status.phase);
+        let status = pod.status.unwrap_or_default();
+        let addresses = addresses(&status);
+        let redirection = annotation(meta.annotations.as_ref(), keys::REDIRECTION)
+            == Some(keys::REDIRECTION_ENABLED);
+        let phase = status.phase;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
         // Everyone may write the hash into a pod; a mirror is made by a kubelet alone.
         let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
@@ -134,6 +154,8 @@ impl TryFrom<k8s::Pod> for Pod {
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
             wishes: Wishes::of(meta.annotations.as_ref()),
+            addresses,
+            is_redirected: redirection,
         })
     }
 }
@@ -184,5 +206,30 @@ mod tests {
     fn a_hash_that_someone_wrote_into_an_ordinary_pod_is_no_uid() {
         let pod = with_annotations(&[(keys::STATIC_HASH, "h1")]);
         assert!(!pod.is_called(&"h1".parse().unwrap()));
+    }
+
+    #[test]
+    fn only_the_one_value_of_the_annotation_says_that_a_pod_is_redirected() {
+        for (value, redirected) in [(keys::REDIRECTION_ENABLED, true), ("disabled", false)] {
+            let pod = with_annotations(&[(keys::REDIRECTION, value)]);
+            assert_eq!(pod.is_redirected, redirected, "{value}");
+        }
+        assert!(!with_annotations(&[]).is_redirected);
+    }
+
+    #[test]
+    fn a_status_shows_all_addresses_or_the_one() {
+        let ip = |ip: &str| k8s::PodIP { ip: ip.to_owned() };
+        let shown = |one: &str, all: &[&str]| {
+            addresses(&k8s::PodStatus {
+                pod_ip: Some(one.to_owned()),
+                pod_ips: Some(all.iter().map(|it| ip(it)).collect()),
+                ..k8s::PodStatus::default()
+            })
+        };
+        let [v4, v6] = ["10.0.0.1", "fd00::1"].map(|it| it.parse::<IpAddr>().unwrap());
+        assert_eq!(shown("10.0.0.1", &["10.0.0.1", "fd00::1"]), [v4, v6]);
+        assert_eq!(shown("10.0.0.1", &[]), [v4]);
+        assert!(shown("none", &["neither"]).is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! All tasks of the node, and which sandbox belongs to which.
 
+mod inherited;
 mod spooled;
 
 use std::{
@@ -201,7 +202,9 @@ impl Registry {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {
             let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
-            view.records.iter().any(|record| record.sandbox == *sandbox)
+            view.records
+                .iter()
+                .any(|record| record.is_meant_by(sandbox))
         };
         tasks
             .running
@@ -214,7 +217,7 @@ impl Registry {
     pub fn record(&self, sandbox: &SandboxRef) -> Option<Record> {
         self.records()
             .into_iter()
-            .find(|record| record.sandbox == *sandbox)
+            .find(|record| record.is_meant_by(sandbox))
     }
 
     /// Every record.
@@ -337,7 +340,8 @@ impl Registry {
         }
         let served = current
             .into_values()
-            .filter(|record| record.intent.is_held() && record.netns_id.is_some());
+            .filter(|record| record.intent.is_held())
+            .filter(|record| record.netns_id.is_some() || record.is_unfound());
         Ok((
             revision,
             served.map(|record| workload_of(&record)).collect(),

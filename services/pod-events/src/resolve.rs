@@ -151,6 +151,8 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
         terminal: false,
         runtime_uid: None,
         wishes: Wishes::default(),
+        addresses: Vec::new(),
+        is_redirected: false,
     })
 }
 

@@ -2,6 +2,9 @@
 //!
 //! A service that was restarted shows another instance_id on its stream. A restarted netconfig holds no claim: every
 //! task claims again, and the broker is given the set once more when all are back. A restarted broker is given the set.
+//!
+//! The first set of a boot waits for the source without limit, and for a search of the pods that ran before us: what it
+//! does not name, ztunnel drops.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -19,7 +22,9 @@ use tokio::{
 };
 use workload::{Failure, Reason};
 
-use crate::{agents::Agents, pipeline::Synced, registry::Registry};
+use crate::{
+    agents::Agents, inheritance::Inheritance, pipeline::Synced, registry::Registry, source::Health,
+};
 
 /// How long to wait before a stream that broke is opened again.
 const REOPEN: Duration = Duration::from_millis(100);
@@ -45,6 +50,8 @@ pub(crate) struct Sync {
     synced: watch::Sender<Synced>,
     netconfig: watch::Receiver<Run>,
     broker: watch::Receiver<Run>,
+    inheritance: Inheritance,
+    source: watch::Receiver<Health>,
 }
 
 impl Sync {
@@ -54,6 +61,7 @@ impl Sync {
         registry: Registry,
         conditions: Readiness,
         synced: watch::Sender<Synced>,
+        (inheritance, source): (Inheritance, watch::Receiver<Health>),
     ) -> watch::Receiver<Run> {
         conditions.require(IN_STEP, "neither netconfig nor ztunnel-broker was seen yet");
         let (netconfig_run, netconfig) = watch::channel(None);
@@ -77,6 +85,8 @@ impl Sync {
                 synced,
                 netconfig,
                 broker: broker.clone(),
+                inheritance,
+                source,
             }
             .run(),
         );
@@ -90,6 +100,7 @@ impl Sync {
                 self.netconfig.borrow_and_update().clone(),
                 self.broker.borrow_and_update().clone(),
             );
+            self.source.mark_unchanged();
             let told = self.tell(netconfig, broker).await;
             if let Err(failure) = &told {
                 tracing::warn!(%failure, ?wait, "Could not tell everything; once more");
@@ -98,6 +109,7 @@ impl Sync {
             let changed = tokio::select! {
                 changed = self.netconfig.changed() => changed,
                 changed = self.broker.changed() => changed,
+                Ok(()) = self.source.changed(), if self.inheritance.is_open() => Ok(()),
                 () = sleep(wait), if told.is_err() => Ok(()),
             };
             if changed.is_err() {
@@ -107,7 +119,7 @@ impl Sync {
         }
     }
 
-    async fn tell(&self, netconfig: Run, broker: Run) -> Result<(), Failure> {
+    async fn tell(&mut self, netconfig: Run, broker: Run) -> Result<(), Failure> {
         let mut known = self.synced.borrow().clone();
         if known.netconfig != netconfig {
             known = Synced::default();
@@ -124,11 +136,29 @@ impl Sync {
                 broker: None,
                 ..known.clone()
             });
+            if broker.is_some() {
+                self.inherit().await?;
+            }
             self.seed(broker.as_deref()).await?;
             known.broker = broker;
         }
         self.show(known);
         self.registry.look(|_| true);
+        Ok(())
+    }
+
+    /// Once: pods that ran before us are written down, so that the first set names them.
+    async fn inherit(&mut self) -> Result<(), Failure> {
+        let is_listed = matches!(&*self.source.borrow(), Some(Ok(())));
+        if self.inheritance.is_open() && is_listed {
+            self.registry.inherit().await?;
+            self.inheritance.close()?;
+        }
+        if self.inheritance.is_unknown() {
+            let message =
+                "which pods ran before is not known until the source shows this node's pods";
+            return Err(Failure::new(Reason::Starting, message));
+        }
         Ok(())
     }
 

@@ -6,6 +6,7 @@
 
 mod call;
 mod ending;
+mod inherit;
 mod interrupt;
 mod spooled;
 
@@ -55,6 +56,9 @@ pub enum Command {
     Released(SandboxRef, NetnsId),
     /// A sandbox ended while nobody listened. Only written down; a look follows.
     Ended(SandboxRef, oneshot::Sender<Settled>),
+    /// The pod ran before us and may be in the mesh: its netns is looked for until then. Only written down; a look
+    /// follows.
+    Inherit(Instant, oneshot::Sender<Result<(), Failure>>),
     /// A pod was let through while nobody listened. Only written down; a look follows.
     Admitted(Admitted, oneshot::Sender<Settled>),
 }
@@ -237,6 +241,11 @@ impl Task {
                 self.show();
                 reply.send(settled).unwrap_or_default();
             }
+            Command::Inherit(until, reply) => {
+                let inherited = self.inherit(until).await;
+                self.show();
+                reply.send(inherited).unwrap_or_default();
+            }
             Command::Admitted(admitted, reply) => {
                 let settled = self.admitted(&admitted);
                 self.show();
@@ -254,7 +263,7 @@ impl Task {
     fn index_of(&self, sandbox: &SandboxRef) -> Option<usize> {
         self.records
             .iter()
-            .position(|record| record.sandbox == *sandbox)
+            .position(|record| record.is_meant_by(sandbox))
     }
 
     /// What is wanted of the current sandbox.
@@ -310,6 +319,9 @@ impl Task {
     }
 
     async fn act(&mut self, action: Action) -> Result<Step, Failure> {
+        if self.has_to_be_found(action) {
+            return self.search(action).await;
+        }
         let Some(record) = self.records.last_mut() else {
             return Ok(Step::Rest);
         };

@@ -26,6 +26,8 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         terminal: false,
         runtime_uid: None,
         wishes: Wishes::default(),
+        addresses: Vec::new(),
+        is_redirected: false,
     }
 }
 

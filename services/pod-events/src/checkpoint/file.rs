@@ -65,6 +65,7 @@ struct Proven {
 enum FileIntent {
     Out,
     Enrolling,
+    Inherited,
     Enrolled { fingerprint: String },
     Leaving { since_ms: u64 },
     Draining { since_ms: u64 },
@@ -163,6 +164,7 @@ impl From<FileIntent> for Intent {
         match intent {
             FileIntent::Out => Self::Out,
             FileIntent::Enrolling => Self::Enrolling,
+            FileIntent::Inherited => Self::Inherited,
             FileIntent::Enrolled { fingerprint } => Self::Enrolled { fingerprint },
             FileIntent::Leaving { since_ms } => Self::Leaving {
                 since: at(since_ms),
@@ -183,6 +185,7 @@ impl From<&Intent> for FileIntent {
         match intent {
             Intent::Out => Self::Out,
             Intent::Enrolling => Self::Enrolling,
+            Intent::Inherited => Self::Inherited,
             Intent::Enrolled { fingerprint } => Self::Enrolled {
                 fingerprint: fingerprint.clone(),
             },

@@ -28,6 +28,9 @@ impl Pipeline {
     ///
     /// When netconfig is not there, or cannot tell.
     pub async fn life(&self, record: &Record) -> Result<Life, Failure> {
+        if record.netns.path.as_os_str().is_empty() {
+            return Ok(Life::Ended);
+        }
         let seen = match self.agents.inspect(&record.sandbox, soon(2)).await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
                 self.agents.inspect_path(&believed(record), soon(2)).await
@@ -81,7 +84,11 @@ impl Pipeline {
             )
             .await
         {
-            Err(failure) if is_gone(failure.reason) => return Ok(false),
+            Err(failure) if is_gone(failure.reason) => {
+                if !self.find_again(record).await? {
+                    return Ok(false);
+                }
+            }
             claimed => record.netns_id = Some(claimed?.id),
         }
         if !matches!(

@@ -77,7 +77,7 @@ impl Run<'_> {
 }
 
 impl Pipeline {
-    /// Writes down that steps follow. What is enrolled stays written down as enrolled: only its order changes.
+    /// Writes down that steps follow. What stands in the mesh stays written down as that: only its order changes.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Pipeline {
         let broker = self.broker()?;
         let mut begun = record.clone();
         begun.revision = self.revisions.next();
-        if !matches!(begun.intent, Intent::Enrolled { .. }) {
+        if !matches!(begun.intent, Intent::Enrolled { .. } | Intent::Inherited) {
             begun.intent = Intent::Enrolling;
         }
         self.checkpoint.write(&begun)?;

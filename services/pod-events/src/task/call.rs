@@ -161,6 +161,10 @@ impl Task {
         };
         self.shared.pipeline.checkpoint.write(&record)?;
         self.records.retain(|known| known.sandbox != record.sandbox);
+        if self.records.iter().any(Record::is_unfound) {
+            // It goes when this one stands.
+            self.wake_in(POLL);
+        }
         self.records.push(record);
         self.show();
         Ok(())

@@ -85,7 +85,7 @@ impl Task {
         Ok(Step::Wait(POLL))
     }
 
-    async fn forget_current(&mut self) -> Result<Step, Failure> {
+    pub(super) async fn forget_current(&mut self) -> Result<Step, Failure> {
         let Some(record) = self.records.last() else {
             return Ok(Step::Rest);
         };
@@ -97,12 +97,19 @@ impl Task {
     }
 
     /// An earlier sandbox of the pod whose end was announced has nothing to wait for: its claim goes, and the broker
-    /// knows that the pod's UID belongs to a later one.
+    /// knows that the pod's UID belongs to a later one. One that was never found goes when the later one stands: until
+    /// then it is all that the broker knows of the pod.
     pub(super) async fn forget_superseded(&mut self) {
         let current = self.records.pop();
+        let stands = current
+            .as_ref()
+            .is_some_and(|current| !current.intent.is_under_way());
         let mut kept = Vec::new();
         for record in std::mem::take(&mut self.records) {
-            if !matches!(record.intent, Intent::Deleting { .. }) {
+            if record.is_unfound() && !stands {
+                self.wake_in(POLL);
+                kept.push(record);
+            } else if !record.is_unfound() && !matches!(record.intent, Intent::Deleting { .. }) {
                 kept.push(record);
             } else if let Err(failure) = self.shared.pipeline.forget(&record).await {
                 tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");
@@ -118,7 +125,7 @@ impl Task {
     pub(super) async fn reclaim(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
         for record in &mut self.records {
-            if !record.intent.is_held() {
+            if !record.intent.is_held() || record.is_unfound() {
                 continue;
             }
             match self

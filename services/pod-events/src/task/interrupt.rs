@@ -18,7 +18,10 @@ impl Interrupts {
         match command {
             Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
             Command::Look | Command::Admitted(..) => self.looks += 1,
-            Command::Add(..) | Command::Differs(_) | Command::Released(..) => {}
+            Command::Add(..)
+            | Command::Differs(_)
+            | Command::Released(..)
+            | Command::Inherit(..) => {}
         }
     }
 }

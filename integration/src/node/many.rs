@@ -1,0 +1,155 @@
+//! Many pods at once, with few processes for them.
+
+use std::{
+    io::Write as _,
+    net::{Ipv4Addr, Ipv6Addr},
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::Ordering,
+    thread,
+};
+
+use anyhow::{Context as _, ensure};
+use netns::Netns;
+
+use super::{NEXT, Node};
+use crate::{Call, Outcome, PATIENCE, Pod, Spec, eventually, process::succeeded};
+
+/// How many ADDs are under way at once.
+const AT_ONCE: usize = 4;
+
+impl Node {
+    /// As [`Node::sandbox`], for each of them.
+    ///
+    /// # Errors
+    ///
+    /// When a command fails.
+    pub fn sandboxes(&self, specs: Vec<Spec>) -> anyhow::Result<Vec<Pod>> {
+        let plans: Vec<_> = specs.into_iter().map(|spec| self.plan(spec)).collect();
+        let own = self.netns.path();
+        batch(
+            own,
+            &[],
+            plans.iter().map(|it| format!("netns add {}", it.netns)),
+        )?;
+        let links = plans.iter().flat_map(|it| {
+            let (veth, netns) = (&it.veth, &it.netns);
+            [
+                format!("link add {veth} type veth peer name eth0 netns {netns}"),
+                format!("link set {veth} master cni0 up"),
+            ]
+        });
+        batch(own, &[], links)?;
+        let pods = plans.into_iter().map(|plan| self.realise(plan));
+        let pods = pods.collect::<anyhow::Result<Vec<_>>>()?;
+        // All at once: a directory that changes is read anew, every file of it.
+        pods.iter()
+            .try_for_each(|pod| self.write_manifest(&pod.spec))?;
+        Ok(pods)
+    }
+
+    /// As [`Node::pod`], for each of them.
+    ///
+    /// # Errors
+    ///
+    /// When one does not succeed.
+    pub fn pods(&self, specs: Vec<Spec>) -> anyhow::Result<Vec<Pod>> {
+        let pods = self.sandboxes(specs)?;
+        pods.iter()
+            .try_for_each(|pod| self.until_known(&pod.spec))?;
+        let calls: Vec<_> = pods.iter().map(|pod| self.call(Call::add, pod)).collect();
+        let share = calls.len().div_ceil(AT_ONCE).max(1);
+        let outcomes: Vec<_> = thread::scope(|scope| {
+            let run = |calls: &[Call]| calls.iter().map(Call::run).collect::<Vec<_>>();
+            let shares: Vec<_> = calls
+                .chunks(share)
+                .map(|calls| scope.spawn(move || run(calls)))
+                .collect();
+            let outcomes = shares.into_iter().filter_map(|share| share.join().ok());
+            outcomes.flatten().collect()
+        });
+        ensure!(outcomes.len() == calls.len(), "a thread has panicked");
+        for (pod, outcome) in pods.iter().zip(outcomes) {
+            let Outcome { code, stderr, .. } = outcome?;
+            ensure!(code == 0, "ADD of {}: {code} {stderr}", pod.spec.name);
+        }
+        Ok(pods)
+    }
+
+    /// Waits until pod-events has read a pod's manifest. Among hundreds that may take longer than an ADD waits for it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not.
+    pub fn until_known(&self, spec: &Spec) -> anyhow::Result<()> {
+        let what = format!("the manifest of {} is read", spec.name);
+        eventually(&what, PATIENCE, || self.explain(spec).map(drop))
+    }
+
+    fn plan(&self, spec: Spec) -> Plan {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Plan {
+            spec,
+            number,
+            host: self.next_address.replace(self.next_address.get() + 1),
+            netns: format!("cni-{}-{number}", std::process::id()),
+            veth: format!("veth{number}"),
+        }
+    }
+
+    fn realise(&self, plan: Plan) -> anyhow::Result<Pod> {
+        let host = plan.host;
+        let v4: Ipv4Addr = (Ipv4Addr::new(10, 77, 0, 0).to_bits() + u32::from(host)).into();
+        let v6: Ipv6Addr = [0xfd77, 0, 0, 0, 0, 0, 0, host].into();
+        let inside = [
+            "link set lo up".to_owned(),
+            format!("addr add {v4}/16 dev eth0"),
+            format!("addr add {v6}/64 dev eth0 nodad"),
+            "link set eth0 up".to_owned(),
+            "route add default via 10.77.0.1".to_owned(),
+            "route add default via fd77::1".to_owned(),
+        ];
+        batch(self.netns.path(), &["-n", &plan.netns], inside.into_iter())?;
+        let path = Path::new("/run/netns").join(&plan.netns);
+        Ok(Pod {
+            spec: plan.spec,
+            container_id: format!("{:064x}", plan.number),
+            veth: plan.veth,
+            v4,
+            v6,
+            netns: Netns::open(&path, &["/run/netns".into()])?,
+        })
+    }
+}
+
+/// A pod that is to be.
+struct Plan {
+    spec: Spec,
+    number: u32,
+    host: u16,
+    netns: String,
+    veth: String,
+}
+
+/// Commands of ip(8), a line each, in one process.
+fn batch(
+    netns: &Path,
+    flags: &[&str],
+    commands: impl Iterator<Item = String>,
+) -> anyhow::Result<()> {
+    let lines: Vec<_> = commands.collect();
+    let mut child = Command::new("nsenter")
+        .arg(format!("--net={}", netns.display()))
+        .arg("ip")
+        .args(flags)
+        .args(["-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run ip; is iproute2 installed?")?;
+    let mut input = child.stdin.take().context("its input")?;
+    input.write_all((lines.join("\n") + "\n").as_bytes())?;
+    drop(input);
+    succeeded("ip", &child.wait_with_output()?).map(drop)
+}

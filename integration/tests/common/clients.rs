@@ -1,0 +1,175 @@
+//! Clients in pods that connect anew at a constant rate, and what became of each attempt.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{Access, PATIENCE, Pod, eventually, source_seen};
+use netns::Netns;
+use socket2::{Domain, Socket, Type};
+
+/// How long a connection may take, and its answer.
+const STEP: Duration = Duration::from_secs(5);
+
+/// One new connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Attempt {
+    /// The UID of the pod that made it.
+    pub(crate) uid: String,
+    /// When it began.
+    pub(crate) at: Instant,
+    /// Where it came from; none where not even a port was had.
+    pub(crate) from: Option<SocketAddr>,
+    /// The source that the application saw, or what went wrong.
+    pub(crate) outcome: Result<IpAddr, String>,
+}
+
+/// Clients that connect anew at a constant rate, one in each pod.
+pub(crate) struct Clients {
+    stop: Arc<AtomicBool>,
+    made: Arc<AtomicU64>,
+    threads: Vec<JoinHandle<anyhow::Result<Vec<Attempt>>>>,
+}
+
+impl Clients {
+    /// Starts one in each pod. Their turns are spread over the period.
+    pub(crate) fn start(pods: &[&Pod], to: SocketAddr, period: Duration) -> Self {
+        let (stop, made) = (Arc::default(), Arc::default());
+        let spread = period / u32::try_from(pods.len().max(1)).unwrap_or(u32::MAX);
+        let threads = pods.iter().zip(0_u32..).map(|(pod, turn)| {
+            let client = Client {
+                uid: pod.spec.uid.clone(),
+                to,
+                period,
+                stop: Arc::clone(&stop),
+                made: Arc::clone(&made),
+            };
+            let netns = pod.path().to_owned();
+            thread::spawn(move || {
+                thread::sleep(spread * turn);
+                client.run(&netns)
+            })
+        });
+        Self {
+            threads: threads.collect(),
+            stop,
+            made,
+        }
+    }
+
+    /// Waits until so many more connections were made.
+    pub(crate) fn make(&self, more: u64) -> anyhow::Result<()> {
+        let wanted = self.made.load(Ordering::Relaxed) + more;
+        eventually("connections are made", PATIENCE, || {
+            let made = self.made.load(Ordering::Relaxed);
+            ensure!(made >= wanted, "{made} of {wanted}");
+            anyhow::Ok(())
+        })
+    }
+
+    /// Ends them.
+    pub(crate) fn stop(self) -> anyhow::Result<Vec<Attempt>> {
+        self.stop.store(true, Ordering::Relaxed);
+        let mut all = Vec::new();
+        for thread in self.threads {
+            let attempts = thread.join().ok().context("a client has panicked")?;
+            all.extend(attempts?);
+        }
+        Ok(all)
+    }
+}
+
+struct Client {
+    uid: String,
+    to: SocketAddr,
+    period: Duration,
+    stop: Arc<AtomicBool>,
+    made: Arc<AtomicU64>,
+}
+
+impl Client {
+    fn run(self, netns: &Path) -> anyhow::Result<Vec<Attempt>> {
+        let netns = Netns::open(netns, &["/run/netns".into()])?;
+        Ok(netns.within(|| self.attempts())?)
+    }
+
+    fn attempts(&self) -> Vec<Attempt> {
+        let mut attempts = Vec::new();
+        while !self.stop.load(Ordering::Relaxed) {
+            let at = Instant::now();
+            let mut from = None;
+            let outcome = self.attempt(&mut from);
+            attempts.push(Attempt {
+                uid: self.uid.clone(),
+                at,
+                from,
+                outcome: outcome.map_err(|error| format!("{error:#}")),
+            });
+            self.made.fetch_add(1, Ordering::Relaxed);
+            thread::sleep(self.period.saturating_sub(at.elapsed()));
+        }
+        attempts
+    }
+
+    fn attempt(&self, from: &mut Option<SocketAddr>) -> anyhow::Result<IpAddr> {
+        let socket = Socket::new(Domain::for_address(self.to), Type::STREAM, None)?;
+        let connected = socket.connect_timeout(&self.to.into(), STEP);
+        *from = socket.local_addr().ok().and_then(|it| it.as_socket());
+        connected.context("cannot connect")?;
+        socket.set_read_timeout(Some(STEP))?;
+        Ok(source_seen(socket.into())?.0)
+    }
+}
+
+/// What became of all attempts.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) made: usize,
+    pub(crate) failed: usize,
+    /// Of those that did not fail, by the ztunnel that took them, in the order in which they were asked for.
+    pub(crate) taken_by: Vec<usize>,
+    /// Of those that did not fail, taken by none of them.
+    pub(crate) around: usize,
+}
+
+/// Counts, with the ztunnels' own logs as the evidence of the path.
+pub(crate) fn tally(attempts: &[Attempt], logs: &[Vec<Access>]) -> Tally {
+    let mut tally = Tally {
+        made: attempts.len(),
+        taken_by: vec![0; logs.len()],
+        ..Tally::default()
+    };
+    let taken: Vec<_> = logs.iter().map(|log| sources(log)).collect();
+    for attempt in attempts {
+        if attempt.outcome.is_err() {
+            tally.failed += 1;
+            continue;
+        }
+        let key = attempt.from.map(|from| (attempt.uid.clone(), from));
+        let by = key.and_then(|key| taken.iter().position(|log| log.contains(&key)));
+        match by.and_then(|by| tally.taken_by.get_mut(by)) {
+            Some(count) => *count += 1,
+            None => tally.around += 1,
+        }
+    }
+    tally
+}
+
+/// The connections that a ztunnel took at 15001.
+pub(crate) fn sources(log: &[Access]) -> BTreeSet<(String, SocketAddr)> {
+    let outbound = log
+        .iter()
+        .filter(|access| access.event == "accepted" && access.listener == 15001);
+    outbound
+        .filter_map(|access| Some((access.uid.clone(), access.source?)))
+        .collect()
+}

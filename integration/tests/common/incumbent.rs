@@ -1,0 +1,169 @@
+//! What Istio's node agent leaves behind: its rules in a pod, and a session in which it gave the pod to ztunnel (shared
+//! facts: istio-ambient.md, 6.1, 6.3 and 7.3).
+
+use std::{
+    fs::File,
+    io::{IoSlice, Read as _, Write as _},
+    os::fd::{AsRawFd as _, RawFd},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{PATIENCE, Pod};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
+use prost::Message as _;
+use socket2::{Domain, SockAddr, Socket, Type};
+use zds_client::proto::{
+    AddWorkload, SnapshotSent, WorkloadInfo, WorkloadRequest, WorkloadResponse,
+    workload_request::Payload, workload_response,
+};
+
+/// Its socket, and the ztunnel that it serves. It goes away with the value.
+pub(crate) struct Incumbent {
+    _listener: Socket,
+    ztunnel: Socket,
+}
+
+impl Incumbent {
+    /// Listens, has a ztunnel started, and waits for its hello.
+    pub(crate) fn serve(
+        path: &Path,
+        start_ztunnel: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(path.parent().context("a socket is in a directory")?)?;
+        let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
+        listener.bind(&SockAddr::unix(path)?)?;
+        listener.listen(8)?;
+        // Bounds accept as well.
+        listener.set_read_timeout(Some(PATIENCE))?;
+        start_ztunnel()?;
+        let (ztunnel, _) = listener.accept().context("no ztunnel came")?;
+        ztunnel.set_read_timeout(Some(PATIENCE))?;
+        let mut incumbent = Self {
+            _listener: listener,
+            ztunnel,
+        };
+        ensure!(incumbent.receive()? == [8, 1], "another hello");
+        Ok(incumbent)
+    }
+
+    /// Its snapshot: an Add for each pod, then SnapshotSent, each with its acknowledgement.
+    pub(crate) fn give(&mut self, pods: &[Pod]) -> anyhow::Result<()> {
+        for pod in pods {
+            let add = AddWorkload {
+                uid: pod.spec.uid.clone(),
+                workload_info: Some(WorkloadInfo {
+                    name: pod.spec.name.clone(),
+                    namespace: pod.spec.namespace.clone(),
+                    service_account: format!("sa-{}", pod.spec.name),
+                }),
+            };
+            let netns = File::open(pod.path())?;
+            self.ask(Payload::Add(add), &[netns.as_raw_fd()])?;
+        }
+        self.ask(Payload::SnapshotSent(SnapshotSent {}), &[])
+    }
+
+    fn ask(&mut self, payload: Payload, descriptors: &[RawFd]) -> anyhow::Result<()> {
+        let request = WorkloadRequest {
+            payload: Some(payload),
+        };
+        let (packet, rights) = (
+            request.encode_to_vec(),
+            [ControlMessage::ScmRights(descriptors)],
+        );
+        let control = if descriptors.is_empty() {
+            &[][..]
+        } else {
+            &rights
+        };
+        let (socket, packet) = (self.ztunnel.as_raw_fd(), [IoSlice::new(&packet)]);
+        sendmsg(
+            socket,
+            &packet,
+            control,
+            MsgFlags::empty(),
+            None::<&UnixAddr>,
+        )?;
+        let response = WorkloadResponse::decode(&*self.receive()?)?;
+        let Some(workload_response::Payload::Ack(ack)) = response.payload else {
+            anyhow::bail!("no ack");
+        };
+        ensure!(ack.error.is_empty(), "refused: {}", ack.error);
+        Ok(())
+    }
+
+    fn receive(&mut self) -> anyhow::Result<Vec<u8>> {
+        let mut buffer = vec![0; 4096];
+        let length = self.ztunnel.read(&mut buffer).context("no packet")?;
+        buffer.truncate(length);
+        Ok(buffer)
+    }
+}
+
+/// Its rules by nftables, its routes and ip rules, without capture of name resolution.
+pub(crate) fn redirect(pod: &Pod) -> anyhow::Result<()> {
+    for family in ["-4", "-6"] {
+        let rule = [
+            "ip",
+            family,
+            "rule",
+            "add",
+            "fwmark",
+            "0x111/0xfff",
+            "pref",
+            "32764",
+            "lookup",
+            "100",
+        ];
+        pod.exec(&rule)?;
+        let route = [
+            "ip", family, "route", "replace", "local", "default", "dev", "lo", "table", "100",
+        ];
+        pod.exec(&route)?;
+    }
+    let mut nft = Command::new("nsenter")
+        .arg(format!("--net={}", pod.path().display()))
+        .args(["nft", "-f", "-"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .context("cannot run nft; is nftables installed?")?;
+    let mut input = nft.stdin.take().context("its input")?;
+    input.write_all(RULES.as_bytes())?;
+    drop(input);
+    ensure!(nft.wait()?.success(), "nft refused the incumbent's rules");
+    Ok(())
+}
+
+const RULES: &str = r#"
+add table inet istio-ambient-nat
+flush table inet istio-ambient-nat
+add chain inet istio-ambient-nat prerouting { type nat hook prerouting priority -100 ; }
+add chain inet istio-ambient-nat output { type nat hook output priority -100 ; }
+add chain inet istio-ambient-nat istio-prerouting
+add chain inet istio-ambient-nat istio-output
+add rule inet istio-ambient-nat output jump istio-output
+add rule inet istio-ambient-nat prerouting jump istio-prerouting
+add rule inet istio-ambient-nat istio-prerouting meta l4proto tcp ip saddr 169.254.7.127 counter accept
+add rule inet istio-ambient-nat istio-prerouting meta l4proto tcp ip6 saddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff counter accept
+add rule inet istio-ambient-nat istio-output meta l4proto tcp ip daddr 169.254.7.127 counter accept
+add rule inet istio-ambient-nat istio-output meta l4proto tcp ip6 daddr fd16:9254:7127:1337:ffff:ffff:ffff:ffff counter accept
+add rule inet istio-ambient-nat istio-prerouting ip daddr != 127.0.0.1/32 tcp dport != 15008 mark and 0xfff != 0x539 counter redirect to :15006
+add rule inet istio-ambient-nat istio-prerouting ip6 daddr != ::1/128 tcp dport != 15008 mark and 0xfff != 0x539 counter redirect to :15006
+add rule inet istio-ambient-nat istio-output meta l4proto tcp mark and 0xfff == 0x111 counter accept
+add rule inet istio-ambient-nat istio-output oifname lo ip daddr != 127.0.0.1/32 counter accept
+add rule inet istio-ambient-nat istio-output oifname lo ip6 daddr != ::1/128 counter accept
+add rule inet istio-ambient-nat istio-output meta l4proto tcp ip daddr != 127.0.0.1/32 mark and 0xfff != 0x539 counter redirect to :15001
+add rule inet istio-ambient-nat istio-output meta l4proto tcp ip6 daddr != ::1/128 mark and 0xfff != 0x539 counter redirect to :15001
+add table inet istio-ambient-mangle
+flush table inet istio-ambient-mangle
+add chain inet istio-ambient-mangle prerouting { type filter hook prerouting priority -150 ; }
+add chain inet istio-ambient-mangle output { type route hook output priority -150 ; }
+add chain inet istio-ambient-mangle istio-prerouting
+add chain inet istio-ambient-mangle istio-output
+add rule inet istio-ambient-mangle prerouting jump istio-prerouting
+add rule inet istio-ambient-mangle output jump istio-output
+add rule inet istio-ambient-mangle istio-prerouting meta mark & 0xfff == 0x539 counter ct mark set ct mark & 0xfffff000 | 0x111
+add rule inet istio-ambient-mangle istio-output ct mark and 0xfff == 0x111 counter meta mark set ct mark
+"#;

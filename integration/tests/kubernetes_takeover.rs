@@ -1,0 +1,74 @@
+//! inpod comes to a node of a cluster whose API server is away: until it shows the pods that another agent put into the
+//! mesh, ztunnel is told nothing, and keeps them.
+#![cfg(feature = "apiserver")]
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+mod cluster;
+#[path = "common/flows.rs"]
+mod flows;
+#[path = "common/incumbent.rs"]
+mod incumbent;
+
+use std::net::SocketAddr;
+
+use anyhow::ensure;
+use cluster::Cluster;
+use flows::Flow;
+use incumbent::{Incumbent, redirect};
+use integration::{App, PATIENCE, Pod, SERVICES, Spec, eventually};
+use serde_json::json;
+
+const PORT: u16 = 8080;
+
+/// A pod that runs and that another agent has annotated.
+fn annotated(cluster: &Cluster, name: &str) -> Pod {
+    let mut object = cluster.object(name, Some("ambient"));
+    let annotations = json!({"ambient.istio.io/redirection": "enabled"});
+    *object.pointer_mut("/metadata").unwrap() = json!({
+        "name": name,
+        "namespace": cluster.namespace,
+        "labels": {"istio.io/dataplane-mode": "ambient"},
+        "annotations": annotations,
+    });
+    let uid = cluster.create(&object);
+    cluster.sandbox(name, &uid)
+}
+
+#[test]
+fn until_the_api_server_shows_the_incumbents_pods_none_of_them_is_cut_nor_afterwards() {
+    let cluster = Cluster::stopped();
+    let pods = ["a", "b", "c"].map(|name| annotated(&cluster, name));
+    let outsider = cluster.node.sandbox(Spec::new("outsider")).unwrap();
+    let _app = App::start(&outsider.netns, PORT).unwrap();
+    let start = || cluster.node.start_ztunnel(&[]);
+    let mut incumbent = Incumbent::serve(&cluster.node.zds_socket(), start).unwrap();
+    incumbent.give(&pods).unwrap();
+    pods.iter().for_each(|pod| redirect(pod).unwrap());
+    drop(incumbent);
+    let to = SocketAddr::new(outsider.v4.into(), PORT);
+    let flows = pods.each_ref().map(|pod| Flow::open(pod, to).unwrap());
+
+    cluster.server.kill().unwrap();
+    SERVICES
+        .iter()
+        .for_each(|service| cluster.node.start(service).unwrap());
+    assert!(cluster.until_pods(false).contains("does not answer"));
+    eventually("ztunnel is connected", PATIENCE, || {
+        let told = cluster.node.api().workloads()?;
+        ensure!(!told.seeded && told.sessions.len() == 1, "{told:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+
+    cluster.server.run().unwrap();
+    cluster.until_served();
+    let told = cluster.node.api().workloads().unwrap();
+    assert!(
+        told.seeded && told.workloads.len() == pods.len(),
+        "{told:?}"
+    );
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+    let started = cluster.node.tail("ztunnel", usize::MAX);
+    assert_eq!(started.matches("pod started").count(), pods.len());
+}

@@ -1,0 +1,306 @@
+//! inpod comes to a node whose pods another agent has put into the mesh: none of them is cut, whether its netns is found
+//! at once or not.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+#[path = "common/cgroups.rs"]
+mod cgroups;
+#[path = "common/clients.rs"]
+mod clients;
+#[path = "common/flows.rs"]
+mod flows;
+#[path = "common/incumbent.rs"]
+mod incumbent;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use cgroups::PodCgroups;
+use clients::{Attempt, Clients, Tally, tally};
+use flows::Flow;
+use incumbent::{Incumbent, redirect};
+use inpod_proto::{
+    podevents::v1::PodState,
+    ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
+};
+use integration::{App, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually};
+
+const PORT: u16 = 8080;
+
+/// How many pods have processes where netconfig finds them, and how many have not.
+const FOUND: usize = 25;
+const UNFOUND: usize = 25;
+
+/// A search that found nothing is made again after half a minute at the latest.
+const SEARCHED_AGAIN: Duration = Duration::from_secs(40);
+
+/// A node on which a ztunnel serves the incumbent's pods, and the incumbent has gone.
+struct Scene {
+    pods: Vec<Pod>,
+    outsider: Pod,
+    _app: App,
+    inhabitants: Vec<Inhabitant>,
+    cgroups: PodCgroups,
+    node: Node,
+}
+
+impl Scene {
+    /// `None` in an isolation without root, where no cgroup can be made.
+    fn new(found: usize, unfound: usize) -> anyhow::Result<Option<Self>> {
+        let node = Node::new()?;
+        let cgroups = match PodCgroups::new(&node) {
+            Ok(cgroups) => cgroups,
+            Err(_) if is_alone() => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let mut pods = node.sandboxes((0..found + unfound).map(spec).collect())?;
+        let outsider = node.sandbox(Spec::new("outsider"))?;
+        for pod in &mut pods {
+            pod.spec.addresses = pod.addresses().to_vec();
+            pod.spec.is_redirected = true;
+            node.write_manifest(&pod.spec)?;
+        }
+        let start = || node.start_ztunnel(&[]);
+        let mut incumbent = Incumbent::serve(&node.zds_socket(), start)?;
+        incumbent.give(&pods)?;
+        pods.iter().try_for_each(redirect)?;
+        let mut scene = Self {
+            _app: App::start(&outsider.netns, PORT)?,
+            pods,
+            outsider,
+            inhabitants: Vec::new(),
+            cgroups,
+            node,
+        };
+        (0..found).try_for_each(|index| scene.inhabit(index))?;
+        Ok(Some(scene))
+    }
+
+    /// A process of the pod starts where netconfig finds it.
+    fn inhabit(&mut self, index: usize) -> anyhow::Result<()> {
+        let pod = self.pods.get(index).context("a pod")?;
+        let inhabitant = Inhabitant::of(pod)?;
+        self.cgroups.put(pod, inhabitant.pid())?;
+        self.inhabitants.push(inhabitant);
+        Ok(())
+    }
+
+    fn target(&self) -> SocketAddr {
+        SocketAddr::new(self.outsider.v4.into(), PORT)
+    }
+
+    fn flow(&self, index: usize) -> anyhow::Result<Flow> {
+        Flow::open(self.pods.get(index).context("a pod")?, self.target())
+    }
+
+    fn start_inpod(&self) -> anyhow::Result<()> {
+        SERVICES.iter().try_for_each(|it| self.node.start(it))?;
+        self.node.ready()
+    }
+
+    /// The desired set, by pod.
+    fn workloads(&self) -> anyhow::Result<BTreeMap<String, WorkloadStatus>> {
+        let all = self.node.api().workloads()?.workloads.into_iter();
+        let uid = |status: &WorkloadStatus| Some(status.workload.as_ref()?.uid.clone());
+        Ok(all.filter_map(|it| Some((uid(&it)?, it))).collect())
+    }
+
+    /// How often ztunnel has started a pod. One that was cut and came back would count twice.
+    fn starts(&self) -> usize {
+        self.node
+            .tail("ztunnel", usize::MAX)
+            .matches("pod started")
+            .count()
+    }
+
+    /// The UIDs and netns that ztunnel serves.
+    fn served(&self) -> anyhow::Result<Vec<String>> {
+        let state = self.node.ztunnel_state()?;
+        let pods = state.get("pods").and_then(serde_json::Value::as_array);
+        let pods = pods.context("no pods")?.iter();
+        Ok(pods
+            .map(|pod| format!("{} {}", pod["uid"], pod["netns"]))
+            .collect())
+    }
+}
+
+/// Whether this is a user namespace with a single user, as an isolation without root has it.
+fn is_alone() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().last() == Some("1")
+}
+
+/// A pod whose UID is one that a cgroup's name can hold.
+fn spec(index: usize) -> Spec {
+    Spec {
+        uid: format!(
+            "{:08x}-{index:04x}-4333-8444-55555555abcd",
+            std::process::id()
+        ),
+        ..Spec::new(&format!("web-{index}")).ambient()
+    }
+}
+
+fn phase(status: &WorkloadStatus) -> Option<WorkloadPhase> {
+    status.states.first().map(|state| state.phase())
+}
+
+/// Every attempt succeeded and was taken by ztunnel, those that were made since a moment among them.
+fn assert_all_went_through(scene: &Scene, attempts: &[Attempt], since: Instant) {
+    let all = attempts.len();
+    let late = attempts.iter().filter(|attempt| attempt.at > since);
+    assert!(late.count() > 100);
+    let through = Tally {
+        made: all,
+        taken_by: vec![all],
+        ..Tally::default()
+    };
+    let failed = attempts.iter().find(|it| it.outcome.is_err());
+    let log = scene.node.accesses().unwrap();
+    assert_eq!(tally(attempts, &[log]), through, "{failed:?}");
+}
+
+#[test]
+fn of_the_incumbents_fifty_pods_none_is_cut_whether_its_netns_is_found_or_not() {
+    let Some(mut scene) = Scene::new(FOUND, UNFOUND).unwrap() else {
+        return;
+    };
+    let served = scene.served().unwrap();
+    assert_eq!(
+        (served.len(), scene.starts()),
+        (FOUND + UNFOUND, FOUND + UNFOUND)
+    );
+    let watched = [0, 1, 2, FOUND, FOUND + 1, FOUND + 2];
+    let flows = watched.map(|index| scene.flow(index).unwrap());
+    let every_fifth: Vec<_> = scene.pods.iter().step_by(5).collect();
+    let clients = Clients::start(&every_fifth, scene.target(), Duration::from_millis(50));
+    clients.make(100).unwrap();
+
+    let came = Instant::now();
+    scene.start_inpod().unwrap();
+    let (found, unfound) = scene.pods.split_at(FOUND);
+    for pod in found {
+        scene.node.until_whole(&pod.spec).unwrap();
+        let rules = pod.ruleset().unwrap();
+        assert!(
+            rules.contains("inpod-nat") && !rules.contains("istio"),
+            "{rules}"
+        );
+    }
+    clients.make(100).unwrap();
+    let workloads = scene.workloads().unwrap();
+    assert_eq!(workloads.len(), FOUND + UNFOUND);
+    for pod in unfound {
+        let kept = &workloads[&pod.spec.uid];
+        assert_eq!(phase(kept), Some(WorkloadPhase::Kept), "{kept:?}");
+        assert!(pod.ruleset().unwrap().contains("istio-ambient-nat"));
+    }
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+    assert_eq!(scene.served().unwrap(), served);
+    assert_eq!(scene.starts(), FOUND + UNFOUND, "a pod was cut");
+
+    // Later its processes show.
+    scene.inhabit(FOUND).unwrap();
+    let late = &scene.pods[FOUND];
+    eventually("it is found", SEARCHED_AGAIN, || {
+        let known = scene.node.explain(&late.spec)?;
+        ensure!(known.state() == PodState::Enrolled, "{known:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    scene.node.until_whole(&late.spec).unwrap();
+    clients.make(50).unwrap();
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+    assert_eq!(scene.starts(), FOUND + UNFOUND, "a pod was cut");
+    assert_all_went_through(&scene, &clients.stop().unwrap(), came);
+}
+
+#[test]
+fn a_pod_that_was_only_kept_is_forgotten_when_it_is_gone_and_gives_way_to_its_next_sandbox() {
+    let Some(scene) = Scene::new(0, 2).unwrap() else {
+        return;
+    };
+    scene.start_inpod().unwrap();
+    let [gone, anew] = &scene.pods[..] else {
+        unreachable!("there are two")
+    };
+    assert_eq!(scene.workloads().unwrap().len(), 2);
+    let manifest = format!("{}-{}.yaml", gone.spec.namespace, gone.spec.name);
+    fs::remove_file(scene.node.manifests().join(manifest)).unwrap();
+    eventually("it is forgotten", PATIENCE, || {
+        let (desired, served) = (scene.workloads()?, scene.served()?);
+        ensure!(
+            desired.len() == 1 && served.len() == 1,
+            "{desired:?} {served:?}"
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+
+    // The runtime makes its sandbox anew.
+    let next = scene.node.sandbox(anew.spec.clone()).unwrap();
+    scene.node.add(&next).unwrap();
+    let known = scene.node.until_whole(&next.spec).unwrap();
+    assert_eq!(known.sandbox.unwrap().container_id, next.container_id);
+    eventually("only the next sandbox is left", PATIENCE, || {
+        let desired = scene.node.api().workloads()?.workloads;
+        let records = fs::read_dir(scene.node.run_dir().join("pod-events/pods"))?.count();
+        ensure!(desired.len() == 1 && records == 1, "{records} {desired:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pod_that_is_annotated_and_no_longer_wanted_leaves_in_order_and_restarts_change_nothing() {
+    let Some(scene) = Scene::new(3, 1).unwrap() else {
+        return;
+    };
+    let unwanted = Spec {
+        mode: None,
+        ..scene.pods[0].spec.clone()
+    };
+    scene.node.write_manifest(&unwanted).unwrap();
+    scene.start_inpod().unwrap();
+    scene
+        .node
+        .until(&unwanted, PodState::Out, PATIENCE)
+        .unwrap();
+    assert_eq!(scene.pods[0].traces().unwrap(), Vec::<String>::new());
+    let flows = [1, 2, 3].map(|index| scene.flow(index).unwrap());
+    let starts = scene.starts();
+    for services in [&["pod-events"][..], &["netconfig"], &SERVICES] {
+        for service in services {
+            scene
+                .node
+                .stop(service, nix::sys::signal::Signal::SIGKILL)
+                .unwrap();
+            scene.node.start(service).unwrap();
+        }
+        scene.node.ready().unwrap();
+        for pod in &scene.pods[1..3] {
+            scene.node.until_whole(&pod.spec).unwrap();
+        }
+        let known = scene.workloads().unwrap();
+        assert_eq!(
+            (known.len(), scene.starts()),
+            (3, starts),
+            "{services:?} {known:?}"
+        );
+        flows.iter().for_each(|flow| flow.goes_on().unwrap());
+    }
+    // The runtime's DEL names its network; the sandbox was found without one.
+    let found = scene.node.explain(&scene.pods[1].spec).unwrap().sandbox;
+    assert_eq!(found.unwrap().network_name, "");
+    scene.node.del(&scene.pods[1]).unwrap();
+    assert!(
+        !scene
+            .workloads()
+            .unwrap()
+            .contains_key(&scene.pods[1].spec.uid)
+    );
+}

@@ -1,0 +1,52 @@
+//! A pod's netns, looked for among the node's processes.
+
+use std::net::IpAddr;
+
+use inpod_proto::{netconfig::v1 as netconfig, required};
+use tokio::time::Instant;
+use workload::{Failure, NetnsId, NetnsRef, PodUid, SandboxRef};
+
+use super::{Agents, call, incomprehensible, probed, request};
+
+/// A netns that netconfig has found, proven and claimed.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// What it is claimed for.
+    pub sandbox: SandboxRef,
+    /// Where it was opened.
+    pub netns: NetnsRef,
+    /// Which it is.
+    pub id: NetnsId,
+}
+
+impl Agents {
+    /// The netns of a pod that no verb was seen for: see `FindNetns`.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn find(
+        &self,
+        pod: &PodUid,
+        addresses: &[IpAddr],
+        deadline: Instant,
+    ) -> Result<Found, Failure> {
+        let message = netconfig::FindNetnsRequest {
+            pod_uid: pod.to_string(),
+            addresses: probed(addresses),
+        };
+        let mut client = self.netconfig.clone();
+        let found = call(
+            "netconfig",
+            deadline,
+            client.find_netns(request(message, deadline)),
+        )
+        .await?;
+        let invalid = |error| incomprehensible("netconfig", &error);
+        Ok(Found {
+            sandbox: required("sandbox", found.sandbox).map_err(invalid)?,
+            netns: NetnsRef::at(found.path),
+            id: required("netns", found.netns).map_err(invalid)?,
+        })
+    }
+}

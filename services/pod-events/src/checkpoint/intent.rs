@@ -1,0 +1,66 @@
+use crate::moment::Moment;
+
+/// How far a sandbox has come. Written before the effects that it announces.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Intent {
+    /// Outside the mesh: nothing is in place.
+    Out,
+    /// Steps of enrolling may be in place.
+    Enrolling,
+    /// In the mesh by another agent's doing, as far as is known: its rules and ztunnel's listeners may be in place, and
+    /// are to stay until they are replaced or taken away in order.
+    Inherited,
+    /// Everything is in place.
+    Enrolled {
+        /// The fingerprint of the rules.
+        fingerprint: String,
+    },
+    /// Peers are being told that the pod leaves; everything is still in place.
+    Leaving {
+        /// Since when.
+        since: Moment,
+    },
+    /// New connections go direct, captured ones live on.
+    Draining {
+        /// Since when.
+        since: Moment,
+    },
+    /// The sandbox ends.
+    Deleting {
+        /// Since when that is known.
+        since: Moment,
+    },
+}
+
+impl Intent {
+    /// The fingerprint of the rules of what is enrolled.
+    pub fn fingerprint(&self) -> Option<&str> {
+        match self {
+            Self::Enrolled { fingerprint } => Some(fingerprint),
+            Self::Out
+            | Self::Enrolling
+            | Self::Inherited
+            | Self::Leaving { .. }
+            | Self::Draining { .. }
+            | Self::Deleting { .. } => None,
+        }
+    }
+
+    /// Whether anything may be in place.
+    pub fn is_held(&self) -> bool {
+        !matches!(self, Self::Out)
+    }
+
+    /// Whether the pod was in the mesh, and may have connections that must not be cut by a failure.
+    pub fn has_stood(&self) -> bool {
+        matches!(
+            self,
+            Self::Inherited | Self::Enrolled { .. } | Self::Leaving { .. } | Self::Draining { .. }
+        )
+    }
+
+    /// Whether steps of enrolling are still to be taken.
+    pub fn is_under_way(&self) -> bool {
+        matches!(self, Self::Enrolling | Self::Inherited)
+    }
+}

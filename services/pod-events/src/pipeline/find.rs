@@ -1,0 +1,60 @@
+//! The netns of a pod that no verb was seen for, and of one that was found so before.
+
+use tokio::time::Instant;
+use workload::{Failure, NetworkName, Reason};
+
+use super::{Pipeline, believed, soon};
+use crate::checkpoint::Record;
+
+impl Pipeline {
+    /// Looks for a sandbox's netns. What is found is another sandbox of the same pod, named after a container of it.
+    ///
+    /// # Errors
+    ///
+    /// As netconfig says; `NETNS_NOT_FOUND` without a question where no address is known to prove it by.
+    pub async fn find(&self, record: &Record, deadline: Instant) -> Result<Record, Failure> {
+        if record.addresses.is_empty() {
+            let message = format!("no address of pod {} is known", record.pod);
+            return Err(Failure::new(Reason::NetnsNotFound, message));
+        }
+        // Kubelet and runtime name a static pod's cgroup after its hash.
+        let uid = record.runtime_uid.as_ref().unwrap_or(&record.pod.uid);
+        let found = self.agents.find(uid, &record.addresses, deadline).await?;
+        Ok(Record {
+            sandbox: found.sandbox,
+            netns: found.netns,
+            netns_id: Some(found.id),
+            revision: self.revisions.next(),
+            ..record.clone()
+        })
+    }
+
+    /// The netns of a sandbox that was found by a process which has ended since: others may be in it. It keeps its
+    /// name. Tells whether it is still there.
+    ///
+    /// # Errors
+    ///
+    /// As netconfig says.
+    pub(super) async fn find_again(&self, record: &mut Record) -> Result<bool, Failure> {
+        if record.sandbox.network_name != NetworkName::default() {
+            return Ok(false);
+        }
+        let found = match self.find(record, soon(5)).await {
+            Err(failure) if failure.reason == Reason::NetnsNotFound => return Ok(false),
+            found => found?,
+        };
+        if found.sandbox != record.sandbox {
+            self.agents.release(&found.sandbox, soon(2)).await?;
+        }
+        if found.netns_id != record.netns_id {
+            return Ok(false);
+        }
+        record.netns = found.netns;
+        self.checkpoint.write(record)?;
+        let (sandbox, believed) = (&record.sandbox, believed(record));
+        let claim = self
+            .agents
+            .claim(sandbox, &believed, &record.addresses, soon(5));
+        claim.await.map(|_| true)
+    }
+}

@@ -1,0 +1,110 @@
+//! A pod that another agent put into the mesh before us, and that no verb was seen for.
+//!
+//! Where its netns is not found at once, the pod is recorded without one: ztunnel is asked to keep what it has. Such a
+//! record is named after the pod's UID, as a sandbox of no network, and gives way to the next one of the pod.
+
+use tokio::time::Instant;
+use workload::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
+
+use super::{Step, Task};
+use crate::{
+    checkpoint::{Intent, Record},
+    pipeline::soon,
+    plan::Action,
+    pod::Pod,
+};
+
+/// How many seconds a later search may take.
+const SEARCH: u64 = 5;
+
+impl Task {
+    /// Writes the pod down as one that is in the mesh, with its netns if that is found in time.
+    pub(super) async fn inherit(&mut self, until: Instant) -> Result<(), Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(pod) = inventory.pod(&self.key) else {
+            return Ok(());
+        };
+        if self.records.iter().any(|record| record.is_of(pod)) {
+            return Ok(());
+        }
+        let pipeline = &self.shared.pipeline;
+        let unfound = Record {
+            revision: pipeline.revisions.next(),
+            ..unfound(pod)?
+        };
+        let found = pipeline.find(&unfound, until).await;
+        self.failure = found.as_ref().err().cloned();
+        let record = found.unwrap_or(unfound);
+        pipeline.checkpoint.write(&record)?;
+        let known = if record.is_unfound() {
+            "is not known yet"
+        } else {
+            "was found"
+        };
+        self.timeline.note(format!(
+            "ran before us, its netns {known}: sandbox {}",
+            record.sandbox
+        ));
+        self.records.push(record);
+        Ok(())
+    }
+
+    /// Whether the current sandbox has to be found before anything can be done about it.
+    pub(super) fn has_to_be_found(&self, action: Action) -> bool {
+        let acts = matches!(
+            action,
+            Action::Enroll | Action::StartLeaving | Action::LetGo { .. }
+        );
+        acts && self.records.last().is_some_and(Record::is_unfound)
+    }
+
+    /// Looks once more for the netns of the current sandbox, which goes on as the sandbox that is found. A pod that is
+    /// gone and has no process any more has ended.
+    pub(super) async fn search(&mut self, action: Action) -> Result<Step, Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Rest);
+        };
+        if let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) {
+            record.addresses.clone_from(&pod.addresses);
+        }
+        let pipeline = &self.shared.pipeline;
+        let found = match pipeline.find(record, soon(SEARCH)).await {
+            Err(failure)
+                if failure.reason == Reason::NetnsNotFound
+                    && matches!(action, Action::LetGo { .. }) =>
+            {
+                return self.forget_current().await;
+            }
+            found => found?,
+        };
+        pipeline.checkpoint.write(&found)?;
+        self.timeline
+            .note(format!("its netns was found: sandbox {}", found.sandbox));
+        self.failure = None;
+        self.records.push(found);
+        Ok(Step::Again)
+    }
+}
+
+/// The record of a pod whose netns nobody knows.
+fn unfound(pod: &Pod) -> Result<Record, Failure> {
+    let odd = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
+    Ok(Record {
+        sandbox: SandboxRef {
+            network_name: NetworkName::default(),
+            container_id: pod.pod.uid.as_str().parse().map_err(odd)?,
+            ifname: "eth0".parse().map_err(odd)?,
+        },
+        pod: pod.pod.clone(),
+        service_account: pod.service_account.clone(),
+        netns: NetnsRef::at(""),
+        netns_id: None,
+        addresses: pod.addresses.clone(),
+        revision: workload::Revision::default(),
+        intent: Intent::Inherited,
+        runtime_uid: pod.runtime_uid.clone(),
+        let_through: false,
+        wishes: pod.wishes.clone(),
+    })
+}
