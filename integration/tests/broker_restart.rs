@@ -1,0 +1,391 @@
+//! The broker is killed at named points of its life with 200 workloads. Each time all of them are held again, no ztunnel
+//! has noticed more than a hung-up socket, and connections go on.
+//!
+//! A point is where something is withheld: a call or a descriptor from the broker, or an acknowledgement by a scripted
+//! ztunnel. A reference ztunnel is connected all the time and carries the connections.
+
+#[path = "common/flows.rs"]
+mod flows;
+#[path = "common/scripted.rs"]
+mod scripted;
+
+use std::{
+    fs,
+    io::Read as _,
+    net::SocketAddr,
+    os::unix::{fs::symlink, net::UnixListener},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, ensure};
+use flows::Flow;
+use inpod_proto::ztunnelbroker::v1::{SessionPhase, WorkloadPhase, WorkloadStatus};
+use integration::{App, Call, Held, Moment, Node, PATIENCE, Pod, Proxy, Spec, Step, eventually};
+use nix::sys::signal::Signal;
+use scripted::{Account, Hold, Scripted};
+use serde_json::Value;
+
+const BROKER: &str = "ztunnel-broker";
+const WORKLOADS: usize = 200;
+const PORT: u16 = 8080;
+
+/// What brings the broker to a point, kills it there, and waits until all is well again.
+type Act = dyn Fn(&Bench) -> anyhow::Result<()>;
+
+/// A node whose processes talk through the proxy. The broker has a run directory of its own, in which netconfig's
+/// directory of descriptors can be replaced.
+struct Bench {
+    flows: Vec<Flow>,
+    expected: Account,
+    pods: Vec<Pod>,
+    _app: App,
+    scripted: Scripted,
+    /// Of the reference ztunnel and of the broker, when all was as it should be for the first time.
+    descriptors: (usize, usize),
+    proxy: Proxy,
+    behind: PathBuf,
+    apart: PathBuf,
+    node: Node,
+}
+
+impl Bench {
+    fn new() -> anyhow::Result<Self> {
+        let node = Node::new()?;
+        let [behind, apart] = ["behind", "apart"].map(|name| node.run_dir().with_file_name(name));
+        fs::create_dir(&behind)?;
+        fs::create_dir(&apart)?;
+        symlink(apart.join(BROKER), behind.join(BROKER))?;
+        symlink(behind.join("netns"), apart.join("netns"))?;
+        let proxy = Proxy::start(&node.run_dir(), &behind)?;
+        node.start_at(&behind, "netconfig", &["--peer", "uid"])?;
+        node.start_at(&apart, BROKER, &["--peer", "uid"])?;
+        node.start("pod-events")?;
+        node.start_ztunnel(&[])?;
+        node.ready()?;
+        let spec = |index| Spec::new(&format!("web-{index}")).ambient();
+        let pods = node.pods((0..WORKLOADS).map(spec).collect())?;
+        let outsider = node.sandbox(Spec::new("outsider"))?;
+        let identity = |pod: &Pod| {
+            let id = pod.netns.id();
+            (pod.spec.uid.clone(), (id.device, id.inode))
+        };
+        let to = SocketAddr::new(outsider.v4.into(), PORT);
+        let app = App::start(&outsider.netns, PORT)?;
+        let flows = pods.iter().step_by(40).map(|pod| Flow::open(pod, to));
+        let mut bench = Self {
+            flows: flows.collect::<Result<_, _>>()?,
+            expected: pods.iter().map(identity).collect(),
+            pods,
+            _app: app,
+            scripted: Scripted::start(&node.zds_socket())?,
+            descriptors: (0, 0),
+            proxy,
+            behind,
+            apart,
+            node,
+        };
+        eventually("all are served", 2 * PATIENCE, || bench.agrees())?;
+        bench.descriptors = bench.open_descriptors()?;
+        Ok(bench)
+    }
+
+    fn kill(&self) -> anyhow::Result<()> {
+        self.node.stop(BROKER, Signal::SIGKILL)
+    }
+
+    fn start(&self) -> anyhow::Result<()> {
+        self.node.start_at(&self.apart, BROKER, &["--peer", "uid"])
+    }
+
+    /// Kills the broker where it stands, and waits until everything is as before.
+    fn recovers(&self) -> anyhow::Result<()> {
+        self.kill()?;
+        self.start()?;
+        self.is_whole()
+    }
+
+    fn is_whole(&self) -> anyhow::Result<()> {
+        eventually("all are served again", 2 * PATIENCE, || {
+            self.agrees()?;
+            let now = self.open_descriptors()?;
+            ensure!(
+                now == self.descriptors,
+                "{now:?}, not {:?}",
+                self.descriptors
+            );
+            anyhow::Ok(())
+        })?;
+        self.flows.iter().try_for_each(Flow::goes_on)
+    }
+
+    /// Whether the broker and both ztunnels hold exactly the pods, each with its netns.
+    fn agrees(&self) -> anyhow::Result<()> {
+        let told = self.node.api().workloads()?;
+        let live = |phase| phase == SessionPhase::Live;
+        let sessions = told.sessions.iter().filter(|it| live(it.phase())).count();
+        let served = told.workloads.iter().filter(|it| is_served(it)).count();
+        let counts = (told.seeded, told.workloads.len(), served, sessions);
+        ensure!(counts == (true, WORKLOADS, WORKLOADS, 2), "{counts:?}");
+        let account = self.scripted.account()?;
+        ensure!(account == self.expected, "scripted: {}", account.len());
+        let reference = self.reference()?;
+        ensure!(reference == self.expected, "reference: {}", reference.len());
+        Ok(())
+    }
+
+    /// How often the reference ztunnel has started each pod: more than once if it was cut meanwhile.
+    fn starts(&self) -> Vec<(&str, usize)> {
+        let log = self.node.tail("ztunnel", usize::MAX);
+        let starts: Vec<_> = log
+            .lines()
+            .filter(|it| it.contains("pod started"))
+            .collect();
+        let of = |uid: &str| starts.iter().filter(|it| it.contains(uid)).count();
+        let uids = self.pods.iter().map(|pod| pod.spec.uid.as_str());
+        uids.map(|uid| (uid, of(uid))).collect()
+    }
+
+    fn reference(&self) -> anyhow::Result<Account> {
+        let state = self.node.ztunnel_state()?;
+        ensure!(state.get("ready") == Some(&Value::Bool(true)), "not ready");
+        let pods = state.get("pods").and_then(Value::as_array);
+        let number = |pod: &Value, path| pod.pointer(path).and_then(Value::as_u64);
+        let identity = |pod: &Value| {
+            let uid = pod.get("uid")?.as_str()?.to_owned();
+            Some((
+                uid,
+                (number(pod, "/netns/dev")?, number(pod, "/netns/ino")?),
+            ))
+        };
+        let pods = pods.context("no pods")?.iter().map(identity);
+        pods.collect::<Option<_>>().context("another form")
+    }
+
+    /// Descriptors of the reference ztunnel, and of the broker, of which one for each workload is a netns's.
+    fn open_descriptors(&self) -> anyhow::Result<(usize, usize)> {
+        let of = |process| -> anyhow::Result<Vec<PathBuf>> {
+            let pid = self.node.pid(process)?;
+            let links = fs::read_dir(format!("/proc/{pid}/fd"))?;
+            let links = links.map(|it| Ok(fs::read_link(it?.path()).unwrap_or_default()));
+            links.collect()
+        };
+        let broker = of(BROKER)?;
+        let is_netns = |link: &&PathBuf| {
+            let link = link.display().to_string();
+            link.starts_with("net:") || link.starts_with("/run/netns/")
+        };
+        let netns = broker.iter().filter(is_netns).count();
+        ensure!(netns == WORKLOADS, "the broker holds {netns} netns");
+        Ok((of("ztunnel")?.len(), broker.len()))
+    }
+
+    /// A broker that pod-events cannot tell the set.
+    fn start_unseeded(&self) -> anyhow::Result<Held> {
+        self.kill()?;
+        let held = self.proxy.hold(Step {
+            method: "SetWorkloads",
+            moment: Moment::Before,
+        });
+        self.start()?;
+        held.reached()?;
+        Ok(held)
+    }
+
+    /// A broker that finds another directory in place of netconfig's descriptors.
+    fn start_with_descriptors_at(&self, directory: &str) -> anyhow::Result<()> {
+        self.kill()?;
+        self.link_descriptors(&self.apart.join(directory))?;
+        self.start()
+    }
+
+    fn link_descriptors(&self, to: &std::path::Path) -> anyhow::Result<()> {
+        fs::remove_file(self.apart.join("netns"))?;
+        Ok(symlink(to, self.apart.join("netns"))?)
+    }
+
+    fn holding(&self) -> anyhow::Result<(bool, usize, usize)> {
+        let told = self.node.api().workloads()?;
+        let held = told.workloads.iter().filter(|it| it.descriptor_held);
+        Ok((told.seeded, told.workloads.len(), held.count()))
+    }
+
+    /// The scripted ztunnel is given a new snapshot up to a point.
+    fn snapshot_until(&self, hold: Hold) -> anyhow::Result<()> {
+        self.scripted.hold(hold);
+        self.scripted.renew();
+        self.scripted.reached()
+    }
+
+    /// One more pod, in the mesh.
+    fn one_more(&self, name: &str) -> anyhow::Result<Pod> {
+        let pod = self.node.sandbox(Spec::new(name).ambient())?;
+        self.node.until_known(&pod.spec)?;
+        self.node.add(&pod)?;
+        eventually("the scripted ztunnel has it", PATIENCE, || {
+            let account = self.scripted.account()?;
+            ensure!(account.contains_key(&pod.spec.uid), "not yet");
+            anyhow::Ok(())
+        })?;
+        Ok(pod)
+    }
+
+    /// Kills the broker while a verb of a runtime is under way, which succeeds all the same.
+    fn dies_under(
+        &self,
+        call: Call,
+        reached: impl FnOnce() -> anyhow::Result<Option<Held>>,
+    ) -> anyhow::Result<()> {
+        let running = call.timeout_seconds(20).start()?;
+        let held = reached()?;
+        self.kill()?;
+        if let Some(held) = held {
+            held.release();
+        }
+        self.start()?;
+        let outcome = running.wait()?;
+        ensure!(outcome.code == 0, "{outcome:?}");
+        Ok(())
+    }
+
+    /// The same while a pod's end is told, up to a point.
+    fn dies_under_del(
+        &self,
+        pod: &Pod,
+        reached: impl FnOnce() -> anyhow::Result<Option<Held>>,
+    ) -> anyhow::Result<()> {
+        self.dies_under(self.node.call(Call::del, pod), reached)?;
+        pod.unmount()?;
+        self.is_whole()
+    }
+}
+
+fn is_served(status: &WorkloadStatus) -> bool {
+    let added = |phase| phase == WorkloadPhase::Added;
+    let states = status.states.iter().filter(|it| added(it.phase()));
+    status.descriptor_held && states.count() == 2
+}
+
+fn before_it_is_seeded(bench: &Bench) -> anyhow::Result<()> {
+    let held = bench.start_unseeded()?;
+    ensure!(bench.holding()? == (false, 0, 0), "it is seeded");
+    bench.kill()?;
+    held.release();
+    bench.start()?;
+    bench.is_whole()
+}
+
+fn seeded_without_descriptors(bench: &Bench) -> anyhow::Result<()> {
+    bench.start_with_descriptors_at("nowhere")?;
+    eventually("it is seeded", PATIENCE, || {
+        let holding = bench.holding()?;
+        ensure!(holding == (true, WORKLOADS, 0), "{holding:?}");
+        anyhow::Ok(())
+    })?;
+    bench.link_descriptors(&bench.behind.join("netns"))?;
+    bench.recovers()
+}
+
+fn while_it_fetches_descriptors(bench: &Bench) -> anyhow::Result<()> {
+    let deaf = bench.apart.join("deaf");
+    fs::create_dir(&deaf)?;
+    let listener = UnixListener::bind(deaf.join("netns.sock"))?;
+    bench.start_with_descriptors_at("deaf")?;
+    listener.set_nonblocking(true)?;
+    let (mut asked, _) = eventually("the broker asks", PATIENCE, || listener.accept())?;
+    asked.set_nonblocking(false)?;
+    asked.set_read_timeout(Some(PATIENCE))?;
+    asked.read_exact(&mut [0; 4])?;
+    bench.link_descriptors(&bench.behind.join("netns"))?;
+    bench.recovers()
+}
+
+fn hello_received_and_nothing_sent(bench: &Bench) -> anyhow::Result<()> {
+    let held = bench.start_unseeded()?;
+    let own = i32::try_from(std::process::id())?;
+    eventually("the hello is there", PATIENCE, || {
+        let sessions = bench.node.api().workloads()?.sessions;
+        let mine = sessions.iter().find(|it| it.peer_pid == own);
+        let mine = mine.context("no session")?;
+        ensure!(mine.phase() == SessionPhase::Snapshot, "{mine:?}");
+        ensure!(mine.acknowledged == 0, "{mine:?}");
+        anyhow::Ok(())
+    })?;
+    bench.kill()?;
+    held.release();
+    bench.start()?;
+    bench.is_whole()
+}
+
+fn live_with_an_add_in_flight(bench: &Bench) -> anyhow::Result<()> {
+    let pod = bench.node.sandbox(Spec::new("one-more").ambient())?;
+    bench.node.until_known(&pod.spec)?;
+    bench.scripted.hold(Hold::AddOf(pod.spec.uid.clone()));
+    let call = bench.node.call(Call::add, &pod);
+    bench.dies_under(call, || bench.scripted.reached().map(|()| None))?;
+    bench.node.until_whole(&pod.spec)?;
+    bench.node.del(&pod)?;
+    bench.is_whole()
+}
+
+fn live_with_a_del_in_flight(bench: &Bench) -> anyhow::Result<()> {
+    let pod = bench.one_more("leaves")?;
+    bench.scripted.hold(Hold::DelOf(pod.spec.uid.clone()));
+    bench.dies_under_del(&pod, || bench.scripted.reached().map(|()| None))
+}
+
+fn during_remove_workload(bench: &Bench) -> anyhow::Result<()> {
+    let pod = bench.one_more("removed")?;
+    let held = bench.proxy.hold(Step {
+        method: "RemoveWorkload",
+        moment: Moment::Before,
+    });
+    bench.dies_under_del(&pod, || held.reached().map(|()| Some(held)))
+}
+
+fn in_the_snapshot(hold: Hold) -> impl Fn(&Bench) -> anyhow::Result<()> {
+    move |bench| {
+        bench.snapshot_until(hold.clone())?;
+        bench.recovers()
+    }
+}
+
+#[test]
+fn killed_at_any_of_its_points_the_broker_holds_all_two_hundred_again_and_no_connection_breaks() {
+    let bench = Bench::new().unwrap();
+    let points: [(&str, &Act); 11] = [
+        ("before it is seeded", &before_it_is_seeded),
+        ("seeded without descriptors", &seeded_without_descriptors),
+        (
+            "while it fetches descriptors",
+            &while_it_fetches_descriptors,
+        ),
+        (
+            "hello received, nothing sent",
+            &hello_received_and_nothing_sent,
+        ),
+        (
+            "mid-snapshot, an Add in flight",
+            &in_the_snapshot(Hold::Add(WORKLOADS / 2)),
+        ),
+        (
+            "the last Add in flight",
+            &in_the_snapshot(Hold::Add(WORKLOADS)),
+        ),
+        (
+            "SnapshotSent in flight",
+            &in_the_snapshot(Hold::SnapshotSent),
+        ),
+        ("live and idle", &Bench::recovers),
+        ("live, an Add in flight", &live_with_an_add_in_flight),
+        ("live, a Del in flight", &live_with_a_del_in_flight),
+        ("during RemoveWorkload", &during_remove_workload),
+    ];
+    for (name, point) in points {
+        point(&bench).with_context(|| name).unwrap();
+        let starts = bench.starts();
+        assert!(
+            starts.iter().all(|(_, times)| *times == 1),
+            "{name}: {starts:?}"
+        );
+    }
+}
