@@ -3,12 +3,13 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU32, Ordering},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::Context as _;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 
-use crate::{PATIENCE, eventually};
+use crate::{PATIENCE, Pod, eventually};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
@@ -31,11 +32,10 @@ impl Cgroups {
     ///
     /// When cgroups cannot be made: without root.
     pub fn new() -> anyhow::Result<Self> {
-        let name = format!(
-            "inpod-test-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        // Another isolation on this machine may have a process of the same number.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("inpod-test-{now}-{number}");
         let root = PathBuf::from("/run").join(&name);
         fs::create_dir(&root)?;
         let none = None::<&str>;
@@ -76,6 +76,25 @@ impl Cgroups {
             self.make(&path)?;
         }
         Ok(path)
+    }
+
+    /// Makes a process one of a pod's sandbox, as containerd and the systemd driver do.
+    ///
+    /// # Errors
+    ///
+    /// When a cgroup cannot be made, or the process is gone.
+    pub fn put(&self, pod: &Pod, pid: u32) -> anyhow::Result<()> {
+        let uid = pod.spec.uid.replace('-', "_");
+        let mut path = self.above.clone();
+        let parts = [
+            format!("kubepods-besteffort-pod{uid}.slice"),
+            format!("cri-containerd-{}.scope", pod.container_id),
+        ];
+        for part in parts {
+            path.push(part);
+            self.make(&path)?;
+        }
+        Ok(fs::write(path.join("cgroup.procs"), pid.to_string())?)
     }
 
     /// A program that becomes the one that follows it, in a container of a pod and with so much of root's power, as

@@ -2,8 +2,6 @@
 //! at once or not.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-#[path = "common/cgroups.rs"]
-mod cgroups;
 #[path = "common/clients.rs"]
 mod clients;
 #[path = "common/flows.rs"]
@@ -19,7 +17,6 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use cgroups::PodCgroups;
 use clients::{Attempt, Clients, Tally, tally};
 use flows::Flow;
 use incumbent::{Incumbent, redirect};
@@ -27,7 +24,7 @@ use inpod_proto::{
     podevents::v1::PodState,
     ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
 };
-use integration::{App, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually};
+use integration::{App, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually};
 
 const PORT: u16 = 8080;
 
@@ -44,7 +41,7 @@ struct Scene {
     outsider: Pod,
     _app: App,
     inhabitants: Vec<Inhabitant>,
-    cgroups: PodCgroups,
+    cgroups: Cgroups,
     node: Node,
 }
 
@@ -52,7 +49,7 @@ impl Scene {
     /// `None` in an isolation without root, where no cgroup can be made.
     fn new(found: usize, unfound: usize) -> anyhow::Result<Option<Self>> {
         let node = Node::new()?;
-        let cgroups = match PodCgroups::new(&node) {
+        let cgroups = match Cgroups::new() {
             Ok(cgroups) => cgroups,
             Err(_) if is_alone() => return Ok(None),
             Err(error) => return Err(error),

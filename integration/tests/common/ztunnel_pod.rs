@@ -73,6 +73,7 @@ impl Scene {
             name: "ztunnel".to_owned(),
             uid: ZTUNNEL.to_owned(),
             mode: None,
+            ..Spec::new("ztunnel")
         })
     }
 
