@@ -85,6 +85,7 @@ fn every_page_leads_to_what_is_there() {
         "services/DECISIONS.md",
         "services/netconfig/README.md",
         "proto/README.md",
+        "proto/istio/workload/zds/README.md",
         "deploy/README.md",
         "deploy/CHANGELOG.md",
         "integration/README.md",

@@ -183,79 +183,49 @@ fn settings_that_cannot_be_used_end_a_service_by_their_name_before_it_touches_an
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
+/// What cannot be used, each with its service.
+const UNUSABLE: &[(&str, &[&str])] = &[
+    ("netconfig", &["--sweep-seconds", "0"]),
+    ("netconfig", &["--sweep-seconds=-1"]),
+    ("netconfig", &["--sweep-seconds", "soon"]),
+    ("netconfig", &["--verify-seconds", "0"]),
+    ("ztunnel-broker", &["--ack-timeout-seconds", "0"]),
+    ("ztunnel-broker", &["--ack-timeout-seconds", "1.5"]),
+    ("ztunnel-broker", &["--undo-reserve-seconds=-3"]),
+    ("ztunnel-broker", &["--ztunnel-peer", "pods"]),
+    ("ztunnel-broker", &["--ztunnel-peer", "cgroup:relative"]),
+    (
+        "ztunnel-broker",
+        &["--ztunnel-capabilities", "NET_ADMIN,CAP_NET_RAW"],
+    ),
+    ("ztunnel-broker", &["--ztunnel-capabilities", ","]),
+    ("pod-events", &["--ztunnel-pods", "app=ztunnel"]),
+    ("pod-events", &["--node-name", "Node!"]),
+    ("pod-events", &["--node-name", ""]),
+    ("pod-events", &["--pods-from", "nowhere"]),
+    ("pod-events", &["--pods-from", "dir:relative"]),
+    ("pod-events", &["--exclude-namespaces", "Shop!"]),
+    ("pod-events", &["--drain-grace-seconds", "9999999999"]),
+];
+
 #[test]
 fn settings_of_one_service_that_cannot_be_used_end_it_by_their_name() {
-    for (service, flags, named) in [
-        ("netconfig", &["--sweep-seconds", "0"][..], "sweep_seconds"),
-        ("netconfig", &["--sweep-seconds=-1"], "sweep_seconds"),
-        ("netconfig", &["--sweep-seconds", "soon"], "sweep_seconds"),
-        ("netconfig", &["--verify-seconds", "0"], "verify_seconds"),
-        (
-            "ztunnel-broker",
-            &["--ack-timeout-seconds", "0"],
-            "ack_timeout_seconds",
-        ),
-        (
-            "ztunnel-broker",
-            &["--ack-timeout-seconds", "1.5"],
-            "ack_timeout_seconds",
-        ),
-        (
-            "ztunnel-broker",
-            &["--undo-reserve-seconds=-3"],
-            "undo_reserve_seconds",
-        ),
-        (
-            "ztunnel-broker",
-            &["--ztunnel-peer", "pods"],
-            "ztunnel_peer",
-        ),
-        (
-            "ztunnel-broker",
-            &["--ztunnel-peer", "cgroup:relative"],
-            "ztunnel_peer",
-        ),
-        (
-            "ztunnel-broker",
-            &["--ztunnel-capabilities", "NET_ADMIN,CAP_NET_RAW"],
-            "ztunnel_capabilities",
-        ),
-        (
-            "ztunnel-broker",
-            &["--ztunnel-capabilities", ","],
-            "ztunnel_capabilities",
-        ),
-        (
-            "pod-events",
-            &["--ztunnel-pods", "app=ztunnel"],
-            "ztunnel_pods",
-        ),
-        ("pod-events", &["--node-name", "Node!"], "node_name"),
-        ("pod-events", &["--node-name", ""], "node_name"),
-        ("pod-events", &["--pods-from", "nowhere"], "pods_from"),
-        ("pod-events", &["--pods-from", "dir:relative"], "pods_from"),
-        (
-            "pod-events",
-            &["--exclude-namespaces", "Shop!"],
-            "exclude_namespaces",
-        ),
-        (
-            "pod-events",
-            &["--drain-grace-seconds", "9999999999"],
-            "drain_grace_seconds",
-        ),
-    ] {
+    for (service, flags) in UNUSABLE {
         let place = Place::new();
-        let text = place.refused(
-            service,
-            &Wrong {
-                flags,
-                ..Wrong::default()
-            },
-        );
-        assert!(text.contains(named), "{service} {flags:?}: {text}");
+        let wrong = Wrong {
+            flags,
+            ..Wrong::default()
+        };
+        let text = place.refused(service, &wrong);
+        let flag = flags[0].trim_start_matches("--").split('=').next();
+        let named = flag.unwrap().replace('-', "_");
+        assert!(text.contains(&named), "{service} {flags:?}: {text}");
         assert!(place.is_untouched(), "{service} {flags:?}");
     }
+}
+
+#[test]
+fn a_setting_that_has_to_be_said_and_is_not_is_named() {
     for (service, setting) in [("pod-events", "node_name"), ("pod-events", "pods_from")] {
         let mut command = Command::new(bin(service).unwrap());
         let other = if setting == "node_name" {

@@ -169,7 +169,7 @@ impl Registry {
         loop {
             let resolved = resolve(&self.shared, key, &call).await?;
             let (reply, answer) = oneshot::channel();
-            self.ask(key, Command::Add(call.clone(), resolved, reply));
+            self.ask(key, Command::Add(call.clone(), Box::new(resolved), reply));
             let ended = |_| Err(Failure::new(Reason::Internal, "the pod's task has ended"));
             match answer.await.unwrap_or_else(ended) {
                 Err(failure) if is_passing(failure.reason) => {

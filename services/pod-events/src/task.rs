@@ -43,7 +43,11 @@ pub use spooled::{Admitted, Settled};
 #[derive(Debug)]
 pub enum Command {
     /// A sandbox was created.
-    Add(AddCall, Resolved, oneshot::Sender<Result<Added, Failure>>),
+    Add(
+        AddCall,
+        Box<Resolved>,
+        oneshot::Sender<Result<Added, Failure>>,
+    ),
     /// A sandbox ends. Answered with whether that was written down for later.
     Delete(SandboxRef, oneshot::Sender<bool>),
     /// The source says something new of the pod, or a service is back.
@@ -213,7 +217,7 @@ impl Task {
             Command::Add(call, resolved, mut reply) => {
                 let result = {
                     let gone = pin!(reply.closed());
-                    self.add(call, resolved, gone).await
+                    self.add(call, *resolved, gone).await
                 };
                 self.show();
                 // A caller who is gone has its answer in the undoing.

@@ -160,14 +160,12 @@ impl Subject {
             let Event::Session(session) = event.context("the stream ended")? else {
                 continue;
             };
-            match session.phase() {
-                SessionPhase::Snapshot if session.session_id > session_id => {
-                    began = Some(Instant::now());
-                }
-                SessionPhase::Live if session.session_id > session_id => {
-                    return Ok(began.context("no hello was seen")?.elapsed());
-                }
-                _ => {}
+            let phase = session.phase();
+            if session.session_id > session_id && phase == SessionPhase::Snapshot {
+                began = Some(Instant::now());
+            }
+            if session.session_id > session_id && phase == SessionPhase::Live {
+                return Ok(began.context("no hello was seen")?.elapsed());
             }
         }
     }
@@ -190,7 +188,7 @@ impl Subject {
 fn start(dir: &Path) -> anyhow::Result<Running> {
     let mut command = Command::new(integration::bin("ztunnel-broker")?);
     command
-        .args(["--peer", "uid", "--run-dir"])
+        .args(["--peer", "uid", "--ztunnel-peer", "uid", "--run-dir"])
         .arg(dir)
         .arg("--zds-socket")
         .arg(dir.join("ztunnel.sock"))
