@@ -1,20 +1,19 @@
 //! The other services, as calls that take checked values and end in time.
 
+mod broker;
 mod find;
 
-use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use inpod_proto::{
     addresses_from, addresses_to, failure_of,
     netconfig::v1::{self as netconfig, netconfig_service_client::NetconfigServiceClient},
     required,
-    ztunnelbroker::v1::{
-        self as broker, ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
-    },
+    ztunnelbroker::v1::ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
 };
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Request, Response, Status, transport::Channel};
-use workload::{Failure, NetnsId, NetnsRef, PodUid, Reason, Revision, SandboxRef, Workload};
+use workload::{Failure, NetnsId, NetnsRef, Reason, SandboxRef};
 
 use crate::{
     checkpoint::Record,
@@ -322,143 +321,6 @@ impl Agents {
         answer
             .map(Response::into_inner)
             .map_err(|status| told("netconfig", &status))
-    }
-
-    /// Gives a workload to ztunnel; returns with the first acknowledgement.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
-    pub async fn add_workload(
-        &self,
-        instance_id: &str,
-        workload: &Workload,
-        deadline: Instant,
-    ) -> Result<(), Failure> {
-        let message = broker::AddWorkloadRequest {
-            instance_id: instance_id.to_owned(),
-            workload: Some(workload.into()),
-        };
-        let mut client = self.broker.clone();
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.add_workload(request(message, deadline)),
-        )
-        .await?;
-        Ok(())
-    }
-
-    /// Takes a workload from ztunnel; an unknown one succeeds.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
-    pub async fn remove_workload(
-        &self,
-        instance_id: &str,
-        sandbox: &SandboxRef,
-        revision: Revision,
-        deadline: Instant,
-    ) -> Result<(), Failure> {
-        let message = broker::RemoveWorkloadRequest {
-            instance_id: instance_id.to_owned(),
-            sandbox: Some(sandbox.into()),
-            revision: revision.0,
-        };
-        let mut client = self.broker.clone();
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.remove_workload(request(message, deadline)),
-        )
-        .await?;
-        Ok(())
-    }
-
-    /// Tells the whole desired set.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
-    pub async fn set_workloads(
-        &self,
-        instance_id: &str,
-        revision: Revision,
-        workloads: &[Workload],
-        deadline: Instant,
-    ) -> Result<(), Failure> {
-        let message = broker::SetWorkloadsRequest {
-            instance_id: instance_id.to_owned(),
-            revision: revision.0,
-            workloads: workloads.iter().map(Into::into).collect(),
-        };
-        let mut client = self.broker.clone();
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.set_workloads(request(message, deadline)),
-        )
-        .await?;
-        Ok(())
-    }
-
-    /// Tells which pods are ztunnels.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
-    pub async fn set_ztunnels(
-        &self,
-        instance_id: &str,
-        pods: &BTreeSet<PodUid>,
-        deadline: Instant,
-    ) -> Result<(), Failure> {
-        let message = broker::SetZtunnelsRequest {
-            instance_id: instance_id.to_owned(),
-            pod_uids: pods.iter().map(|uid| uid.as_str().to_owned()).collect(),
-        };
-        let mut client = self.broker.clone();
-        let answer = client.set_ztunnels(request(message, deadline));
-        call("ztunnel-broker", deadline, answer).await?;
-        Ok(())
-    }
-
-    /// The desired set as the broker has it, and what ztunnels said of it.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
-    pub async fn workloads(
-        &self,
-        deadline: Instant,
-    ) -> Result<broker::ListWorkloadsResponse, Failure> {
-        let mut client = self.broker.clone();
-        let message = broker::ListWorkloadsRequest {};
-        call(
-            "ztunnel-broker",
-            deadline,
-            client.list_workloads(request(message, deadline)),
-        )
-        .await
-    }
-
-    /// The broker's sessions and their changes.
-    ///
-    /// # Errors
-    ///
-    /// When the stream cannot be had.
-    pub async fn watch_sessions(
-        &self,
-    ) -> Result<tonic::Streaming<broker::WatchSessionsResponse>, Failure> {
-        let answer = self
-            .broker
-            .clone()
-            .watch_sessions(broker::WatchSessionsRequest {})
-            .await;
-        answer
-            .map(Response::into_inner)
-            .map_err(|status| told("ztunnel-broker", &status))
     }
 }
 
