@@ -191,6 +191,7 @@ const UNUSABLE: &[(&str, &[&str])] = &[
     ("netconfig", &["--verify-seconds", "0"]),
     ("ztunnel-broker", &["--ack-timeout-seconds", "0"]),
     ("ztunnel-broker", &["--ack-timeout-seconds", "1.5"]),
+    ("ztunnel-broker", &["--ack-timeout-seconds", "99999"]),
     ("ztunnel-broker", &["--undo-reserve-seconds=-3"]),
     ("ztunnel-broker", &["--ztunnel-peer", "pods"]),
     ("ztunnel-broker", &["--ztunnel-peer", "cgroup:relative"]),

@@ -1,6 +1,6 @@
 //! The settings of this service.
 
-use std::{num::NonZeroU64, path::PathBuf, time::Duration};
+use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 
 use daemon::{Key, peer::Setting};
 use serde::Deserialize;
@@ -46,9 +46,9 @@ pub struct Config {
     ztunnel_peer: Setting,
     ztunnel_capabilities: Demand,
     /// A session's own clock. With 0 no session would last.
-    ack_timeout_seconds: NonZeroU64,
+    ack_timeout_seconds: NonZeroU16,
     /// The callers' clock.
-    undo_reserve_seconds: u64,
+    undo_reserve_seconds: u16,
 }
 
 impl Config {
@@ -59,11 +59,11 @@ impl Config {
 
     /// How long a ztunnel may take to acknowledge a message.
     pub fn ack_timeout(&self) -> Duration {
-        Duration::from_secs(self.ack_timeout_seconds.get())
+        Duration::from_secs(self.ack_timeout_seconds.get().into())
     }
 
     /// How much of its caller's time an add leaves.
     pub fn undo_reserve(&self) -> Duration {
-        Duration::from_secs(self.undo_reserve_seconds)
+        Duration::from_secs(self.undo_reserve_seconds.into())
     }
 }

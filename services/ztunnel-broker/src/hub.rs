@@ -245,7 +245,18 @@ impl Hub {
         id: SessionId,
         answer: Result<(), Nack>,
     ) -> Result<Answered, SessionEnd> {
-        self.with(|ledger, now| ledger.ack(id, answer, now))
+        let (answered, cleared) = self.with(|ledger, now| {
+            let answered = ledger.ack(id, answer, now);
+            (answered, ledger.take_cleared())
+        });
+        if cleared {
+            self.changed.send_replace(());
+        }
+        answered
+    }
+
+    pub(crate) fn unsent(&self, id: SessionId) {
+        self.lock().unsent(id);
     }
 
     pub(crate) fn wake_at(&self, id: SessionId) -> Option<Instant> {

@@ -27,6 +27,8 @@ pub struct Ledger {
     desired: Desired,
     sessions: Sessions,
     suspects: Suspects,
+    /// A suspect was cleared: other sessions have it to tell.
+    cleared: bool,
     pendings: Pendings,
     events: Vec<Event>,
     ack_timeout: Duration,
@@ -40,6 +42,7 @@ impl Ledger {
             desired: Desired::default(),
             sessions: Sessions::default(),
             suspects: Suspects::default(),
+            cleared: false,
             pendings: Pendings::default(),
             events: Vec::new(),
             ack_timeout,
@@ -181,7 +184,7 @@ impl Ledger {
     /// A ztunnel has connected.
     pub fn connect(&mut self, peer: Peer, now: Instant) -> SessionId {
         let id = self.sessions.open(Slot {
-            session: Session::new(self.ack_timeout, now),
+            session: Session::new(peer.ztunnel(), self.ack_timeout, now),
             peer,
             since: now,
         });
@@ -239,7 +242,7 @@ impl Ledger {
         match &answered {
             Some((uid, sandbox)) => {
                 if slot.session.record_of(uid).is_some_and(was_added) {
-                    self.suspects.clear(uid);
+                    self.cleared |= self.suspects.clear(uid);
                 }
                 self.tell(id, uid, sandbox);
             }
@@ -247,6 +250,18 @@ impl Ledger {
         }
         self.judge(now);
         Ok(answered)
+    }
+
+    /// Whether a pod was cleared since the last call, which other sessions may wait for.
+    pub fn take_cleared(&mut self) -> bool {
+        std::mem::take(&mut self.cleared)
+    }
+
+    /// What was last to be sent to a ztunnel did not leave.
+    pub fn unsent(&mut self, id: SessionId) {
+        if let Some(slot) = self.sessions.get_mut(id) {
+            slot.session.unsent();
+        }
     }
 
     /// When to look at the session again though nothing happens.
@@ -275,7 +290,8 @@ impl Ledger {
     pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
         if let Some(slot) = self.sessions.close(id, why, now) {
             if let Some((uid, during)) = slot.session.blamed().filter(|_| !self.stopping) {
-                self.suspects.blame(uid, during, why, now);
+                let ztunnel = slot.session.ztunnel();
+                self.suspects.blame(uid, ztunnel, during, why, now);
             }
             let view = SessionView {
                 stage: None,

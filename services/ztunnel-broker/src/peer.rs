@@ -27,7 +27,22 @@ pub struct Peer {
     pub pod_uid: Option<PodUid>,
 }
 
+/// Which ztunnel a process is: its pod's, or itself where no pod is seen.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ztunnel {
+    /// The container may start anew in it.
+    Pod(PodUid),
+    /// By its pid.
+    Process(i32),
+}
+
 impl Peer {
+    /// Which ztunnel it is.
+    pub fn ztunnel(&self) -> Ztunnel {
+        let process = Ztunnel::Process(self.pid);
+        self.pod_uid.clone().map_or(process, Ztunnel::Pod)
+    }
+
     /// A process of which no more is known.
     pub fn of_pid(pid: i32) -> Self {
         Self {

@@ -21,9 +21,10 @@ use crate::{
     desired::{Desired, Entry},
     message::{Message, Snapshot},
     nack::Nack,
+    peer::Ztunnel,
     queue::Queue,
     step::{self, Step, Target, Told},
-    suspects::{Suspects, Suspicion},
+    suspects::Suspects,
 };
 
 /// Why a session is over, as far as its messages go.
@@ -126,6 +127,7 @@ pub struct Counts {
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
+    ztunnel: Ztunnel,
     since: Instant,
     patience: Duration,
     records: BTreeMap<PodUid, Record>,
@@ -147,8 +149,9 @@ pub struct Session {
 
 impl Session {
     /// A ztunnel that has connected, and has `patience` to say hello and to acknowledge each message.
-    pub fn new(patience: Duration, now: Instant) -> Self {
+    pub fn new(ztunnel: Ztunnel, patience: Duration, now: Instant) -> Self {
         Self {
+            ztunnel,
             phase: Phase::Connected,
             since: now,
             patience,
@@ -266,7 +269,7 @@ impl Session {
                 self.keeps.insert(uid);
                 None
             }
-            Step::Add if known.suspects.of(&uid).is_some() => {
+            Step::Add if self.treatment(&uid, known).is_some() => {
                 self.defer(uid);
                 None
             }
@@ -304,9 +307,9 @@ impl Session {
     /// A pod of which this ztunnel was told nothing yet, and to keep which is the best that can be said.
     fn keepable<'a>(&self, uid: &PodUid, known: Known<'a>) -> Option<&'a Entry> {
         let entry = known.desired.current(uid)?;
-        let suspicion = known.suspects.of(uid);
-        let best = entry.descriptor().is_none() || suspicion.is_some();
-        let harmless = suspicion.is_none_or(Suspicion::may_keep);
+        let treatment = self.treatment(uid, known);
+        let best = entry.descriptor().is_none() || treatment.is_some();
+        let harmless = treatment.is_none_or(|it| it.may_keep);
         (best && harmless && !self.records.contains_key(uid)).then_some(entry)
     }
 

@@ -3,8 +3,9 @@
 //!
 //! Nobody knows whether the pod was the cause. After the first time it is told last, so that it holds up nobody; after
 //! the second it is in quarantine, with growing waits. What is suspected is the pod, not its sandbox: a runtime that
-//! makes a new sandbox for each attempt must not cost the node its ztunnel each time. A ztunnel that takes it, or says
-//! properly that it cannot, clears it.
+//! makes a new sandbox for each attempt must not cost the node its ztunnel each time. Each ztunnel has suspects of its
+//! own: one that is broken loses its sessions over every pod, and its successor must not pay for that. A ztunnel that
+//! takes a pod, or says properly that it cannot, clears it.
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +13,8 @@ use std::{
 };
 
 use workload::PodUid;
+
+use crate::peer::Ztunnel;
 
 /// How many sessions in a row a pod may cost before it is put in quarantine.
 const TOLERATED: u32 = 1;
@@ -21,7 +24,7 @@ const TOLERATED: u32 = 1;
 const FIRST_QUARANTINE: Duration = Duration::from_secs(60);
 const LONGEST_QUARANTINE: Duration = Duration::from_secs(3600);
 
-/// What is held against a pod.
+/// What is held against a pod by one ztunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspicion {
     /// How many sessions in a row ended.
@@ -30,14 +33,15 @@ pub struct Suspicion {
     pub cause: String,
     /// When it may be told again.
     pub due: Instant,
+    at: Instant,
     during: Blamed,
 }
 
 impl Suspicion {
     /// Whether it may be named in a snapshot. Of a pod that was never added a Keep does nothing, so that only one over
-    /// which a session ended is to be feared.
-    pub fn may_keep(&self) -> bool {
-        self.during != Blamed::Keep
+    /// which sessions ended is to be feared; after the first, leaving it out would cut it for certain.
+    fn may_keep(&self) -> bool {
+        self.during != Blamed::Keep || !self.is_in_quarantine()
     }
 
     /// Whether it is in quarantine, or being tried again after one.
@@ -60,39 +64,79 @@ pub enum Blamed {
     Keep,
 }
 
-/// All suspected pods.
+/// How a ztunnel is told of a suspect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Treatment {
+    /// When its Add is due, after everything else.
+    pub due: Instant,
+    /// Whether its snapshot may name it.
+    pub may_keep: bool,
+}
+
+/// All suspected pods, each with the ztunnels that lost sessions over it.
 #[derive(Debug, Default)]
-pub struct Suspects(BTreeMap<PodUid, Suspicion>);
+pub struct Suspects(BTreeMap<PodUid, BTreeMap<Ztunnel, Suspicion>>);
 
 impl Suspects {
-    /// A session ended over this pod. What nobody has been told of for long is forgotten.
-    pub fn blame(&mut self, uid: &PodUid, during: Blamed, cause: &str, now: Instant) {
-        self.0
-            .retain(|_, suspicion| suspicion.due + LONGEST_QUARANTINE > now);
-        let before = self.0.get(uid).map_or(0, |suspicion| suspicion.times);
+    /// A session of that ztunnel ended over this pod. What nobody has been told of for long is forgotten.
+    pub fn blame(
+        &mut self,
+        uid: &PodUid,
+        ztunnel: &Ztunnel,
+        during: Blamed,
+        cause: &str,
+        now: Instant,
+    ) {
+        self.forget(now);
+        let by = self.0.entry(uid.clone()).or_default();
+        let before = by.get(ztunnel).map_or(0, |suspicion| suspicion.times);
         let suspicion = Suspicion {
             times: before.saturating_add(1),
             cause: cause.to_owned(),
             due: now + quarantine(before),
+            at: now,
             during,
         };
-        self.0.insert(uid.clone(), suspicion);
+        by.insert(ztunnel.clone(), suspicion);
     }
 
-    /// A ztunnel was told of this pod and goes on.
-    pub fn clear(&mut self, uid: &PodUid) {
-        self.0.remove(uid);
+    fn forget(&mut self, now: Instant) {
+        self.0.retain(|_, by| {
+            by.retain(|_, suspicion| suspicion.due + LONGEST_QUARANTINE > now);
+            !by.is_empty()
+        });
     }
 
-    /// What is held against a pod.
-    pub fn of(&self, uid: &PodUid) -> Option<&Suspicion> {
-        self.0.get(uid)
+    /// A ztunnel was told of this pod and goes on. Returns whether anything was held against it.
+    pub fn clear(&mut self, uid: &PodUid) -> bool {
+        self.0.remove(uid).is_some()
     }
 
-    /// How many pods are in quarantine.
-    pub fn quarantined(&self) -> usize {
-        let all = self.0.values();
-        all.filter(|it| it.is_in_quarantine()).count()
+    /// How that ztunnel is told of a pod; `None` for one that is not suspected. Over what another ztunnel lost its
+    /// sessions this one does not wait: the other may be the broken one.
+    pub fn treatment(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<Treatment> {
+        let by = self.0.get(uid)?;
+        let other = |suspicion: &Suspicion| Treatment {
+            due: suspicion.at,
+            may_keep: true,
+        };
+        let own = |suspicion: &Suspicion| Treatment {
+            due: suspicion.due,
+            may_keep: suspicion.may_keep(),
+        };
+        let treatment = by.get(ztunnel).map(own);
+        treatment.or_else(|| by.values().next().map(other))
+    }
+
+    /// What a ztunnel holds against a pod.
+    pub fn by(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<&Suspicion> {
+        self.0.get(uid)?.get(ztunnel)
+    }
+
+    /// The worst that is held against a pod.
+    pub fn worst(&self, uid: &PodUid) -> Option<&Suspicion> {
+        let by = self.0.get(uid)?;
+        by.values().max_by_key(|suspicion| suspicion.times)
     }
 }
 
@@ -111,9 +155,14 @@ mod tests {
     use super::*;
     use crate::fixture::uid;
 
-    fn blamed(times: u32, now: Instant) -> Suspects {
+    const ONE: Ztunnel = Ztunnel::Process(1);
+    const OTHER: Ztunnel = Ztunnel::Process(2);
+
+    fn blamed(times: u32, during: Blamed, now: Instant) -> Suspects {
         let mut suspects = Suspects::default();
-        (0..times).for_each(|_| suspects.blame(&uid("p"), Blamed::Add, "it hung up", now));
+        for _ in 0..times {
+            suspects.blame(&uid("p"), &ONE, during, "it hung up", now);
+        }
         suspects
     }
 
@@ -122,8 +171,8 @@ mod tests {
         let now = Instant::now();
         let waits = [0, 60, 120, 240, 480, 960, 1920, 3600, 3600];
         for (times, seconds) in (1..).zip(waits) {
-            let suspects = blamed(times, now);
-            let suspicion = suspects.of(&uid("p")).unwrap();
+            let suspects = blamed(times, Blamed::Add, now);
+            let suspicion = suspects.by(&uid("p"), &ONE).unwrap();
             assert_eq!(suspicion.due, now + Duration::from_secs(seconds), "{times}");
             let quarantined = suspicion.quarantined_until(now).is_some();
             assert_eq!(quarantined, times > 1, "{times}");
@@ -133,31 +182,50 @@ mod tests {
     #[test]
     fn the_end_of_the_wait_ends_the_quarantine_and_not_the_suspicion() {
         let now = Instant::now();
-        let suspects = blamed(2, now);
-        let suspicion = suspects.of(&uid("p")).unwrap();
+        let suspects = blamed(2, Blamed::Add, now);
+        let suspicion = suspects.worst(&uid("p")).unwrap();
         let over = now + FIRST_QUARANTINE;
         assert_eq!(suspicion.quarantined_until(now), Some(over));
         assert_eq!(suspicion.quarantined_until(over), None);
-        assert_eq!((suspicion.times, suspects.quarantined()), (2, 1));
+        assert_eq!(suspicion.times, 2);
     }
 
     #[test]
-    fn only_a_keep_that_cost_a_session_is_not_repeated() {
+    fn another_ztunnel_is_told_last_and_at_once() {
         let now = Instant::now();
-        let mut suspects = blamed(1, now);
-        assert!(suspects.of(&uid("p")).unwrap().may_keep());
-        suspects.blame(&uid("p"), Blamed::Keep, "it hung up", now);
-        assert!(!suspects.of(&uid("p")).unwrap().may_keep());
+        let mut suspects = blamed(5, Blamed::Keep, now);
+        let own = suspects.treatment(&uid("p"), &ONE).unwrap();
+        assert!(own.due > now && !own.may_keep);
+        let other = suspects.treatment(&uid("p"), &OTHER).unwrap();
+        assert!(other.due <= now && other.may_keep);
+        suspects.blame(&uid("p"), &OTHER, Blamed::Add, "it hung up", now);
+        let own = suspects.treatment(&uid("p"), &ONE).unwrap();
+        assert!(own.due > now, "each has its own");
+        assert_eq!(suspects.worst(&uid("p")).unwrap().times, 5);
+    }
+
+    #[test]
+    fn only_a_keep_that_cost_two_sessions_is_not_repeated() {
+        let now = Instant::now();
+        for (times, during, may_keep) in [
+            (1, Blamed::Keep, true),
+            (2, Blamed::Keep, false),
+            (2, Blamed::Add, true),
+        ] {
+            let suspects = blamed(times, during, now);
+            let treatment = suspects.treatment(&uid("p"), &ONE).unwrap();
+            assert_eq!(treatment.may_keep, may_keep, "{times} {during:?}");
+        }
     }
 
     #[test]
     fn what_was_long_ago_is_forgotten() {
         let now = Instant::now();
-        let mut suspects = blamed(2, now);
+        let mut suspects = blamed(2, Blamed::Add, now);
         let later = now + FIRST_QUARANTINE + LONGEST_QUARANTINE;
-        suspects.blame(&uid("q"), Blamed::Add, "it hung up", later);
-        assert_eq!(suspects.of(&uid("p")), None);
-        suspects.clear(&uid("q"));
-        assert_eq!(suspects.of(&uid("q")), None);
+        suspects.blame(&uid("q"), &ONE, Blamed::Add, "it hung up", later);
+        assert_eq!(suspects.worst(&uid("p")), None);
+        assert!(suspects.clear(&uid("q")));
+        assert!(!suspects.clear(&uid("q")));
     }
 }

@@ -6,7 +6,7 @@ use workload::{PodUid, Revision, SandboxRef, Workload};
 
 use crate::{
     desired::Entry,
-    session::{Known, Stage, Standing},
+    session::{Known, Session, Stage, Standing},
     sessions::{SessionId, Sessions},
     step::Target,
 };
@@ -127,12 +127,18 @@ pub fn judge(ground: &Ground<'_>, awaited: &Awaited, now: Instant) -> Option<Ver
     Some(Err(Unserved::Refused(refusals.join("; "))))
 }
 
+/// Why the pod is not told, where that is so in every session; the wait is the shortest.
 fn quarantine(ground: &Ground<'_>, awaited: &Awaited, now: Instant) -> Option<Unserved> {
-    let suspicion = ground.known.suspects.of(&awaited.uid)?;
-    let until = suspicion.quarantined_until(now)?;
+    let of = |(_, session): (_, &Session)| {
+        let by = session.ztunnel();
+        let suspicion = ground.known.suspects.by(&awaited.uid, by)?.clone();
+        Some((suspicion.quarantined_until(now)?, suspicion))
+    };
+    let all: Option<Vec<_>> = ground.sessions.greeted().map(of).collect();
+    let (until, suspicion) = all?.into_iter().min_by_key(|(until, _)| *until)?;
     Some(Unserved::Quarantined {
         times: suspicion.times,
-        cause: suspicion.cause.clone(),
+        cause: suspicion.cause,
         retry_in: until.saturating_duration_since(now),
     })
 }

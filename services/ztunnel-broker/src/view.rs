@@ -103,7 +103,7 @@ pub fn workload(
 ) -> WorkloadView {
     let record = session.record_of(uid);
     let wanted = known.desired.current(uid);
-    let suspicion = known.suspects.of(uid);
+    let suspicion = known.suspects.by(uid, session.ztunnel());
     let quarantined = suspicion.is_some_and(Suspicion::is_in_quarantine);
     let sandbox = wanted.map_or(sandbox, |entry| &entry.workload().sandbox);
     let target = wanted.and_then(Target::of);

@@ -10,9 +10,11 @@ use std::{
 };
 
 use daemon::uds::{self, BindError, Enclosed};
-use futures_util::FutureExt as _;
 use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
-use nix::sys::socket::SockType;
+use nix::{
+    errno::Errno,
+    sys::socket::{MsgFlags, SockType, recv},
+};
 use prost::Message as _;
 use tokio::time::Instant;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
@@ -188,11 +190,16 @@ async fn converse(
         }
         if let Some(message) = hub.next(id) {
             asked = Some((Instant::now(), message.verb()));
-            send(socket, &message).await?;
+            if let Err(error) = send(socket, &message).await {
+                hub.unsent(id);
+                return Err(error);
+            }
             record(id, peer, &message);
         }
         let wake_at = hub.wake_at(id);
         tokio::select! {
+            // An answer that is there goes before the time that has run out: the broker itself may have stood still.
+            biased;
             packet = receive(socket, &mut buffer) => {
                 let packet = packet?;
                 if greeted {
@@ -218,10 +225,12 @@ async fn converse(
 
 /// What came before the next message is sent cannot be an answer to it, and must not be taken for one.
 fn check_quiet(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
-    match receive(socket, buffer).now_or_never() {
-        None => Ok(()),
-        Some(Ok(_)) => Err(SessionEnd::Unasked.into()),
-        Some(Err(error)) => Err(error),
+    // Not by way of tokio, which asks the kernel only when it has been told that something is there.
+    match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
+        Err(Errno::EAGAIN) => Ok(()),
+        Err(error) => Err(ZdsError::Receive(error.into())),
+        Ok(0) => Err(ZdsError::HungUp),
+        Ok(_) => Err(SessionEnd::Unasked.into()),
     }
 }
 

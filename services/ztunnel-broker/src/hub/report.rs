@@ -50,7 +50,7 @@ impl Hub {
             Listed {
                 descriptor_held: entry.descriptor().is_some(),
                 since: entry.since(),
-                suspicion: ledger.suspects().of(&workload.uid).cloned(),
+                suspicion: ledger.suspects().worst(&workload.uid).cloned(),
                 states: views.filter(|it| it.sandbox == workload.sandbox).collect(),
                 workload,
             }

@@ -71,7 +71,7 @@ fn at_rest_every_ztunnel_serves_exactly_what_is_desired_and_none_stopped_what_it
 #[test]
 fn the_schedules_reach_what_they_are_for() {
     let mut reached = world::Reached::default();
-    for seed in 0..2_000 {
+    for seed in 0..4_000 {
         reached += play(seed).reached;
     }
     let all = [

@@ -5,7 +5,12 @@ use std::time::Instant;
 use workload::PodUid;
 
 use super::{Counts, Known, Phase, Session, Subject};
-use crate::{message::Message, step::Step, suspects::Blamed};
+use crate::{
+    message::Message,
+    peer::Ztunnel,
+    step::Step,
+    suspects::{Blamed, Treatment},
+};
 
 impl Session {
     /// Its Add comes last; a snapshot names it all the same, so that a ztunnel that serves it goes on.
@@ -18,7 +23,8 @@ impl Session {
 
     /// Another ztunnel has taken them meanwhile: they are pods like any other, also in what is left of a snapshot.
     pub(super) fn queue_cleared(&mut self, known: Known<'_>) {
-        let cleared = |uid: &PodUid| known.suspects.of(uid).is_none();
+        let ztunnel = &self.ztunnel;
+        let cleared = |uid: &PodUid| known.suspects.treatment(uid, ztunnel).is_none();
         for uid in self.deferred.extract_if(.., cleared) {
             self.queue.push_later(&uid);
         }
@@ -43,13 +49,27 @@ impl Session {
     }
 
     fn first_due(&self, known: Known<'_>, now: Instant) -> Option<PodUid> {
-        let due = |uid: &&PodUid| known.suspects.of(uid).is_some_and(|it| it.due <= now);
+        let due = |uid: &&PodUid| self.treatment(uid, known).is_some_and(|it| it.due <= now);
         self.deferred.iter().find(due).cloned()
+    }
+
+    pub(super) fn treatment(&self, uid: &PodUid, known: Known<'_>) -> Option<Treatment> {
+        known.suspects.treatment(uid, &self.ztunnel)
+    }
+
+    /// The message that was last to be sent did not leave: nobody is to blame for the end that follows.
+    pub fn unsent(&mut self) {
+        self.in_flight = None;
+    }
+
+    /// Which ztunnel it is.
+    pub fn ztunnel(&self) -> &Ztunnel {
+        &self.ztunnel
     }
 
     /// When the first of them is due.
     pub(super) fn deferred_until(&self, known: Known<'_>) -> Option<Instant> {
-        let due = |uid| known.suspects.of(uid).map_or(self.since, |it| it.due);
+        let due = |uid| self.treatment(uid, known).map_or(self.since, |it| it.due);
         self.deferred.iter().map(due).min()
     }
 

@@ -12,6 +12,7 @@ use prost::Message as _;
 use workload::{Revision, Workload};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
+const WHO: Ztunnel = Ztunnel::Process(1);
 
 struct Script {
     session: Session,
@@ -25,7 +26,7 @@ impl Script {
     fn greeted(all: Vec<Workload>) -> Self {
         let now = Instant::now();
         let mut script = Self {
-            session: Session::new(TIMEOUT, now),
+            session: Session::new(WHO, TIMEOUT, now),
             desired: Desired::default(),
             suspects: Suspects::default(),
             now,
@@ -125,14 +126,14 @@ impl Script {
 #[test]
 fn nothing_is_said_before_the_hello() {
     let mut script = Script::greeted(vec![workload("c", "p", 1, 1)]);
-    script.session = Session::new(TIMEOUT, script.now);
+    script.session = Session::new(WHO, TIMEOUT, script.now);
     assert_eq!(script.next(), "");
     assert_eq!(script.session.stage(), Stage::Connected);
 }
 
 #[test]
 fn nothing_is_said_before_the_set_is_known() {
-    let mut session = Session::new(TIMEOUT, Instant::now());
+    let mut session = Session::new(WHO, TIMEOUT, Instant::now());
     let desired = Desired::default();
     session.on_hello(&desired);
     let known = Known {

@@ -9,7 +9,7 @@ use std::{
 use workload::{Revision, SandboxRef, Workload};
 
 use super::{
-    schedule::{Given, Nature, Op, ZTUNNELS},
+    schedule::{Given, Nature, Op, PODS, ZTUNNELS},
     ztunnel::Ztunnel,
 };
 use crate::{
@@ -52,6 +52,11 @@ impl AddAssign for Reached {
         self.quarantines += other.quarantines;
         self.stopped_by_snapshot += other.stopped_by_snapshot;
     }
+}
+
+/// Each ztunnel is a process of its own.
+fn peer(n: usize) -> Peer {
+    Peer::of_pid(i32::try_from(n).unwrap() + 1)
 }
 
 pub(super) struct World {
@@ -201,11 +206,18 @@ impl World {
 
     fn connect(&mut self, n: usize) {
         self.disconnect(n, "it hung up");
-        let id = self.ledger.connect(Peer::of_pid(1), self.now);
+        let id = self.ledger.connect(peer(n), self.now);
         self.ztunnels[n].reconnect(id);
         if self.nature.fresh {
             self.ztunnels[n].running.clear();
         }
+    }
+
+    fn has_quarantine(&self) -> bool {
+        let suspects = self.ledger.suspects();
+        let uids = (0..PODS).map(|pod| fixture::uid(&format!("p{pod}")));
+        let mut worst = uids.filter_map(|uid| suspects.worst(&uid).cloned());
+        worst.any(|suspicion| suspicion.is_in_quarantine())
     }
 
     fn hello(&mut self, n: usize) {
@@ -240,8 +252,8 @@ impl World {
     fn check_stopped(&mut self, n: usize) {
         for uid in self.ztunnels[n].stopping() {
             let uid = fixture::uid(uid);
-            let suspicion = self.ledger.suspects().of(&uid);
-            let feared = suspicion.is_some_and(|it| !it.may_keep());
+            let treatment = self.ledger.suspects().treatment(&uid, &peer(n).ztunnel());
+            let feared = treatment.is_some_and(|it| !it.may_keep);
             let desired = self.ledger.desired().current(&uid);
             assert!(desired.is_none() || feared, "{uid} should have been kept");
             self.reached.stopped_by_snapshot += 1;
@@ -327,7 +339,7 @@ impl World {
         }
         self.fetch(None);
         self.answer_all();
-        self.reached.quarantines += u64::from(self.ledger.suspects().quarantined() > 0);
+        self.reached.quarantines += u64::from(self.has_quarantine());
         // The ack timeout may be near, but is never passed by those who answer.
         for step in [Duration::from_secs(8); 10].iter().chain(&[LONG; 4]) {
             self.answer_all();

@@ -6,9 +6,9 @@ use super::*;
 fn reconnect(script: &mut Script, cause: &str) {
     if let Some((uid, during)) = script.session.blamed() {
         let uid = uid.clone();
-        script.suspects.blame(&uid, during, cause, script.now);
+        script.suspects.blame(&uid, &WHO, during, cause, script.now);
     }
-    script.session = Session::new(TIMEOUT, script.now);
+    script.session = Session::new(WHO, TIMEOUT, script.now);
     script.session.on_hello(&script.desired);
 }
 
@@ -47,19 +47,40 @@ fn a_pod_over_which_two_sessions_ended_is_told_again_when_its_quarantine_is_over
 }
 
 #[test]
-fn a_pod_over_whose_keep_a_session_ended_is_left_out_of_the_next_snapshot() {
+fn a_pod_over_whose_keep_two_sessions_ended_is_left_out_of_the_next_snapshot() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 0, 1), workload("c2", "p2", 2, 1)]);
-    for expected in ["add p2 as p2 in 2", "keep p1"] {
-        assert_eq!(script.next(), expected);
-        if expected != "keep p1" {
-            script.ack();
-        }
+    for _ in 0..2 {
+        assert_eq!(script.next(), "add p2 as p2 in 2");
+        script.ack();
+        assert_eq!(script.next(), "keep p1");
+        reconnect(&mut script, "it hung up");
     }
-    reconnect(&mut script, "it hung up");
     script.expect(&["add p2 as p2 in 2", "snapshot sent"]);
-    let known = workload("c1", "p1", 1, 2);
-    script.put(known);
-    script.expect(&["add p1 as p1 in 1"]);
+}
+
+#[test]
+fn another_ztunnel_adds_at_once_what_the_first_one_lost_its_sessions_over() {
+    let mut script = Script::live(vec![]);
+    let suspect = uid("p");
+    for _ in 0..5 {
+        script
+            .suspects
+            .blame(&suspect, &WHO, Blamed::Add, "it hung up", script.now);
+    }
+    script.put(workload("c", "p", 1, 2));
+    script.expect(&[]);
+    script.session = Session::new(Ztunnel::Process(2), TIMEOUT, script.now);
+    script.session.on_hello(&script.desired);
+    script.expect(&["keep p", "snapshot sent", "add p as p in 1"]);
+}
+
+#[test]
+fn nobody_is_blamed_for_a_message_that_did_not_leave() {
+    let mut script = Script::live(vec![]);
+    script.put(workload("c", "p", 1, 2));
+    assert_eq!(script.next(), "add p as p in 1");
+    script.session.unsent();
+    assert_eq!(script.session.blamed(), None);
 }
 
 #[test]
