@@ -3,7 +3,7 @@
 mod broker;
 mod find;
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use inpod_proto::{
     addresses_from, addresses_to, failure_of,
@@ -11,7 +11,10 @@ use inpod_proto::{
     required,
     ztunnelbroker::v1::ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
 };
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 use tonic::{Code, Request, Response, Status, transport::Channel};
 use workload::{Failure, NetnsId, NetnsRef, Reason, SandboxRef};
 
@@ -22,12 +25,17 @@ use crate::{
 
 pub use find::Found;
 
+/// How many pods are looked for at once.
+const SEARCHES: usize = 4;
+
 /// Clients of netconfig and of the broker. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Agents {
     netconfig: NetconfigServiceClient<Channel>,
     broker: ZtunnelBrokerServiceClient<Channel>,
     capture: Capture,
+    /// Each search goes through all processes of the node.
+    searches: Arc<Semaphore>,
 }
 
 /// A netns that netconfig has proven and holds.
@@ -114,6 +122,7 @@ impl Agents {
             netconfig: NetconfigServiceClient::new(netconfig),
             broker: ZtunnelBrokerServiceClient::new(broker),
             capture,
+            searches: Arc::new(Semaphore::new(SEARCHES)),
         }
     }
 

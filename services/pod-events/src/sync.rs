@@ -131,11 +131,16 @@ impl Sync {
             self.release_strangers().await?;
             known.netconfig = netconfig;
         }
-        if known.netconfig.is_some() && known.broker != broker {
-            self.show(Synced {
-                broker: None,
-                ..known.clone()
-            });
+        let is_new = known.broker != broker;
+        // A source that lists after the broker was told shows what the first set lacks.
+        let is_late = broker.is_some() && self.inheritance.is_open() && self.is_listed();
+        if known.netconfig.is_some() && (is_new || is_late) {
+            if is_new {
+                self.show(Synced {
+                    broker: None,
+                    ..known.clone()
+                });
+            }
             if broker.is_some() {
                 self.inherit().await?;
             }
@@ -147,10 +152,13 @@ impl Sync {
         Ok(())
     }
 
+    fn is_listed(&self) -> bool {
+        matches!(&*self.source.borrow(), Some(Ok(())))
+    }
+
     /// Once: pods that ran before us are written down, so that the first set names them.
     async fn inherit(&mut self) -> Result<(), Failure> {
-        let is_listed = matches!(&*self.source.borrow(), Some(Ok(())));
-        if self.inheritance.is_open() && is_listed {
+        if self.inheritance.is_open() && self.is_listed() {
             self.registry.inherit().await?;
             self.inheritance.close()?;
         }

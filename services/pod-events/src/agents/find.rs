@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use inpod_proto::{netconfig::v1 as netconfig, required};
-use tokio::time::Instant;
-use workload::{Failure, NetnsId, NetnsRef, PodUid, SandboxRef};
+use tokio::time::{Instant, timeout_at};
+use workload::{Failure, NetnsId, NetnsRef, PodUid, Reason, SandboxRef};
 
 use super::{Agents, call, incomprehensible, probed, request};
 
@@ -31,6 +31,11 @@ impl Agents {
         addresses: &[IpAddr],
         deadline: Instant,
     ) -> Result<Found, Failure> {
+        let turn = timeout_at(deadline, self.searches.acquire()).await;
+        let _turn = turn.map_err(|_elapsed| {
+            let message = "other pods were looked for until the time was over";
+            Failure::new(Reason::DeadlineExceeded, message)
+        })?;
         let message = netconfig::FindNetnsRequest {
             pod_uid: pod.to_string(),
             addresses: probed(addresses),

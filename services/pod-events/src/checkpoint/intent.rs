@@ -46,6 +46,14 @@ impl Intent {
         }
     }
 
+    /// Whether the broker knows the sandbox, or needs to know nothing of it.
+    pub fn is_settled(&self) -> bool {
+        matches!(
+            self,
+            Self::Out | Self::Enrolled { .. } | Self::Deleting { .. }
+        )
+    }
+
     /// Whether anything may be in place.
     pub fn is_held(&self) -> bool {
         !matches!(self, Self::Out)
@@ -57,10 +65,5 @@ impl Intent {
             self,
             Self::Inherited | Self::Enrolled { .. } | Self::Leaving { .. } | Self::Draining { .. }
         )
-    }
-
-    /// Whether steps of enrolling are still to be taken.
-    pub fn is_under_way(&self) -> bool {
-        matches!(self, Self::Enrolling | Self::Inherited)
     }
 }

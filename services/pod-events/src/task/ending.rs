@@ -97,16 +97,16 @@ impl Task {
     }
 
     /// An earlier sandbox of the pod whose end was announced has nothing to wait for: its claim goes, and the broker
-    /// knows that the pod's UID belongs to a later one. One that was never found goes when the later one stands: until
-    /// then it is all that the broker knows of the pod.
+    /// knows that the pod's UID belongs to a later one. One that was never found goes when the later one is settled:
+    /// until then it may be all that the broker knows of the pod.
     pub(super) async fn forget_superseded(&mut self) {
         let current = self.records.pop();
-        let stands = current
+        let settled = current
             .as_ref()
-            .is_some_and(|current| !current.intent.is_under_way());
+            .is_some_and(|current| current.intent.is_settled());
         let mut kept = Vec::new();
         for record in std::mem::take(&mut self.records) {
-            if record.is_unfound() && !stands {
+            if record.is_unfound() && !settled {
                 self.wake_in(POLL);
                 kept.push(record);
             } else if !record.is_unfound() && !matches!(record.intent, Intent::Deleting { .. }) {

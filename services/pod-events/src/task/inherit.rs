@@ -59,21 +59,20 @@ impl Task {
     }
 
     /// Looks once more for the netns of the current sandbox, which goes on as the sandbox that is found. A pod that is
-    /// gone and has no process any more has ended.
+    /// gone, or terminal, and has no process any more has ended.
     pub(super) async fn search(&mut self, action: Action) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
             return Ok(Step::Rest);
         };
-        if let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) {
+        let pod = inventory.pod(&self.key).filter(|pod| record.is_of(pod));
+        if let Some(pod) = pod {
             record.addresses.clone_from(&pod.addresses);
         }
+        let ended = matches!(action, Action::LetGo { .. }) || pod.is_some_and(|pod| pod.terminal);
         let pipeline = &self.shared.pipeline;
         let found = match pipeline.find(record, soon(SEARCH)).await {
-            Err(failure)
-                if failure.reason == Reason::NetnsNotFound
-                    && matches!(action, Action::LetGo { .. }) =>
-            {
+            Err(failure) if failure.reason == Reason::NetnsNotFound && ended => {
                 return self.forget_current().await;
             }
             found => found?,
