@@ -29,6 +29,9 @@ const BROKER: &str = "ztunnel-broker";
 const WORKLOADS: usize = 200;
 const PORT: u16 = 8080;
 
+/// CNI's code for that, in an answer.
+const TRY_LATER: &str = "\"code\":11";
+
 /// What brings the broker to a point, kills it there, and waits until all is well again.
 type Act = dyn Fn(&Bench) -> anyhow::Result<()>;
 
@@ -229,20 +232,26 @@ impl Bench {
         Ok(pod)
     }
 
-    /// Kills the broker while a verb of a runtime is under way, which succeeds all the same.
+    /// Kills the broker while a verb of a runtime is under way, which succeeds all the same, or is asked to try later and
+    /// does: whether the other ztunnel had answered before is left open.
     fn dies_under(
         &self,
         call: Call,
         reached: impl FnOnce() -> anyhow::Result<Option<Held>>,
     ) -> anyhow::Result<()> {
-        let running = call.timeout_seconds(20).start()?;
+        let call = call.timeout_seconds(20);
+        let running = call.start()?;
         let held = reached()?;
         self.kill()?;
         if let Some(held) = held {
             held.release();
         }
         self.start()?;
-        let outcome = running.wait()?;
+        let mut outcome = running.wait()?;
+        if outcome.stdout.contains(TRY_LATER) {
+            self.node.ready()?;
+            outcome = call.start()?.wait()?;
+        }
         ensure!(outcome.code == 0, "{outcome:?}");
         Ok(())
     }

@@ -44,7 +44,12 @@ fn pods_created_a_moment_before_their_add_are_found() {
 
 #[test]
 fn a_pod_that_the_watch_does_not_show_is_found_by_a_question_and_stays() {
-    let cluster = Cluster::stopped();
+    // The first run of a boot waits for the list; a later one does not.
+    let cluster = Cluster::own();
+    let stopped = cluster
+        .node
+        .stop("pod-events", nix::sys::signal::Signal::SIGTERM);
+    stopped.unwrap();
     let role = "/apis/rbac.authorization.k8s.io/v1/clusterroles/inpod-pod-events";
     let only_get = json!({"rules": [
         {"apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["get"]},
@@ -52,7 +57,8 @@ fn a_pod_that_the_watch_does_not_show_is_found_by_a_question_and_stays() {
     cluster.server.patch(role, &only_get).unwrap();
     cluster.until_lists_are_refused();
     cluster.label_namespace("ambient");
-    cluster.start();
+    cluster.node.start("pod-events").unwrap();
+    cluster.until_served();
     let uid = cluster.create(&cluster.object("web", None));
     let pod = cluster.sandbox("web", &uid);
     cluster.node.add(&pod).unwrap();
