@@ -64,6 +64,8 @@ pub struct Desired {
     patience: Option<Instant>,
     entries: BTreeMap<SandboxRef, Entry>,
     by_uid: BTreeMap<PodUid, BTreeSet<SandboxRef>>,
+    /// Whose netns is known and whose descriptor is not held: few, and looked for after every change.
+    lacking: BTreeSet<SandboxRef>,
     tombstones: Tombstones,
     arrivals: u64,
 }
@@ -190,6 +192,7 @@ impl Desired {
         match self.entries.get_mut(sandbox) {
             Some(entry) if entry.lacks() == Some(descriptor.netns()) => {
                 entry.descriptor = Some(descriptor);
+                self.lacking.remove(sandbox);
                 Changes::from([(entry.workload.uid.clone(), sandbox.clone())])
             }
             Some(_) | None => Changes::new(),
@@ -198,8 +201,8 @@ impl Desired {
 
     /// The workloads whose netns is known and whose descriptor is not held.
     pub fn missing(&self) -> impl Iterator<Item = (&SandboxRef, NetnsId)> {
-        let lacking = |(sandbox, entry): (_, &Entry)| Some((sandbox, entry.lacks()?));
-        self.entries.iter().filter_map(lacking)
+        let lacks = |sandbox| self.entries.get(sandbox)?.lacks().map(|it| (sandbox, it));
+        self.lacking.iter().filter_map(lacks)
     }
 
     /// The workload of that sandbox.
@@ -258,6 +261,9 @@ impl Desired {
             arrival: self.arrivals,
             since,
         };
+        if entry.lacks().is_some() {
+            self.lacking.insert(sandbox.clone());
+        }
         self.entries.insert(sandbox, entry);
         changes
     }
@@ -266,6 +272,7 @@ impl Desired {
         let Some(entry) = self.entries.remove(sandbox) else {
             return Changes::new();
         };
+        self.lacking.remove(sandbox);
         let uid = entry.workload.uid;
         if let Some(sandboxes) = self.by_uid.get_mut(&uid) {
             sandboxes.remove(sandbox);
