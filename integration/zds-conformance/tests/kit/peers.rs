@@ -1,8 +1,6 @@
 //! The peers that keep the contract pass, whole: the broken ones without a fault, the reference ztunnel, the broker.
 //! Needs root, or `integration/isolate` in front of `cargo test`; and a built workspace.
 
-use std::process::Command;
-
 use crate::run::{Run, bin, broken_agent, ztunnel};
 
 #[test]
