@@ -198,6 +198,13 @@ fn an_add_is_counted_by_every_service_that_has_a_part_in_it() {
             1.0,
         ),
         ("inpod_ztunnel_broker_desired_workloads", 1.0),
+        ("inpod_ztunnel_broker_workloads{phase=\"added\"}", 1.0),
+        ("inpod_ztunnel_broker_workloads{phase=\"queued\"}", 0.0),
+        ("inpod_ztunnel_broker_descriptors", 1.0),
+        ("inpod_ztunnel_broker_seeded", 1.0),
+        ("inpod_ztunnel_broker_queue_depth", 0.0),
+        ("inpod_ztunnel_broker_condition{name=\"desired-set\"}", 1.0),
+        ("inpod_ztunnel_broker_condition{name=\"ztunnel\"}", 1.0),
     ] {
         assert_eq!(number(&text, series), Some(wanted), "{series} in\n{text}");
     }

@@ -95,7 +95,7 @@ impl Handler {
         Ok(self.hub.remove(&sandbox, Revision(request.revision))?)
     }
 
-    fn set_ztunnels(&self, request: SetZtunnelsRequest) -> Result<(), SetZtunnelsError> {
+    fn name_ztunnels(&self, request: SetZtunnelsRequest) -> Result<(), SetZtunnelsError> {
         self.check_instance(&request.instance_id)?;
         let pods: Result<_, Invalid> = (0..).zip(request.pod_uids).map(parse_uid).collect();
         self.hub.set_ztunnels(pods?);
@@ -174,7 +174,7 @@ impl ZtunnelBrokerService for Handler {
         &self,
         request: Request<SetZtunnelsRequest>,
     ) -> Result<Response<SetZtunnelsResponse>, Status> {
-        self.set_ztunnels(request.into_inner())
+        self.name_ztunnels(request.into_inner())
             .map_err(into_status)?;
         let instance_id = self.instance_id.clone();
         Ok(Response::new(SetZtunnelsResponse { instance_id }))

@@ -216,3 +216,71 @@ async fn a_watcher_that_falls_behind_is_cut_off() {
     let last = events.into_iter().last().unwrap();
     assert_eq!(failure(last).reason, Reason::Overloaded);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_session_that_is_not_there_cannot_be_renewed() {
+    let (_stop, handler) = handler();
+    for (session_id, reason) in [(0, Reason::InvalidField), (7, Reason::SessionUnknown)] {
+        let request = Request::new(RenewSessionRequest { session_id });
+        let renewed = handler.renew_session(request).await;
+        assert_eq!(failure(renewed).reason, reason, "{session_id}");
+    }
+    let id = handler.hub.connect(Peer::of_pid(7));
+    let request = Request::new(RenewSessionRequest { session_id: id.0 });
+    let renewed = handler.renew_session(request).await.unwrap().into_inner();
+    assert_eq!(renewed.session.unwrap().peer_pid, 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn which_pods_are_ztunnels_is_taken_whole_or_not_at_all() {
+    let (_stop, handler) = handler();
+    let named = |instance_id: &str, pod_uids: &[&str]| {
+        Request::new(SetZtunnelsRequest {
+            instance_id: instance_id.to_owned(),
+            pod_uids: pod_uids.iter().map(|uid| (*uid).to_owned()).collect(),
+        })
+    };
+    let told = handler.hub.ztunnels();
+    for (request, reason) in [
+        (named("run-0", &["z"]), Reason::InstanceMismatch),
+        (named("run-1", &["z", "no uid"]), Reason::InvalidField),
+    ] {
+        let refused = handler.set_ztunnels(request).await;
+        assert_eq!(failure(refused).reason, reason);
+        assert_eq!(*told.borrow(), None);
+    }
+    handler.set_ztunnels(named("run-1", &["z"])).await.unwrap();
+    assert_eq!(*told.borrow(), Some([fixture::uid("z")].into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a_pod() {
+    let (_stop, handler) = handler();
+    handler
+        .set_workloads(set(vec![workload("c", 0)]))
+        .await
+        .unwrap();
+    let peer = Peer {
+        cgroup: Some("/kubepods/z".to_owned()),
+        pod_uid: Some(fixture::uid("z")),
+        ..Peer::of_pid(7)
+    };
+    for _ in 0..2 {
+        let id = handler.hub.connect(peer.clone());
+        handler.hub.hello(id);
+        drop(handler.hub.next(id));
+        handler.hub.disconnect(id, "it hung up");
+    }
+    handler.hub.connect(peer);
+    let request = Request::new(ListWorkloadsRequest {});
+    let list = handler.list_workloads(request).await.unwrap().into_inner();
+    let session = &list.sessions[0];
+    assert_eq!((&*session.cgroup, &*session.pod_uid), ("/kubepods/z", "z"));
+    assert!(list.workloads[0].known_since.is_some());
+    let suspicion = list.workloads[0].suspicion.as_ref().unwrap();
+    assert_eq!(
+        (suspicion.sessions_lost, &*suspicion.cause),
+        (2, "it hung up")
+    );
+    assert!(suspicion.retry_at.is_some());
+}
