@@ -40,10 +40,16 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::RulesDiffer
         | Reason::BackendUnavailable
         | Reason::Ipv6Unavailable
+        | Reason::SandboxAwaited
+        | Reason::NotPermitted
+        | Reason::RulesContested
         | Reason::NotSeeded => Code::FailedPrecondition,
         Reason::Starting
         | Reason::DependencyUnavailable
         | Reason::SourceUnavailable
+        | Reason::AnnotationFailed
+        | Reason::AnnotationLate
+        | Reason::ListenerLost
         | Reason::AgentUnavailable
         | Reason::NetnsUnreachable
         | Reason::BackendBusy

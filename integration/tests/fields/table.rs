@@ -101,7 +101,14 @@ impl Parts {
             pod: self.inside.clone(),
         };
         let list = pod_events::ListPodsRequest {
-            namespace: "shop".to_owned(),
+            pod: self.inside.clone(),
+            ..Default::default()
+        };
+        let watch = pod_events::WatchEnrollmentsRequest {
+            pod: self.inside.clone(),
+        };
+        let resync = pod_events::ResyncRequest {
+            pod: self.inside.clone(),
         };
         vec![
             self.call(call, "AddPod", &add),
@@ -110,6 +117,8 @@ impl Parts {
             self.call(call, "CollectGarbage", &collect),
             self.call(call, "ExplainPod", &explain),
             self.call(call, "ListPods", &list),
+            self.call(call, "WatchEnrollments", &watch),
+            self.call(call, "Resync", &resync),
         ]
     }
 

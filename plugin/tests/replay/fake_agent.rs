@@ -10,6 +10,7 @@ use inpod_proto::podevents::v1::{
     AddPodRequest, AddPodResponse, CheckPodRequest, CheckPodResponse, CollectGarbageRequest,
     CollectGarbageResponse, DeletePodRequest, DeletePodResponse, ExplainPodRequest,
     ExplainPodResponse, GetStatusRequest, GetStatusResponse, ListPodsRequest, ListPodsResponse,
+    ResyncRequest, ResyncResponse, WatchEnrollmentsRequest, WatchEnrollmentsResponse,
     pod_events_service_server::{PodEventsService, PodEventsServiceServer},
 };
 use tokio::{net::UnixListener, sync::Notify};
@@ -186,6 +187,19 @@ impl PodEventsService for Service {
         &self,
         _: Request<ListPodsRequest>,
     ) -> Result<Response<ListPodsResponse>, Status> {
+        Err(Status::unimplemented("the plugin never asks"))
+    }
+
+    type WatchEnrollmentsStream = tokio_stream::Empty<Result<WatchEnrollmentsResponse, Status>>;
+
+    async fn watch_enrollments(
+        &self,
+        _: Request<WatchEnrollmentsRequest>,
+    ) -> Result<Response<Self::WatchEnrollmentsStream>, Status> {
+        Err(Status::unimplemented("the plugin never asks"))
+    }
+
+    async fn resync(&self, _: Request<ResyncRequest>) -> Result<Response<ResyncResponse>, Status> {
         Err(Status::unimplemented("the plugin never asks"))
     }
 }

@@ -90,6 +90,11 @@ fn answer(pod: &PodRef, decision: Decision, view: &View) -> wire::ExplainPodResp
         ztunnels: Vec::new(),
         timeline: view.timeline.entries().map(entry).collect(),
         redirection_annotation: annotation(state),
+        shown_annotation: String::new(),
+        bypasses: Vec::new(),
+        next_attempt_at: view.next_attempt.map(Into::into),
+        next_step: String::new(),
+        drift: Vec::new(),
     }
 }
 
@@ -129,6 +134,9 @@ pub(crate) fn rules(rules: VerifyRulesResponse, seen: InspectNetnsResponse) -> w
         differences: rules.differences,
         listening_ports: seen.listening_ports,
         captured_flows: seen.captured_flows,
+        direct_flows: seen.direct_flows,
+        findings: Vec::new(),
+        transaction: String::new(),
     }
 }
 
@@ -167,6 +175,10 @@ pub(crate) fn summary(answer: wire::ExplainPodResponse) -> wire::PodSummary {
         reason: answer.reason,
         state: answer.state,
         sandbox: answer.sandbox,
+        last_failure: answer.last_failure,
+        let_through: false,
+        since: None,
+        next_attempt_at: answer.next_attempt_at,
     }
 }
 

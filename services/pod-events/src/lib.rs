@@ -14,6 +14,7 @@ mod inheritance;
 mod joined;
 pub mod metrics;
 pub mod moment;
+pub mod outputs;
 pub mod pipeline;
 pub mod plan;
 pub mod pod;
@@ -21,6 +22,7 @@ pub mod redirection;
 pub mod registry;
 pub mod resolve;
 pub mod server;
+pub mod shown;
 pub mod source;
 pub mod sync;
 pub mod task;
@@ -44,9 +46,11 @@ use crate::{
     inheritance::Inheritance,
     joined::Joined,
     metrics::Metrics,
+    outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     registry::Registry,
     server::Server,
+    shown::Shown,
     source::{Health, Inventory, Source},
     sync::Sync,
     task::Shared,
@@ -88,6 +92,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         pipeline,
         source,
         config,
+        outputs: Outputs::silent(),
+        shown: Shown::default(),
     });
     let registry = Registry::new(Arc::clone(&shared), records);
     let conditions = daemon.readiness().clone();

@@ -34,14 +34,23 @@ pub struct Pod {
     pub wishes: Wishes,
     /// Its addresses, as far as its status shows them: then it has a network.
     pub addresses: Vec<IpAddr>,
-    /// Whether its annotation says that its traffic is redirected, whoever did it.
-    pub is_redirected: bool,
+    /// The value of its annotation `ambient.istio.io/redirection`, whoever wrote it.
+    pub redirection: Option<String>,
+    /// Whether it is Ready: peers may call it.
+    pub is_ready: bool,
+    /// Whether its deletion was asked for. It may serve for long yet.
+    pub is_terminating: bool,
 }
 
 impl Pod {
     /// Whether a runtime that names this UID means this pod.
     pub fn is_called(&self, uid: &PodUid) -> bool {
         self.pod.uid == *uid || self.runtime_uid.as_ref() == Some(uid)
+    }
+
+    /// Whether its annotation says that its traffic is redirected, whoever did it.
+    pub fn is_redirected(&self) -> bool {
+        self.redirection.as_deref() == Some(keys::REDIRECTION_ENABLED)
     }
 }
 
@@ -103,6 +112,11 @@ fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
     addresses
 }
 
+fn is_ready(status: &k8s::PodStatus) -> bool {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
 impl TryFrom<k8s::Pod> for Pod {
     type Error = Unusable;
 
@@ -110,8 +124,7 @@ impl TryFrom<k8s::Pod> for Pod {
         let (meta, spec) = (pod.metadata, pod.spec.unwrap_or_default());
         let status = pod.status.unwrap_or_default();
         let addresses = addresses(&status);
-        let redirection = annotation(meta.annotations.as_ref(), keys::REDIRECTION)
-            == Some(keys::REDIRECTION_ENABLED);
+        let is_ready = is_ready(&status);
         let phase = status.phase;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
         // Everyone may write the hash into a pod; a mirror is made by a kubelet alone.
@@ -155,7 +168,9 @@ impl TryFrom<k8s::Pod> for Pod {
             runtime_uid,
             wishes: Wishes::of(meta.annotations.as_ref()),
             addresses,
-            is_redirected: redirection,
+            redirection: annotation(keys::REDIRECTION).map(str::to_owned),
+            is_ready,
+            is_terminating: meta.deletion_timestamp.is_some(),
         })
     }
 }
@@ -212,9 +227,9 @@ mod tests {
     fn only_the_one_value_of_the_annotation_says_that_a_pod_is_redirected() {
         for (value, redirected) in [(keys::REDIRECTION_ENABLED, true), ("disabled", false)] {
             let pod = with_annotations(&[(keys::REDIRECTION, value)]);
-            assert_eq!(pod.is_redirected, redirected, "{value}");
+            assert_eq!(pod.is_redirected(), redirected, "{value}");
         }
-        assert!(!with_annotations(&[]).is_redirected);
+        assert!(!with_annotations(&[]).is_redirected());
     }
 
     #[test]

@@ -152,7 +152,9 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
         runtime_uid: None,
         wishes: Wishes::default(),
         addresses: Vec::new(),
-        is_redirected: false,
+        redirection: None,
+        is_ready: false,
+        is_terminating: false,
     })
 }
 

@@ -291,7 +291,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::ListPodsRequest>,
     ) -> Result<Response<wire::ListPodsResponse>, Status> {
-        let namespace = request.into_inner().namespace;
+        let namespace = request.into_inner().pod.unwrap_or_default().namespace;
         let namespace = Some(namespace).filter(|namespace| !namespace.is_empty());
         let namespace = namespace.map(|name| text::<NamespaceName>("namespace", &name));
         let namespace = namespace.transpose().map_err(failed)?;
@@ -304,5 +304,22 @@ impl PodEventsService for Server {
         Ok(Response::new(wire::ListPodsResponse {
             pods: pods.map(explain::summary).collect(),
         }))
+    }
+
+    type WatchEnrollmentsStream =
+        tokio_stream::Empty<Result<wire::WatchEnrollmentsResponse, Status>>;
+
+    async fn watch_enrollments(
+        &self,
+        _: Request<wire::WatchEnrollmentsRequest>,
+    ) -> Result<Response<Self::WatchEnrollmentsStream>, Status> {
+        Err(Status::unimplemented("not yet"))
+    }
+
+    async fn resync(
+        &self,
+        _: Request<wire::ResyncRequest>,
+    ) -> Result<Response<wire::ResyncResponse>, Status> {
+        Err(Status::unimplemented("not yet"))
     }
 }

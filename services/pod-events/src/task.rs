@@ -13,7 +13,7 @@ mod spooled;
 use std::{
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::{
@@ -27,10 +27,12 @@ use crate::{
     config::Config,
     decide::{Decision, decide_from},
     moment::Moment,
+    outputs::Outputs,
     pipeline::{Pipeline, Run, Stop, is_passing},
     plan::{Action, Timing, Wanted, next},
     pod::Pod,
     resolve::Resolved,
+    shown::Shown,
     source::{PodKey, Source},
     timeline::Timeline,
 };
@@ -87,6 +89,8 @@ pub struct View {
     pub failure: Option<Failure>,
     /// What happened.
     pub timeline: Timeline,
+    /// When something is attempted next, if anything is due.
+    pub next_attempt: Option<SystemTime>,
 }
 
 /// What all tasks have in common.
@@ -98,6 +102,10 @@ pub struct Shared {
     pub source: Source,
     /// The settings.
     pub config: Config,
+    /// What Kubernetes is told.
+    pub outputs: Outputs,
+    /// Who hears of what becomes of pods.
+    pub shown: Shown,
 }
 
 impl Shared {
@@ -140,6 +148,10 @@ pub(crate) struct Task {
     wake: Option<Instant>,
     /// Whether netconfig may not hold what it should.
     unclaimed: bool,
+}
+
+fn wall_clock(then: Instant) -> SystemTime {
+    SystemTime::now() + then.saturating_duration_since(Instant::now())
 }
 
 /// How an action went.
@@ -206,8 +218,10 @@ impl Task {
             records: self.records.clone(),
             failure: self.failure.clone(),
             timeline: self.timeline.clone(),
+            next_attempt: self.wake.map(wall_clock),
         };
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+        self.shared.shown.tell(&self.key);
     }
 
     /// Whoever gets an answer may look at once: what is seen is brought up to date before it.

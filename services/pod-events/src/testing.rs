@@ -27,7 +27,9 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         runtime_uid: None,
         wishes: Wishes::default(),
         addresses: Vec::new(),
-        is_redirected: false,
+        redirection: None,
+        is_ready: false,
+        is_terminating: false,
     }
 }
 

@@ -42,3 +42,6 @@ pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 
 /// The value of [`REDIRECTION`] of an enrolled pod.
 pub const REDIRECTION_ENABLED: &str = "enabled";
+
+/// The value of [`REDIRECTION`] of a pod that is to be in the mesh and that no ztunnel has acknowledged yet.
+pub const REDIRECTION_PENDING: &str = "pending";

@@ -89,6 +89,15 @@ reasons! {
     /// Kubernetes does not answer, and it is not known whether the pod is to be in the mesh.
     SourceUnavailable = 35, "SOURCE_UNAVAILABLE", "Check that the API server answers this node and lets pod-events read pods and namespaces: GetStatus tells, condition pods.";
 
+    /// The annotation `ambient.istio.io/redirection` could not be written.
+    AnnotationFailed = 36, "ANNOTATION_FAILED", "Check that the API server answers this node and lets pod-events patch pods/status: GetStatus tells, condition annotations.";
+    /// A Ready pod is in the mesh, and its annotation has not said so for ten seconds.
+    AnnotationLate = 37, "ANNOTATION_LATE", "Check that the API server answers this node: its peers do not use HBONE with the pod until then.";
+    /// No CNI call was seen for the pod, and its status shows no address to find it by.
+    SandboxAwaited = 38, "SANDBOX_AWAITED", "Wait until the pod has started.";
+    /// The pod's annotations ask for what takes traffic past ztunnel, and nobody permits that.
+    NotPermitted = 39, "NOT_PERMITTED", "Permit it with the annotation inpod.io/allow on the namespace or the setting pods_may, or remove the annotation from the pod.";
+
     /// The path may not be used for a netns.
     NetnsPathRefused = 40, "NETNS_PATH_REFUSED", "Use a path below the setting netns_roots that is no symbolic link.";
     /// There is nothing at the path.
@@ -120,6 +129,11 @@ reasons! {
     BackendBusy = 53, "BACKEND_BUSY", "Wait: the call is repeated. Look for a process that holds the lock.";
     /// IPv6 is to be captured in a netns that has none.
     Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6 to auto, or switch IPv6 on in the pod.";
+
+    /// Something else undoes the pod's rules again and again.
+    RulesContested = 55, "RULES_CONTESTED", "Look for another agent that changes rules in the pod's netns; they are mended again by themselves, with growing waits.";
+    /// ztunnel was told of the pod and no longer listens in its netns.
+    ListenerLost = 56, "LISTENER_LOST", "Nothing to do: ztunnel is told of the pod again. Look at ztunnel's log for what it says of the pod.";
 
     /// The broker was not given the desired set yet.
     NotSeeded = 60, "NOT_SEEDED", "Wait: pod-events sends the desired set when it has read its state.";

@@ -68,7 +68,7 @@ impl Registry {
 fn may_be_in(shared: &Shared, pod: &Pod) -> bool {
     let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient;
     let can = !pod.terminal && !pod.host_network;
-    can && (pod.is_redirected || (!pod.addresses.is_empty() && wanted()))
+    can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))
 }
 
 fn is_new(records: &[Record], pod: &Pod) -> bool {

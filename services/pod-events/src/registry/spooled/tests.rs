@@ -9,8 +9,10 @@ use crate::{
     checkpoint::{Checkpoint, Intent, Record},
     config::PodsFrom,
     moment::Moment,
+    outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     redirection::{Capture, Inbound, Ipv6},
+    shown::Shown,
     source::Source,
     task::{AddCall, Shared},
     testing::{record, sandbox},
@@ -44,6 +46,8 @@ impl Scene {
                 synced: watch::channel(Synced::default()).1,
                 revisions: Revisions::default(),
             },
+            outputs: Outputs::silent(),
+            shown: Shown::default(),
         });
         Self {
             registry: Registry::new(Arc::clone(&shared), known),
