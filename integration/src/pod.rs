@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
 };
@@ -24,6 +25,8 @@ pub struct Spec {
     pub addresses: Vec<IpAddr>,
     /// Whether its annotation says that its traffic is redirected.
     pub is_redirected: bool,
+    /// Its other annotations.
+    pub annotations: BTreeMap<String, String>,
 }
 
 impl Spec {
@@ -36,6 +39,7 @@ impl Spec {
             mode: None,
             addresses: Vec::new(),
             is_redirected: false,
+            annotations: BTreeMap::new(),
         }
     }
 
@@ -48,6 +52,13 @@ impl Spec {
         }
     }
 
+    /// The same pod with an annotation.
+    #[must_use]
+    pub fn annotated(mut self, name: &str, value: &str) -> Self {
+        self.annotations.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
     /// The manifest, as kubectl writes it.
     pub fn manifest(&self, node: &str) -> String {
         let Self {
@@ -57,16 +68,20 @@ impl Spec {
             mode,
             addresses,
             is_redirected,
+            annotations,
         } = self;
         let label = mode
             .as_ref()
             .map(|mode| format!("\n    istio.io/dataplane-mode: {mode}"))
             .unwrap_or_default();
-        let annotation = if *is_redirected {
-            "\n  annotations:\n    ambient.istio.io/redirection: enabled"
-        } else {
-            ""
-        };
+        let redirection = is_redirected.then_some(("ambient.istio.io/redirection", "enabled"));
+        let others = annotations.iter().map(|(name, value)| (&**name, &**value));
+        let annotation = others.chain(redirection);
+        let annotation = annotation.map(|(name, value)| format!("\n    {name}: \"{value}\""));
+        let mut annotation: String = annotation.collect();
+        if !annotation.is_empty() {
+            annotation.insert_str(0, "\n  annotations:");
+        }
         let addresses = addresses
             .iter()
             .map(|address| format!("\n  - ip: \"{address}\""));

@@ -64,6 +64,16 @@ pub const KEYS: &[Key] = &[
         help: "How long captured connections of a pod that leaves the mesh may go on",
     },
     Key {
+        name: "listener_check_seconds",
+        default: Some("60"),
+        help: "About how often it is looked whether ztunnel still listens in the netns of each pod; 0 for never",
+    },
+    Key {
+        name: "ready_needs_ztunnel",
+        default: Some("false"),
+        help: "Whether pod-events is ready only while a ztunnel is connected and up to date (true or false)",
+    },
+    Key {
         name: "plugin_state_dir",
         default: Some("/var/lib/inpod/plugin"),
         help: "The plugin's stateDir: what it writes down while pod-events is away, and what it reads then",
@@ -100,6 +110,9 @@ pub struct Config {
     inbound_capture: Inbound,
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
+    listener_check_seconds: u32,
+    /// Whether readiness waits for a ztunnel.
+    pub ready_needs_ztunnel: bool,
     /// The plugin's `stateDir`.
     #[serde(deserialize_with = "daemon::config::absolute")]
     pub plugin_state_dir: PathBuf,
@@ -148,6 +161,12 @@ impl Config {
     /// How long peers may need to learn that a pod leaves.
     pub fn propagation_wait(&self) -> Duration {
         Duration::from_secs(self.propagation_wait_seconds.into())
+    }
+
+    /// About how often listeners are looked at; `None`: never.
+    pub fn listener_check(&self) -> Option<Duration> {
+        let seconds = self.listener_check_seconds;
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     }
 
     /// How long captured connections of a leaving pod may go on.

@@ -104,7 +104,9 @@ pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
         None | Some(Intent::Out) => wire::PodState::Out,
         Some(Intent::Enrolling | Intent::Inherited) => wire::PodState::Enrolling,
         Some(Intent::Enrolled { .. }) => wire::PodState::Enrolled,
-        Some(Intent::Leaving { .. } | Intent::Draining { .. }) => wire::PodState::Withdrawing,
+        Some(Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. }) => {
+            wire::PodState::Withdrawing
+        }
         Some(Intent::Deleting { .. }) => wire::PodState::Deleting,
     }
 }

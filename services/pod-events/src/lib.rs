@@ -9,6 +9,7 @@ mod away;
 pub mod checkpoint;
 pub mod config;
 pub mod decide;
+pub mod drift;
 mod explain;
 mod inheritance;
 mod joined;
@@ -43,6 +44,7 @@ use crate::{
     away::Away,
     checkpoint::Checkpoint,
     config::Config,
+    drift::Repairs,
     inheritance::Inheritance,
     joined::Joined,
     metrics::Metrics,
@@ -94,12 +96,17 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         config,
         outputs: Outputs::silent(),
         shown: Shown::default(),
+        repairs: Repairs::default(),
     });
     let registry = Registry::new(Arc::clone(&shared), records);
     let conditions = daemon.readiness().clone();
-    let metrics = daemon
-        .metrics()
-        .register(|metrics| Metrics::register(metrics, &registry));
+    let metrics = daemon.metrics().register(|metrics| {
+        shared.repairs.register(metrics);
+        Metrics::register(metrics, &registry)
+    });
+    if shared.config.ready_needs_ztunnel {
+        conditions.require("ztunnel", "no ztunnel is up to date");
+    }
     Away::start(
         Arc::clone(&shared),
         registry.clone(),
@@ -165,6 +172,7 @@ async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: R
     while changes.changed().await.is_ok() {
         let now = Arc::clone(&changes.borrow_and_update());
         registry.look(|key| now.differs_at(&before, key));
+        registry.meet(|key| now.differs_at(&before, key));
         before = now;
     }
 }

@@ -7,8 +7,9 @@ mod end;
 mod enroll;
 mod find;
 mod leave;
+mod renew;
 
-pub use end::Life;
+pub use end::{Life, Reclaimed};
 pub(crate) use enroll::forward;
 pub use enroll::{Run, Stop};
 

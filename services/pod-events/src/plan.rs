@@ -14,9 +14,15 @@ pub const GONE_FOR_GOOD: Duration = Duration::from_secs(2);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// In the mesh.
-    In,
+    In {
+        /// Whether what it asks of its redirection, and its addresses, are those that were applied.
+        as_applied: bool,
+    },
     /// Outside of the mesh, running.
-    Out,
+    Out {
+        /// Whether peers have been told: nothing says any more that the pod is redirected.
+        is_announced: bool,
+    },
     /// Its pod is gone from the source.
     Gone {
         /// Since when.
@@ -44,10 +50,16 @@ pub enum Action {
     WaitUntil(Moment),
     /// Put everything in place, whatever of it is there already.
     Enroll,
+    /// Apply what has changed of the pod's wishes or addresses; it stays in the mesh.
+    Renew,
     /// Take back what an unfinished enrolment left.
     Abandon,
-    /// Tell peers that the pod leaves.
+    /// Have peers told that the pod leaves.
     StartLeaving,
+    /// Come back when peers have been told.
+    AwaitAnnouncement,
+    /// Give peers time to learn it.
+    AwaitPropagation,
     /// Let new connections go direct.
     Drain,
     /// Take the rest away once no captured connection is left, or at once.
@@ -68,6 +80,10 @@ pub enum Action {
     },
 }
 
+/// After this long a pod that is gone from the source is taken out of the mesh although its containers run: longer
+/// than the graces that pods are given to end, during which they serve.
+pub const GONE_BOUND: Duration = Duration::from_secs(600);
+
 /// The next action.
 pub fn next(intent: &Intent, wanted: Wanted, now: Moment, timing: Timing) -> Action {
     let past = |since: Moment, wait: Duration| now.since(since) >= wait;
@@ -80,17 +96,23 @@ pub fn next(intent: &Intent, wanted: Wanted, now: Moment, timing: Timing) -> Act
             Action::WaitUntil(since + GONE_FOR_GOOD)
         }
         (_, Wanted::Gone { since }) => Action::LetGo {
-            overdue: past(since, DELETE_BOUND),
+            overdue: past(since, GONE_BOUND),
         },
-        (Intent::Enrolled { .. }, Wanted::In) | (Intent::Out, Wanted::Out) => Action::Rest,
-        (_, Wanted::In) => Action::Enroll,
-        (Intent::Enrolling, Wanted::Out) => Action::Abandon,
-        (Intent::Enrolled { .. } | Intent::Inherited, Wanted::Out) => Action::StartLeaving,
-        (Intent::Leaving { since }, Wanted::Out) if past(*since, timing.propagation) => {
+        (Intent::Enrolled { .. }, Wanted::In { as_applied: true })
+        | (Intent::Out, Wanted::Out { .. }) => Action::Rest,
+        (Intent::Enrolled { .. }, Wanted::In { as_applied: false }) => Action::Renew,
+        (_, Wanted::In { .. }) => Action::Enroll,
+        (Intent::Enrolling, Wanted::Out { .. }) => Action::Abandon,
+        (Intent::Enrolled { .. } | Intent::Inherited, Wanted::Out { .. }) => Action::StartLeaving,
+        (Intent::Announcing, Wanted::Out { is_announced: true }) => Action::AwaitPropagation,
+        (Intent::Announcing, Wanted::Out { .. }) => Action::AwaitAnnouncement,
+        (Intent::Leaving { since }, Wanted::Out { .. }) if past(*since, timing.propagation) => {
             Action::Drain
         }
-        (Intent::Leaving { since }, Wanted::Out) => Action::WaitUntil(*since + timing.propagation),
-        (Intent::Draining { since }, Wanted::Out) => Action::Finish {
+        (Intent::Leaving { since }, Wanted::Out { .. }) => {
+            Action::WaitUntil(*since + timing.propagation)
+        }
+        (Intent::Draining { since }, Wanted::Out { .. }) => Action::Finish {
             overdue: past(*since, timing.grace),
         },
     }
@@ -104,6 +126,10 @@ mod tests {
         propagation: Duration::from_secs(5),
         grace: Duration::from_secs(30),
     };
+
+    const IN: Wanted = Wanted::In { as_applied: true };
+
+    const OUT: Wanted = Wanted::Out { is_announced: true };
 
     fn at(seconds: u64) -> Moment {
         Moment::after_boot(Duration::from_secs(1000 + seconds))
@@ -119,13 +145,14 @@ mod tests {
         next(intent, wanted, at(seconds), TIMING)
     }
 
-    fn every_intent() -> [Intent; 6] {
+    fn every_intent() -> [Intent; 7] {
         let since = at(0);
         [
             Intent::Out,
             Intent::Enrolling,
             Intent::Inherited,
             enrolled(),
+            Intent::Announcing,
             Intent::Leaving { since },
             Intent::Draining { since },
         ]
@@ -133,8 +160,8 @@ mod tests {
 
     #[test]
     fn what_is_as_wanted_rests() {
-        assert_eq!(next_at(0, &enrolled(), Wanted::In), Action::Rest);
-        assert_eq!(next_at(0, &Intent::Out, Wanted::Out), Action::Rest);
+        assert_eq!(next_at(0, &enrolled(), IN), Action::Rest);
+        assert_eq!(next_at(0, &Intent::Out, OUT), Action::Rest);
     }
 
     #[test]
@@ -154,47 +181,51 @@ mod tests {
             .into_iter()
             .filter(|intent| *intent != enrolled())
         {
-            assert_eq!(
-                next_at(1, &intent, Wanted::In),
-                Action::Enroll,
-                "{intent:?}"
-            );
+            assert_eq!(next_at(1, &intent, IN), Action::Enroll, "{intent:?}");
         }
     }
 
     #[test]
     fn a_withdrawal_announces_then_drains_then_finishes() {
-        assert_eq!(next_at(0, &enrolled(), Wanted::Out), Action::StartLeaving);
-        let inherited = next_at(0, &Intent::Inherited, Wanted::Out);
+        assert_eq!(next_at(0, &enrolled(), OUT), Action::StartLeaving);
+        let inherited = next_at(0, &Intent::Inherited, OUT);
         assert_eq!(inherited, Action::StartLeaving);
+        let untold = Wanted::Out {
+            is_announced: false,
+        };
+        let announcing = Intent::Announcing;
+        assert_eq!(next_at(99, &announcing, untold), Action::AwaitAnnouncement);
+        assert_eq!(next_at(0, &announcing, OUT), Action::AwaitPropagation);
         let leaving = Intent::Leaving { since: at(0) };
-        assert_eq!(next_at(4, &leaving, Wanted::Out), Action::WaitUntil(at(5)));
-        assert_eq!(next_at(5, &leaving, Wanted::Out), Action::Drain);
+        assert_eq!(next_at(4, &leaving, OUT), Action::WaitUntil(at(5)));
+        assert_eq!(next_at(5, &leaving, OUT), Action::Drain);
         let draining = Intent::Draining { since: at(5) };
         assert_eq!(
-            next_at(34, &draining, Wanted::Out),
+            next_at(34, &draining, OUT),
             Action::Finish { overdue: false }
         );
         assert_eq!(
-            next_at(35, &draining, Wanted::Out),
+            next_at(35, &draining, OUT),
             Action::Finish { overdue: true }
         );
     }
 
     #[test]
+    fn an_enrolled_pod_that_asks_for_something_else_is_changed_where_it_stands() {
+        let changed = Wanted::In { as_applied: false };
+        assert_eq!(next_at(0, &enrolled(), changed), Action::Renew);
+        assert_eq!(next_at(0, &Intent::Enrolling, changed), Action::Enroll);
+    }
+
+    #[test]
     fn an_unfinished_enrolment_that_is_no_longer_wanted_is_taken_back() {
-        assert_eq!(next_at(0, &Intent::Enrolling, Wanted::Out), Action::Abandon);
+        assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Abandon);
     }
 
     #[test]
     fn an_announced_end_stands_whatever_is_wanted() {
         let deleting = Intent::Deleting { since: at(0) };
-        for wanted in [
-            Wanted::In,
-            Wanted::Out,
-            Wanted::Unknown,
-            Wanted::Gone { since: at(0) },
-        ] {
+        for wanted in [IN, OUT, Wanted::Unknown, Wanted::Gone { since: at(0) }] {
             assert_eq!(
                 next_at(59, &deleting, wanted),
                 Action::Delete { overdue: false }
@@ -212,7 +243,11 @@ mod tests {
         for intent in every_intent() {
             assert_eq!(next_at(1, &intent, gone), Action::WaitUntil(at(2)));
             assert_eq!(next_at(2, &intent, gone), Action::LetGo { overdue: false });
-            assert_eq!(next_at(60, &intent, gone), Action::LetGo { overdue: true });
+            assert_eq!(
+                next_at(599, &intent, gone),
+                Action::LetGo { overdue: false }
+            );
+            assert_eq!(next_at(600, &intent, gone), Action::LetGo { overdue: true });
         }
     }
 }

@@ -5,7 +5,10 @@ mod spooled;
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -18,10 +21,11 @@ use workload::{Failure, NetworkName, PodUid, Reason, Revision, SandboxRef, Workl
 
 use crate::{
     checkpoint::Record,
+    drift::Kind,
     pipeline::{forward, is_passing, workload_of},
     resolve::resolve,
     source::PodKey,
-    task::{AddCall, Added, Command, Interrupts, Shared, Task, View},
+    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, is_missed},
 };
 
 /// How long a synchronisation waits for the slowest task. One that is later claims for itself.
@@ -38,6 +42,8 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Registry {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<Tasks>>,
+    /// Whether what ran before us is written down.
+    inherited: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +93,7 @@ impl Registry {
         let registry = Self {
             shared,
             tasks: Arc::default(),
+            inherited: Arc::default(),
         };
         let mut by_pod: BTreeMap<PodKey, Vec<Record>> = BTreeMap::new();
         for record in records.into_values() {
@@ -122,10 +129,10 @@ impl Registry {
             },
         );
         let registry = Arc::clone(&self.tasks);
-        tokio::spawn(task.run(receiver, move |key, records, commands| {
+        tokio::spawn(task.run(receiver, move |key, is_idle, commands| {
             // Commands are sent under the same lock: none can slip in between the look and the end.
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
-            let finished = records.is_empty() && commands.is_empty();
+            let finished = is_idle && commands.is_empty();
             if finished && let Some(handle) = tasks.running.remove(key) {
                 tasks.remember(key.clone(), handle.view());
             }
@@ -275,6 +282,25 @@ impl Registry {
         }
     }
 
+    /// From now on pods are looked for of which no verb was seen: what ran before us is written down.
+    pub fn look_for_strangers(&self) {
+        self.inherited.store(true, Ordering::Relaxed);
+    }
+
+    /// Has pods looked for that are wanted in the mesh and of which nothing is recorded.
+    pub fn meet(&self, wanted: impl Fn(&PodKey) -> bool) {
+        if !self.inherited.load(Ordering::Relaxed) {
+            return;
+        }
+        let inventory = self.shared.source.inventory();
+        let is_new = |key: &PodKey| wanted(key) && !self.tasks().running.contains_key(key);
+        for (key, pod) in &inventory.pods {
+            if is_new(key) && is_missed(&self.shared, pod) {
+                self.ask(key, Command::Look);
+            }
+        }
+    }
+
     /// netconfig has let a netns go.
     pub fn released(&self, sandbox: SandboxRef, netns: workload::NetnsId) {
         if let Some(key) = self.owner(&sandbox) {
@@ -295,9 +321,10 @@ impl Registry {
                 && applied.is_some_and(|applied| !intact || applied != fingerprint)
         };
         if records.is_some_and(|records| records.iter().any(differs)) {
+            let kind = Kind::of(fingerprint, intact);
             let (namespace, name) = &key;
-            tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, intact, "A pod's rules are not the ones applied");
-            self.ask(&key, Command::Differs(sandbox.clone()));
+            tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules are not the ones applied");
+            self.ask(&key, Command::Differs(sandbox.clone(), kind));
         }
     }
 

@@ -149,6 +149,7 @@ impl Sync {
         }
         self.show(known);
         self.registry.look(|_| true);
+        self.registry.meet(|_| true);
         Ok(())
     }
 
@@ -161,6 +162,7 @@ impl Sync {
         if self.inheritance.is_open() && self.is_listed() {
             self.registry.inherit().await?;
             self.inheritance.close()?;
+            self.registry.look_for_strangers();
         }
         if self.inheritance.is_unknown() {
             let message =

@@ -4,13 +4,19 @@
 //! known. What must not wait behind a step (the end of a sandbox, a restarted netconfig) interrupts the one step that
 //! can take long, the wait for a ztunnel.
 
+mod advance;
 mod call;
 mod ending;
 mod inherit;
 mod interrupt;
+mod listeners;
+mod mend;
+mod renew;
 mod spooled;
+mod stranger;
 
 use std::{
+    net::IpAddr,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
@@ -23,19 +29,23 @@ use tokio::{
 use workload::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
 
 use crate::{
-    checkpoint::{Intent, Record},
+    checkpoint::Record,
     config::Config,
     decide::{Decision, decide_from},
+    drift::{Brake, Drift, Kind, Repairs},
     moment::Moment,
     outputs::Outputs,
-    pipeline::{Pipeline, Run, Stop, is_passing},
-    plan::{Action, Timing, Wanted, next},
+    pipeline::{Pipeline, Stop},
+    plan::Timing,
     pod::Pod,
+    redirection::Wishes,
     resolve::Resolved,
     shown::Shown,
     source::{PodKey, Source},
     timeline::Timeline,
 };
+
+pub(crate) use stranger::is_missed;
 
 pub use call::AddCall;
 pub use interrupt::Interrupts;
@@ -57,7 +67,7 @@ pub enum Command {
     /// netconfig was restarted. Answered when the claims are back, as far as they come back.
     Reclaim(oneshot::Sender<()>),
     /// netconfig sees other rules in a netns than were applied.
-    Differs(SandboxRef),
+    Differs(SandboxRef, Kind),
     /// netconfig has let a netns go.
     Released(SandboxRef, NetnsId),
     /// A sandbox ended while nobody listened. Only written down; a look follows.
@@ -91,6 +101,8 @@ pub struct View {
     pub timeline: Timeline,
     /// When something is attempted next, if anything is due.
     pub next_attempt: Option<SystemTime>,
+    /// How often something was not as it was left.
+    pub drift: Drift,
 }
 
 /// What all tasks have in common.
@@ -106,6 +118,8 @@ pub struct Shared {
     pub outputs: Outputs,
     /// Who hears of what becomes of pods.
     pub shown: Shown,
+    /// How often something was repaired.
+    pub repairs: Repairs,
 }
 
 impl Shared {
@@ -113,6 +127,11 @@ impl Shared {
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
         decide_from(&inventory, pod, &self.config.exclude_namespaces)
+    }
+
+    /// What a pod asks of its redirection.
+    pub fn wishes_of(&self, pod: &Pod) -> Wishes {
+        pod.wishes.clone()
     }
 
     fn timing(&self) -> Timing {
@@ -125,12 +144,6 @@ impl Shared {
 
 /// How often a step that cannot be taken yet is looked at again.
 const POLL: Duration = Duration::from_millis(500);
-
-/// The longest wait between two attempts.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
-
-/// How long an enrolment may take that no caller waits for. It is tried again.
-const UNHURRIED: Duration = Duration::from_secs(15);
 
 /// One pod's task.
 #[derive(Debug)]
@@ -148,6 +161,16 @@ pub(crate) struct Task {
     wake: Option<Instant>,
     /// Whether netconfig may not hold what it should.
     unclaimed: bool,
+    /// What netconfig sees that is not as it was left.
+    differing: Option<Kind>,
+    drift: Drift,
+    brake: Brake,
+    /// When to see whether ztunnel still listens.
+    listeners_due: Option<Instant>,
+    /// The addresses that the source showed when they were last compared with those in the netns.
+    compared: Vec<IpAddr>,
+    /// When to look for the netns of a pod that no verb was seen for.
+    search_due: Option<Instant>,
 }
 
 fn wall_clock(then: Instant) -> SystemTime {
@@ -187,6 +210,12 @@ impl Task {
             attempts: 0,
             wake: None,
             unclaimed: false,
+            differing: None,
+            drift: Drift::default(),
+            brake: Brake::default(),
+            listeners_due: None,
+            compared: Vec::new(),
+            search_due: None,
         };
         task.show();
         task
@@ -196,10 +225,10 @@ impl Task {
     pub(crate) async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<Command>,
-        finished: impl Fn(&PodKey, &[Record], &mpsc::UnboundedReceiver<Command>) -> bool,
+        finished: impl Fn(&PodKey, bool, &mpsc::UnboundedReceiver<Command>) -> bool,
     ) {
-        while !finished(&self.key, &self.records, &commands) {
-            let due = self.wake;
+        while !finished(&self.key, self.is_idle(), &commands) {
+            let due = self.due();
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(command) => self.obey(command).await,
@@ -213,12 +242,23 @@ impl Task {
         }
     }
 
+    /// Whether nothing is known and nothing is due.
+    fn is_idle(&self) -> bool {
+        self.records.is_empty() && self.wake.is_none()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        let listeners = self.listeners_due.filter(|_| !self.records.is_empty());
+        self.wake.into_iter().chain(listeners).min()
+    }
+
     fn show(&self) {
         let view = View {
             records: self.records.clone(),
             failure: self.failure.clone(),
             timeline: self.timeline.clone(),
             next_attempt: self.wake.map(wall_clock),
+            drift: self.drift.clone(),
         };
         *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
         self.shared.shown.tell(&self.key);
@@ -249,10 +289,7 @@ impl Task {
                 self.show();
                 reply.send(()).unwrap_or_default();
             }
-            Command::Differs(sandbox) => {
-                self.unclaimed |= self.index_of(&sandbox).is_some();
-                self.look_now().await;
-            }
+            Command::Differs(sandbox, kind) => self.differs(&sandbox, kind).await,
             Command::Released(sandbox, netns) => self.released(&sandbox, netns).await,
             Command::Ended(sandbox, reply) => {
                 let settled = self.ended(&sandbox);
@@ -282,153 +319,5 @@ impl Task {
         self.records
             .iter()
             .position(|record| record.is_meant_by(sandbox))
-    }
-
-    /// What is wanted of the current sandbox.
-    fn wanted(&mut self, record: &Record) -> Wanted {
-        let inventory = self.shared.source.inventory();
-        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
-            // A pod that nobody has shown yet is not gone.
-            if !inventory.is_complete() || record.let_through {
-                return Wanted::Unknown;
-            }
-            return Wanted::Gone {
-                since: *self.gone_since.get_or_insert_with(Moment::now),
-            };
-        };
-        self.gone_since = None;
-        match self.shared.decide(pod).enrollment {
-            Enrollment::Ambient => Wanted::In,
-            Enrollment::None | Enrollment::Sidecar => Wanted::Out,
-            Enrollment::Unknown => Wanted::Unknown,
-        }
-    }
-
-    /// Takes the current sandbox the next steps towards what is wanted, and sets when to look again.
-    async fn advance(&mut self) {
-        self.wake = None;
-        if self.unclaimed
-            && let Err(failure) = self.reclaim().await
-        {
-            return self.retry_later(failure);
-        }
-        self.forget_superseded().await;
-        // Each action leads to another state; five are more than any path has.
-        for _ in 0..5 {
-            if let Err(failure) = self.recognise() {
-                return self.retry_later(failure);
-            }
-            let Some(current) = self.records.last().cloned() else {
-                return;
-            };
-            let wanted = self.wanted(&current);
-            let action = next(&current.intent, wanted, Moment::now(), self.shared.timing());
-            match self.act(action).await {
-                Ok(Step::Again) => self.attempts = 0,
-                Ok(Step::Rest) => {
-                    self.attempts = 0;
-                    return;
-                }
-                Ok(Step::Wait(wait)) => return self.wake_in(wait),
-                Err(failure) => return self.retry_later(failure),
-            }
-        }
-        self.wake_in(POLL);
-    }
-
-    async fn act(&mut self, action: Action) -> Result<Step, Failure> {
-        if self.has_to_be_found(action) {
-            return self.search(action).await;
-        }
-        let Some(record) = self.records.last_mut() else {
-            return Ok(Step::Rest);
-        };
-        let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
-        match action {
-            Action::Rest => Ok(Step::Rest),
-            Action::WaitUntil(then) => Ok(Step::Wait(then.since(Moment::now()))),
-            Action::Enroll => self.enroll_unhurried().await,
-            Action::Abandon => {
-                let failures = pipeline.undo(record, log).await;
-                let left = || Failure::new(Reason::DependencyUnavailable, failures.join("; "));
-                if failures.is_empty() {
-                    Ok(Step::Again)
-                } else {
-                    Err(left())
-                }
-            }
-            Action::StartLeaving => pipeline.start_leaving(record, log).map(|()| Step::Again),
-            Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Again),
-            Action::Finish { overdue } => {
-                let done = pipeline.finish(record, log, overdue).await?;
-                Ok(if done { Step::Again } else { Step::Wait(POLL) })
-            }
-            Action::Delete { overdue } => self.try_delete(overdue).await,
-            Action::LetGo { overdue } => self.let_go(overdue).await,
-        }
-    }
-
-    /// Enrols the current sandbox because it is wanted, and nobody waits. Anything new of the pod comes first.
-    async fn enroll_unhurried(&mut self) -> Result<Step, Failure> {
-        let mut stop = pin!(interrupt::anything(self.sent.clone(), self.seen));
-        let run = Run {
-            deadline: Instant::now() + UNHURRIED,
-            stop: stop.as_mut(),
-        };
-        match self.enroll(run).await {
-            Ok(()) => Ok(Step::Again),
-            // A look follows when that has passed.
-            Err(failure)
-                if failure.reason == Reason::Starting && failure.undo_failures.is_empty() =>
-            {
-                Ok(Step::Rest)
-            }
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Enrols the current sandbox.
-    async fn enroll(&mut self, run: Run<'_>) -> Result<(), Failure> {
-        let shared = Arc::clone(&self.shared);
-        let Some(record) = self.records.last_mut() else {
-            return Ok(());
-        };
-        let inventory = shared.source.inventory();
-        if let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) {
-            record.wishes.clone_from(&pod.wishes);
-        }
-        let stood = Some(record.intent.clone()).filter(Intent::has_stood);
-        let broker = shared.pipeline.begin(record)?;
-        self.show();
-        let Some(record) = self.records.last_mut() else {
-            return Ok(());
-        };
-        shared
-            .pipeline
-            .enroll(&broker, stood, record, &mut self.timeline, run)
-            .await?;
-        tracing::info!(pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, "Enrolled");
-        self.failure = None;
-        Ok(())
-    }
-
-    fn wake_in(&mut self, wait: Duration) {
-        let then = Instant::now() + wait;
-        self.wake = Some(self.wake.map_or(then, |wake| wake.min(then)));
-    }
-
-    /// The wait doubles with each failure; a new event cuts it short.
-    fn retry_later(&mut self, failure: Failure) {
-        let wait = POLL
-            .saturating_mul(1 << self.attempts.min(6))
-            .min(LONGEST_WAIT);
-        if is_passing(failure.reason) {
-            tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
-        } else {
-            tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
-        }
-        self.attempts = self.attempts.saturating_add(1);
-        self.failure = Some(failure);
-        self.wake_in(wait);
     }
 }

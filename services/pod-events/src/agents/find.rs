@@ -1,6 +1,6 @@
 //! A pod's netns, looked for among the node's processes.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use inpod_proto::{netconfig::v1 as netconfig, required};
 use tokio::time::{Instant, timeout_at};
@@ -20,6 +20,32 @@ pub struct Found {
 }
 
 impl Agents {
+    /// The TCP ports on which something listens in a claimed netns.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn listening(
+        &self,
+        sandbox: &SandboxRef,
+        deadline: Instant,
+    ) -> Result<BTreeSet<u32>, Failure> {
+        let target = netconfig::list_listeners_request::Target::Sandbox(sandbox.into());
+        let message = netconfig::ListListenersRequest {
+            target: Some(target),
+        };
+        let mut client = self.netconfig.clone();
+        let listed = call(
+            "netconfig",
+            deadline,
+            client.list_listeners(request(message, deadline)),
+        )
+        .await?;
+        let tcp = listed.listeners.into_iter();
+        let tcp = tcp.filter(|listener| listener.protocol() == netconfig::Protocol::Tcp);
+        Ok(tcp.map(|listener| listener.port).collect())
+    }
+
     /// The netns of a pod that no verb was seen for: see `FindNetns`.
     ///
     /// # Errors

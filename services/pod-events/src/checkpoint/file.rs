@@ -67,6 +67,7 @@ enum FileIntent {
     Enrolling,
     Inherited,
     Enrolled { fingerprint: String },
+    Announcing,
     Leaving { since_ms: u64 },
     Draining { since_ms: u64 },
     Deleting { since_ms: u64 },
@@ -166,6 +167,7 @@ impl From<FileIntent> for Intent {
             FileIntent::Enrolling => Self::Enrolling,
             FileIntent::Inherited => Self::Inherited,
             FileIntent::Enrolled { fingerprint } => Self::Enrolled { fingerprint },
+            FileIntent::Announcing => Self::Announcing,
             FileIntent::Leaving { since_ms } => Self::Leaving {
                 since: at(since_ms),
             },
@@ -189,6 +191,7 @@ impl From<&Intent> for FileIntent {
             Intent::Enrolled { fingerprint } => Self::Enrolled {
                 fingerprint: fingerprint.clone(),
             },
+            Intent::Announcing => Self::Announcing,
             Intent::Leaving { since } => Self::Leaving {
                 since_ms: ms(since),
             },

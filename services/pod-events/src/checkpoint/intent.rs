@@ -15,7 +15,10 @@ pub enum Intent {
         /// The fingerprint of the rules.
         fingerprint: String,
     },
-    /// Peers are being told that the pod leaves; everything is still in place.
+    /// Peers are to be told that the pod leaves: what says that it is redirected is being taken back. Everything is in
+    /// place.
+    Announcing,
+    /// Peers were told that the pod leaves, and learn it; everything is still in place.
     Leaving {
         /// Since when.
         since: Moment,
@@ -40,6 +43,7 @@ impl Intent {
             Self::Out
             | Self::Enrolling
             | Self::Inherited
+            | Self::Announcing
             | Self::Leaving { .. }
             | Self::Draining { .. }
             | Self::Deleting { .. } => None,
@@ -63,7 +67,11 @@ impl Intent {
     pub fn has_stood(&self) -> bool {
         matches!(
             self,
-            Self::Inherited | Self::Enrolled { .. } | Self::Leaving { .. } | Self::Draining { .. }
+            Self::Inherited
+                | Self::Enrolled { .. }
+                | Self::Announcing
+                | Self::Leaving { .. }
+                | Self::Draining { .. }
         )
     }
 }

@@ -21,6 +21,17 @@ pub enum Life {
     Inhabited,
 }
 
+/// What became of a sandbox that was claimed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reclaimed {
+    /// Everything is in place.
+    Whole,
+    /// Something was not, and is again.
+    Mended,
+    /// The sandbox is no more.
+    Gone,
+}
+
 impl Pipeline {
     /// What runs in a sandbox. Looks through its claim, or without one at its path; claims nothing.
     ///
@@ -67,13 +78,16 @@ impl Pipeline {
         Ok(self.checkpoint.remove(&record.sandbox)?)
     }
 
-    /// Claims a sandbox's netns again for a restarted netconfig and mends its rules. Tells whether the sandbox is
-    /// still there.
+    /// Claims a sandbox's netns again for a restarted netconfig and mends its rules.
     ///
     /// # Errors
     ///
     /// As netconfig says.
-    pub async fn reclaim(&self, record: &mut Record, log: &mut Timeline) -> Result<bool, Failure> {
+    pub async fn reclaim(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<Reclaimed, Failure> {
         match self
             .agents
             .claim(
@@ -86,16 +100,16 @@ impl Pipeline {
         {
             Err(failure) if is_gone(failure.reason) => {
                 if !self.find_again(record).await? {
-                    return Ok(false);
+                    return Ok(Reclaimed::Gone);
                 }
             }
             claimed => record.netns_id = Some(claimed?.id),
         }
         if !matches!(
             record.intent,
-            Intent::Enrolled { .. } | Intent::Leaving { .. }
+            Intent::Enrolled { .. } | Intent::Announcing | Intent::Leaving { .. }
         ) {
-            return Ok(true);
+            return Ok(Reclaimed::Whole);
         }
         let verified = self.agents.verify(record, soon(5)).await?;
         let differences = verified.differences;
@@ -114,7 +128,11 @@ impl Pipeline {
             record.intent = Intent::Enrolled { fingerprint };
             self.checkpoint.write(record)?;
         }
-        Ok(true)
+        Ok(if differences.is_empty() {
+            Reclaimed::Whole
+        } else {
+            Reclaimed::Mended
+        })
     }
 }
 

@@ -11,13 +11,24 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Writes down that peers are told that the pod leaves.
+    /// Writes down that peers are to be told that the pod leaves.
     ///
     /// # Errors
     ///
     /// When it cannot be written.
     pub fn start_leaving(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         log.note("leaving: peers are told");
+        record.intent = Intent::Announcing;
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    /// Writes down that peers were told that the pod leaves.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be written.
+    pub fn announced(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        log.note("peers were told, and learn it");
         record.intent = Intent::Leaving {
             since: Moment::now(),
         };

@@ -5,7 +5,11 @@ use std::time::Duration;
 use workload::{Failure, NetnsId, SandboxRef};
 
 use super::{POLL, Step, Task};
-use crate::{checkpoint::Intent, moment::Moment, pipeline::Life};
+use crate::{
+    checkpoint::{Intent, Record},
+    moment::Moment,
+    pipeline::Life,
+};
 
 /// How often a sandbox is looked at whose pod is gone and which is outside of the mesh.
 const LET_GO_POLL: Duration = Duration::from_secs(30);
@@ -121,32 +125,6 @@ impl Task {
         self.records.extend(current);
     }
 
-    /// Claims every netns again that something may be in place in. What cannot be claimed now is tried again.
-    pub(super) async fn reclaim(&mut self) -> Result<(), Failure> {
-        let mut result = Ok(());
-        for record in &mut self.records {
-            if !record.intent.is_held() || record.is_unfound() {
-                continue;
-            }
-            match self
-                .shared
-                .pipeline
-                .reclaim(record, &mut self.timeline)
-                .await
-            {
-                Ok(true) => {}
-                Ok(false) => {
-                    record.intent = Intent::Deleting {
-                        since: Moment::BOOT,
-                    }
-                }
-                Err(failure) => result = Err(failure),
-            }
-        }
-        self.unclaimed = result.is_err();
-        result
-    }
-
     /// netconfig has let a netns go. It may have been asked to, by an undoing of before: only what cannot be claimed
     /// again has ended.
     pub(super) async fn released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
@@ -160,4 +138,11 @@ impl Task {
             self.look_now().await;
         }
     }
+}
+
+/// A sandbox that ended while nobody looked is forgotten at once.
+pub(super) fn end_unseen(record: &mut Record) {
+    record.intent = Intent::Deleting {
+        since: Moment::BOOT,
+    };
 }

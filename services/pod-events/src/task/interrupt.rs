@@ -19,7 +19,7 @@ impl Interrupts {
             Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
             Command::Look | Command::Admitted(..) => self.looks += 1,
             Command::Add(..)
-            | Command::Differs(_)
+            | Command::Differs(..)
             | Command::Released(..)
             | Command::Inherit(..) => {}
         }

@@ -8,6 +8,7 @@ use crate::{
     agents::Agents,
     checkpoint::{Checkpoint, Intent, Record},
     config::PodsFrom,
+    drift::Repairs,
     moment::Moment,
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
@@ -48,6 +49,7 @@ impl Scene {
             },
             outputs: Outputs::silent(),
             shown: Shown::default(),
+            repairs: Repairs::default(),
         });
         Self {
             registry: Registry::new(Arc::clone(&shared), known),
@@ -82,7 +84,7 @@ async fn source(directory: PathBuf) -> Source {
 fn config() -> crate::config::Config {
     serde_json::from_value(serde_json::json!({
         "node_name": "node-1", "pods_from": "dir:/nowhere", "kubeconfig": "", "exclude_namespaces": "",
-        "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "plugin_state_dir": "/nowhere",
+        "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "listener_check_seconds": 60, "ready_needs_ztunnel": false, "plugin_state_dir": "/nowhere",
         "metrics_address": "", "ztunnel_pods": "istio-system/app=ztunnel", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
     }))
     .unwrap()

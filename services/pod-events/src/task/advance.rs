@@ -1,0 +1,195 @@
+//! The steps of a pod's current sandbox towards what is wanted of it.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+use workload::{Enrollment, Failure, Reason};
+
+use super::{POLL, Step, Task, interrupt};
+use crate::{
+    checkpoint::{Intent, Record},
+    moment::Moment,
+    pipeline::{Run, is_passing},
+    plan::{Action, Wanted, next},
+};
+
+/// How often it is looked whether peers have been told that a pod leaves. Whoever tells them wakes the task, too.
+const ANNOUNCEMENT: Duration = Duration::from_secs(1);
+
+/// The longest wait between two attempts.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// How long an enrolment may take that no caller waits for. It is tried again.
+const UNHURRIED: Duration = Duration::from_secs(15);
+
+impl Task {
+    /// What is wanted of the current sandbox.
+    pub(super) fn wanted(&mut self, record: &Record) -> Wanted {
+        let inventory = self.shared.source.inventory();
+        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
+            // A pod that nobody has shown yet is not gone.
+            if !inventory.is_complete() || record.let_through {
+                return Wanted::Unknown;
+            }
+            return Wanted::Gone {
+                since: *self.gone_since.get_or_insert_with(Moment::now),
+            };
+        };
+        self.gone_since = None;
+        match self.shared.decide(pod).enrollment {
+            Enrollment::Ambient => Wanted::In {
+                as_applied: self.is_as_applied(record, pod),
+            },
+            Enrollment::None | Enrollment::Sidecar => Wanted::Out {
+                is_announced: self.shared.outputs.has_withdrawn(&record.pod),
+            },
+            Enrollment::Unknown => Wanted::Unknown,
+        }
+    }
+
+    /// Takes the current sandbox the next steps towards what is wanted, and sets when to look again.
+    pub(super) async fn advance(&mut self) {
+        self.wake = None;
+        if let Err(failure) = self.mend().await {
+            return self.retry_later(failure);
+        }
+        self.forget_superseded().await;
+        if self.records.is_empty()
+            && let Err(failure) = self.look_for_stranger().await
+        {
+            return self.retry_later(failure);
+        }
+        // Each action leads to another state; five are more than any path has.
+        for _ in 0..5 {
+            if let Err(failure) = self.recognise() {
+                return self.retry_later(failure);
+            }
+            let Some(current) = self.records.last().cloned() else {
+                return;
+            };
+            let wanted = self.wanted(&current);
+            let action = next(&current.intent, wanted, Moment::now(), self.shared.timing());
+            match self.act(action).await {
+                Ok(Step::Again) => self.attempts = 0,
+                Ok(Step::Rest) => {
+                    self.attempts = 0;
+                    self.all_is_well(wanted);
+                    return self.check_listeners().await;
+                }
+                Ok(Step::Wait(wait)) => return self.wake_in(wait),
+                Err(failure) => return self.retry_later(failure),
+            }
+        }
+        self.wake_in(POLL);
+    }
+
+    async fn act(&mut self, action: Action) -> Result<Step, Failure> {
+        if self.has_to_be_found(action) {
+            return self.search(action).await;
+        }
+        let Some(record) = self.records.last_mut() else {
+            return Ok(Step::Rest);
+        };
+        let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
+        match action {
+            Action::Rest => Ok(Step::Rest),
+            Action::WaitUntil(then) => Ok(Step::Wait(then.since(Moment::now()))),
+            Action::Enroll => self.enroll_unhurried().await,
+            Action::Renew => self.renew().await,
+            Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT)),
+            Action::AwaitPropagation => pipeline.announced(record, log).map(|()| Step::Again),
+            Action::Abandon => {
+                let failures = pipeline.undo(record, log).await;
+                let left = || Failure::new(Reason::DependencyUnavailable, failures.join("; "));
+                if failures.is_empty() {
+                    Ok(Step::Again)
+                } else {
+                    Err(left())
+                }
+            }
+            Action::StartLeaving => pipeline.start_leaving(record, log).map(|()| Step::Again),
+            Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Again),
+            Action::Finish { overdue } => {
+                let done = pipeline.finish(record, log, overdue).await?;
+                Ok(if done { Step::Again } else { Step::Wait(POLL) })
+            }
+            Action::Delete { overdue } => self.try_delete(overdue).await,
+            Action::LetGo { overdue } => self.let_go(overdue).await,
+        }
+    }
+
+    /// Enrols the current sandbox because it is wanted, and nobody waits. Anything new of the pod comes first.
+    async fn enroll_unhurried(&mut self) -> Result<Step, Failure> {
+        let mut stop = pin!(interrupt::anything(self.sent.clone(), self.seen));
+        let run = Run {
+            deadline: Instant::now() + UNHURRIED,
+            stop: stop.as_mut(),
+        };
+        match self.enroll(run).await {
+            Ok(()) => Ok(Step::Again),
+            // A look follows when that has passed.
+            Err(failure)
+                if failure.reason == Reason::Starting && failure.undo_failures.is_empty() =>
+            {
+                Ok(Step::Rest)
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Enrols the current sandbox.
+    pub(super) async fn enroll(&mut self, run: Run<'_>) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.shared);
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        let inventory = shared.source.inventory();
+        if let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) {
+            record.wishes = shared.wishes_of(pod);
+        }
+        let stood = Some(record.intent.clone()).filter(Intent::has_stood);
+        let broker = shared.pipeline.begin(record)?;
+        self.show();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        shared
+            .pipeline
+            .enroll(&broker, stood, record, &mut self.timeline, run)
+            .await?;
+        tracing::info!(pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, "Enrolled");
+        self.failure = None;
+        self.check_listeners_later();
+        Ok(())
+    }
+
+    /// Nothing is left to do. What failed before has been done since, or is not wanted any more.
+    fn all_is_well(&mut self, wanted: Wanted) {
+        let is_known = matches!(wanted, Wanted::In { .. } | Wanted::Out { .. });
+        if is_known && self.differing.is_none() {
+            self.failure = None;
+        }
+    }
+
+    pub(super) fn wake_in(&mut self, wait: Duration) {
+        let then = Instant::now() + wait;
+        self.wake = Some(self.wake.map_or(then, |wake| wake.min(then)));
+    }
+
+    /// The wait doubles with each failure; a new event cuts it short.
+    pub(super) fn retry_later(&mut self, failure: Failure) {
+        let wait = POLL
+            .saturating_mul(1 << self.attempts.min(6))
+            .min(LONGEST_WAIT)
+            // Pods that failed together do not come back together.
+            .mul_f64(0.75 + fastrand::f64() / 2.0);
+        if is_passing(failure.reason) {
+            tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
+        } else {
+            tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
+        }
+        self.attempts = self.attempts.saturating_add(1);
+        self.failure = Some(failure);
+        self.wake_in(wait);
+    }
+}

@@ -1,0 +1,95 @@
+//! Whether ztunnel listens where a pod's rules point. A ztunnel that says it does, and does not, leaves the pod's
+//! connections refused.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use tokio::time::Instant;
+use workload::{Failure, Reason};
+
+use super::Task;
+use crate::{
+    checkpoint::{Intent, Record},
+    drift::Kind,
+    explain,
+    pipeline::{Pipeline, is_passing, soon},
+};
+
+/// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext,
+/// inbound HBONE).
+const PORTS: [u32; 3] = [15001, 15006, 15008];
+
+impl Task {
+    /// The pod has just been served: its listeners are looked at in a while.
+    pub(super) fn check_listeners_later(&mut self) {
+        let period = self.shared.config.listener_check();
+        self.listeners_due = period.map(|period| Instant::now() + by_chance(period));
+    }
+
+    /// Looks, where that is due and the pod rests in the mesh, whether ztunnel still listens, and has it told of the pod
+    /// once more where it does not.
+    pub(super) async fn check_listeners(&mut self) {
+        let Some(period) = self.shared.config.listener_check() else {
+            return;
+        };
+        let is_enrolled = |record: &Record| matches!(record.intent, Intent::Enrolled { .. });
+        if !self.records.last().is_some_and(is_enrolled) {
+            self.listeners_due = None;
+            return;
+        }
+        let now = Instant::now();
+        let due = *self
+            .listeners_due
+            .get_or_insert_with(|| now + by_chance(period));
+        if due > now {
+            return;
+        }
+        self.listeners_due = Some(now + by_chance(period));
+        if let Err(failure) = self.restore_listeners().await {
+            if is_passing(failure.reason) || failure.reason == Reason::DependencyUnavailable {
+                return;
+            }
+            self.retry_later(failure);
+            self.listeners_due = self.wake;
+        }
+    }
+
+    async fn restore_listeners(&mut self) -> Result<(), Failure> {
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        let pipeline = &self.shared.pipeline;
+        let lost = lost(pipeline.agents.listening(&record.sandbox, soon(5)).await?);
+        if lost.is_empty() || !is_acknowledged(pipeline, record).await? {
+            return Ok(());
+        }
+        if self.brake.holds_until(Instant::now()).is_some() {
+            self.contested();
+            return Ok(());
+        }
+        tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, ports = ?lost, "ztunnel does not listen any more");
+        self.timeline
+            .note(format!("ztunnel does not listen on {lost:?} any more"));
+        pipeline.hand_over_again(record, &mut self.timeline).await?;
+        self.mended(Kind::ListenerLost);
+        Ok(())
+    }
+}
+
+/// Whether a ztunnel says that it serves the pod. Where none is there, the next one is told of every pod.
+async fn is_acknowledged(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
+    let all = pipeline.agents.workloads(soon(5)).await?;
+    let mut reports = explain::ztunnels(&all, record).into_iter();
+    Ok(reports.any(|report| report.acknowledged_at.is_some()))
+}
+
+fn lost(listening: BTreeSet<u32>) -> Vec<u32> {
+    PORTS
+        .into_iter()
+        .filter(|port| !listening.contains(port))
+        .collect()
+}
+
+/// Between three quarters of a period and five: the pods of a node are not all looked at at once.
+fn by_chance(period: Duration) -> Duration {
+    period.mul_f64(0.75 + fastrand::f64() / 2.0)
+}

@@ -1,0 +1,95 @@
+//! What was in place and is not any more, mended where it stands.
+
+use tokio::time::Instant;
+use workload::{Failure, Reason, SandboxRef};
+
+use super::Task;
+use crate::{drift::Kind, outputs, pipeline::Reclaimed};
+
+impl Task {
+    /// netconfig sees other rules in a sandbox's netns than were applied.
+    pub(super) async fn differs(&mut self, sandbox: &SandboxRef, kind: Kind) {
+        if self.index_of(sandbox).is_some() {
+            self.differing = Some(kind);
+            self.look_now().await;
+        }
+    }
+
+    /// Claims, verifies and mends what netconfig may not hold, or sees differ. What is undone again and again is mended
+    /// with growing waits: two agents that fight cost the pod more than one that wins.
+    pub(super) async fn mend(&mut self) -> Result<(), Failure> {
+        if !self.unclaimed && self.differing.is_none() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        if !self.unclaimed
+            && let Some(until) = self.brake.holds_until(now)
+        {
+            self.contested();
+            self.wake_in(until.duration_since(now));
+            return Ok(());
+        }
+        self.reclaim().await
+    }
+
+    /// Something else undoes what is mended here.
+    pub(super) fn contested(&mut self) {
+        let is_known = |known: &Failure| known.reason == Reason::RulesContested;
+        if self.failure.as_ref().is_some_and(is_known) {
+            return;
+        }
+        let message = "the pod's rules or listeners were mended several times and are undone again";
+        self.failure = Some(Failure::new(Reason::RulesContested, message));
+        self.timeline.note(message);
+        if let Some(record) = self.records.last() {
+            tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, "Something else undoes what is mended; waiting longer");
+        }
+    }
+
+    /// Something was mended.
+    pub(super) fn mended(&mut self, kind: Kind) {
+        self.brake.mended(Instant::now());
+        *self.drift.entry(kind).or_default() += 1;
+        self.shared.repairs.count(kind);
+        self.failure
+            .take_if(|known| known.reason == Reason::RulesContested);
+        if let Some(record) = self.records.last() {
+            let message = format!("what was in place was {kind}, and was mended");
+            let (pod, reason) = (&record.pod, reason_of(kind));
+            let outputs = &self.shared.outputs;
+            outputs.event(pod, outputs::Kind::Warning, reason, &message);
+        }
+    }
+
+    /// Claims every netns again that something may be in place in, and mends its rules. What cannot be claimed now is
+    /// tried again.
+    async fn reclaim(&mut self) -> Result<(), Failure> {
+        let mut result = Ok(());
+        let mut mended = false;
+        for record in &mut self.records {
+            if !record.intent.is_held() || record.is_unfound() {
+                continue;
+            }
+            let pipeline = &self.shared.pipeline;
+            match pipeline.reclaim(record, &mut self.timeline).await {
+                Ok(Reclaimed::Whole) => {}
+                Ok(Reclaimed::Mended) => mended = true,
+                Ok(Reclaimed::Gone) => super::ending::end_unseen(record),
+                Err(failure) => result = Err(failure),
+            }
+        }
+        let kind = self.differing.take();
+        self.unclaimed = result.is_err();
+        if mended {
+            self.mended(kind.unwrap_or(Kind::Changed));
+        }
+        result
+    }
+}
+
+fn reason_of(kind: Kind) -> Reason {
+    match kind {
+        Kind::Flushed | Kind::Replaced | Kind::Changed => Reason::RulesDiffer,
+        Kind::ListenerLost => Reason::ListenerLost,
+    }
+}

@@ -1,0 +1,85 @@
+//! A running pod whose annotations or addresses changed: its rules follow, it stays in the mesh.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use workload::Failure;
+
+use super::{Step, Task};
+use crate::{checkpoint::Record, pipeline::soon, pod::Pod};
+
+impl Task {
+    /// Whether a record's redirection is what the pod asks for now, as far as that is known.
+    pub(super) fn is_as_applied(&self, record: &Record, pod: &Pod) -> bool {
+        let compared = pod.addresses.is_empty()
+            || self.compared == pod.addresses
+            || is_same(&record.addresses, &pod.addresses);
+        compared && record.wishes == self.shared.wishes_of(pod)
+    }
+
+    /// Applies what the pod asks for now, and names its addresses. What cannot be applied changes nothing.
+    pub(super) async fn renew(&mut self) -> Result<Step, Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(known) = self.records.last() else {
+            return Ok(Step::Rest);
+        };
+        let Some(pod) = inventory.pod(&self.key).filter(|pod| known.is_of(pod)) else {
+            return Ok(Step::Rest);
+        };
+        let renewed = Record {
+            wishes: self.shared.wishes_of(pod),
+            addresses: self.proven(known, &pod.addresses).await?,
+            ..known.clone()
+        };
+        self.compared.clone_from(&pod.addresses);
+        if renewed == *known {
+            return Ok(Step::Again);
+        }
+        let renewed = self
+            .shared
+            .pipeline
+            .renew(renewed, &mut self.timeline)
+            .await?;
+        tracing::info!(pod = %renewed.pod, sandbox = %renewed.sandbox, "Changed");
+        if let Some(record) = self.records.last_mut() {
+            *record = renewed;
+        }
+        self.failure = None;
+        Ok(Step::Again)
+    }
+
+    /// Of the addresses that the source shows, those that are in the netns; where there are none, those that are known.
+    /// A status may still show the addresses of the sandbox before.
+    async fn proven(&self, record: &Record, shown: &[IpAddr]) -> Result<Vec<IpAddr>, Failure> {
+        if shown.is_empty() || is_same(&record.addresses, shown) {
+            return Ok(record.addresses.clone());
+        }
+        let agents = &self.shared.pipeline.agents;
+        let seen = agents.inspect(&record.sandbox, soon(5)).await?;
+        let inside: BTreeSet<IpAddr> = seen
+            .addresses
+            .iter()
+            .filter_map(|address| address.parse().ok())
+            .collect();
+        let proven = shown.iter().filter(|address| inside.contains(address));
+        let proven: Vec<IpAddr> = proven.copied().collect();
+        let known = || record.addresses.clone();
+        Ok(if proven.is_empty() { known() } else { proven })
+    }
+}
+
+fn is_same(left: &[IpAddr], right: &[IpAddr]) -> bool {
+    let set = |all: &[IpAddr]| all.iter().copied().collect::<BTreeSet<_>>();
+    set(left) == set(right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_addresses_means_nothing() {
+        let [a, b]: [IpAddr; 2] = ["10.0.0.1", "fd00::1"].map(|it| it.parse().unwrap());
+        assert!(is_same(&[a, b], &[b, a]));
+        assert!(!is_same(&[a, b], &[a]));
+    }
+}
