@@ -73,6 +73,20 @@ impl Api {
         })))
     }
 
+    /// The pods that a filter leaves.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub fn list(
+        &self,
+        filter: pod_events::ListPodsRequest,
+    ) -> anyhow::Result<Vec<pod_events::PodSummary>> {
+        let mut client = self.pod_events.clone();
+        let listed = self.wait(client.list_pods(asked(filter)))?;
+        Ok(listed.pods)
+    }
+
     /// Whether the agent is ready.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ pub use address::addresses;
 pub(crate) use address::all_addresses;
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
-    PROC, is_alive, is_inhabited, look_at_process, parse_stat, process_directories,
+    PROC, is_alive, is_inhabited, look_at_process, parse_stat, process_directories, walks,
 };
 pub use process::{Process, processes};
 

@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 use tonic::Status;
 
-use crate::{claims::Claims, host::Host};
+use crate::{claims::Claims, host::Host, inspect};
 
 type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
@@ -41,6 +41,9 @@ impl Metrics {
         let held = move || u64::try_from(claims.count()).unwrap_or(u64::MAX);
         let help = "Network namespaces held for sandboxes";
         registry.register_collector(Watched::one("claims", help, held));
+        let help =
+            "How often the node's processes were gone through, to find a netns or what runs in one";
+        registry.register_collector(Watched::one("process_walks", help, inspect::walks));
         register_probes(registry, host);
         metrics
     }

@@ -2,6 +2,7 @@ use std::{
     fs, io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use netns::Netns;
@@ -80,10 +81,19 @@ fn is_inside(netns: &Netns, process: &Path) -> bool {
     netns.is_at(&process.join("ns/net")).unwrap_or(false)
 }
 
+/// How often the node's processes were gone through in this run: what costs the most of all looks.
+static WALKS: AtomicU64 = AtomicU64::new(0);
+
+/// See [`WALKS`].
+pub(crate) fn walks() -> u64 {
+    WALKS.load(Ordering::Relaxed)
+}
+
 /// The processes that procfs shows, with their directories.
 pub(crate) fn process_directories(
     proc: &Path,
 ) -> io::Result<impl Iterator<Item = (u32, PathBuf)> + use<>> {
+    WALKS.fetch_add(1, Ordering::Relaxed);
     let entries = fs::read_dir(proc)?.flatten();
     Ok(entries.filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;

@@ -1,0 +1,172 @@
+//! A full node's services are restarted: everything is verified, and what is right is not touched.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{collections::BTreeMap, net::SocketAddr, time::Instant};
+
+use anyhow::ensure;
+use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
+use integration::{App, Call, Node, PATIENCE, Pod, SERVICES, Spec, ask, eventually};
+use nix::sys::signal::Signal;
+
+/// As many as a node of the usual size has.
+const PODS: usize = 250;
+const PORT: u16 = 8080;
+
+/// A node with that many enrolled pods.
+struct Full {
+    pods: Vec<Pod>,
+    outsider: Pod,
+    _app: App,
+    node: Node,
+}
+
+impl Full {
+    fn new() -> anyhow::Result<Self> {
+        let node = Node::running()?;
+        let specs = (0..PODS).map(|index| Spec::new(&format!("web-{index}")).ambient());
+        let pods = node.pods(specs.collect())?;
+        let outsider = node.sandbox(Spec::new("outsider"))?;
+        let full = Self {
+            _app: App::start(&pods.first().unwrap().netns, PORT)?,
+            pods,
+            outsider,
+            node,
+        };
+        full.served()?;
+        Ok(full)
+    }
+
+    /// Whether a new connection to an enrolled pod is captured and served.
+    fn served(&self) -> anyhow::Result<()> {
+        let pod = self.pods.first().unwrap();
+        let before = self.node.accesses()?.len();
+        ask(&self.outsider.netns, SocketAddr::new(pod.v4.into(), PORT))?;
+        ensure!(self.node.accesses()?.len() > before, "it was not captured");
+        Ok(())
+    }
+
+    /// The numbers of a service's metrics whose names begin so.
+    fn numbers(&self, service: &str, prefix: &str) -> BTreeMap<String, u64> {
+        let socket = daemon::socket(&self.node.run_dir(), service);
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let text = runtime.block_on(daemon::metrics::fetch(&socket)).unwrap();
+        let lines = text.lines().filter(|line| line.starts_with(prefix));
+        let number = |line: &str| {
+            let (name, value) = line.rsplit_once(' ')?;
+            Some((name.to_owned(), value.parse().ok()?))
+        };
+        lines.filter_map(number).collect()
+    }
+
+    /// What the kernel has told of changes in the pods' netns, and how often all processes were gone through.
+    fn touched(&self) -> BTreeMap<String, u64> {
+        let mut all = self.numbers(
+            "netconfig",
+            "inpod_netconfig_drift_events_total{netns=\"claimed\"}",
+        );
+        all.extend(self.numbers("netconfig", "inpod_netconfig_process_walks"));
+        all
+    }
+
+    /// How many rule sets were verified by this run of netconfig.
+    fn verified(&self) -> u64 {
+        let name =
+            "inpod_netconfig_rules_duration_seconds_count{operation=\"verify\",result=\"OK\"}";
+        self.numbers("netconfig", name).values().sum()
+    }
+
+    fn until_enrolled(&self) {
+        eventually("every pod is in the mesh", PATIENCE, || {
+            let listed = self.node.api().list(ListPodsRequest::default())?;
+            let enrolled = listed.iter().filter(|it| it.state() == PodState::Enrolled);
+            let enrolled = enrolled.count();
+            ensure!(enrolled == PODS, "{enrolled} are");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    fn restart(&self, service: &str, signal: Signal) {
+        self.node.stop(service, signal).unwrap();
+        self.node.start(service).unwrap();
+    }
+}
+
+/// A rule set without what its rules have counted.
+fn without_counts(ruleset: &str) -> String {
+    let mut words = ruleset.split_whitespace();
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        kept.push(word);
+        if word == "packets" || word == "bytes" {
+            words.next();
+        }
+    }
+    kept.join(" ")
+}
+
+#[test]
+fn a_restart_of_pod_events_verifies_every_pod_and_writes_nothing_and_searches_nothing() {
+    let full = Full::new().unwrap();
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let (touched, verified) = (full.touched(), full.verified());
+        // The numbers mean something: enrolling the pods has moved them.
+        assert!(touched.values().any(|number| *number > 0), "{touched:?}");
+        let began = Instant::now();
+        full.restart("pod-events", signal);
+        full.node.ready().unwrap();
+        println!("{signal}: ready after {:?}", began.elapsed());
+        full.until_enrolled();
+        eventually("every pod is verified", PATIENCE, || {
+            let more = full.verified() - verified;
+            ensure!(more >= u64::try_from(PODS)?, "{more} are");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        assert_eq!(full.touched(), touched);
+        full.served().unwrap();
+    }
+}
+
+#[test]
+fn services_that_are_restarted_in_any_order_under_load_come_to_rest_and_touch_nothing_that_is_right()
+ {
+    let full = Full::new().unwrap();
+    let [netconfig, broker, pod_events] = SERVICES;
+    let rules = |pod: &Pod| without_counts(&pod.ruleset().unwrap());
+    let before: Vec<_> = full.pods.iter().take(10).map(rules).collect();
+    for order in [
+        [netconfig, broker, pod_events],
+        [pod_events, broker, netconfig],
+        [broker, netconfig, pod_events],
+    ] {
+        let late = full.node.sandbox(Spec::new("late").ambient()).unwrap();
+        full.node.until_known(&late.spec).unwrap();
+        let add = full.node.call(Call::add, &late);
+        // An ADD in the middle of it succeeds, or says that it is to be tried again.
+        let added = std::thread::spawn(move || {
+            eventually("the ADD succeeds", PATIENCE * 2, || {
+                let outcome = add.run()?;
+                let again = outcome.stdout.contains("\"code\":11");
+                assert!(outcome.code == 0 || again, "{outcome:?}");
+                ensure!(outcome.code == 0, "not yet: {outcome:?}");
+                anyhow::Ok(())
+            })
+        });
+        for service in order {
+            full.restart(service, Signal::SIGKILL);
+        }
+        added.join().unwrap().unwrap();
+        full.node.ready().unwrap();
+        full.node.until_whole(&late.spec).unwrap();
+        full.node.del(&late).unwrap();
+        std::fs::remove_file(full.node.manifests().join("shop-late.yaml")).unwrap();
+        full.until_enrolled();
+        full.served().unwrap();
+    }
+    let after: Vec<_> = full.pods.iter().take(10).map(rules).collect();
+    assert_eq!(before, after);
+    // This run of netconfig has seen no change in the netns of those that were right.
+    let changes = full.numbers("netconfig", "inpod_netconfig_rules_differing_total");
+    assert!(changes.values().all(|number| *number == 0), "{changes:?}");
+}
