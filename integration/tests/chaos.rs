@@ -1,0 +1,420 @@
+//! Pods come, go and change while everything that they depend on dies and comes back, and while their rules are torn
+//! out. When that ends, each of them is as it is wanted, and nothing is left of those that went.
+//!
+//! `CHAOS_SECONDS` says how long, `CHAOS_SEED` repeats the choices of an earlier run.
+#![cfg(feature = "apiserver")]
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+mod cluster;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use cluster::Cluster;
+use fastrand::Rng;
+use inpod_proto::podevents::v1::{ListPodsRequest, PodState};
+use integration::{Call, Outcome, Pod, SERVICES, eventually};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+/// So many pods at most are there at once.
+const MOST: usize = 16;
+
+/// How long everything may take to come to rest: the longest wait between two attempts is 30 s and a half.
+const REST: Duration = Duration::from_secs(120);
+
+/// What is left in a netns of a pod that is outside of the mesh.
+const NOTHING: [String; 0] = [];
+
+/// A pod as the test has made it.
+struct Subject {
+    pod: Pod,
+    /// The value of its label.
+    mode: Option<&'static str>,
+    /// Whether a runtime has succeeded with its ADD.
+    added: bool,
+    /// An ADD that is under way.
+    adding: Option<JoinHandle<Outcome>>,
+}
+
+struct Chaos {
+    cluster: Cluster,
+    rng: Rng,
+    subjects: BTreeMap<String, Subject>,
+    is_namespace_in: bool,
+    made: u32,
+    /// What is down, and when it comes back.
+    down: BTreeMap<&'static str, Instant>,
+    done: BTreeMap<&'static str, u32>,
+}
+
+impl Chaos {
+    fn new(seed: u64) -> Self {
+        let cluster = Cluster::own();
+        cluster.label_namespace("ambient");
+        Self {
+            cluster,
+            rng: Rng::with_seed(seed),
+            subjects: BTreeMap::new(),
+            is_namespace_in: true,
+            made: 0,
+            down: BTreeMap::new(),
+            done: BTreeMap::new(),
+        }
+    }
+
+    fn is_api_there(&self) -> bool {
+        !self.down.contains_key("api-server")
+    }
+
+    /// One thing happens.
+    fn step(&mut self) {
+        self.reap();
+        self.raise(Instant::now());
+        let what = match self.rng.u32(0..100) {
+            0..25 => self.come(),
+            25..40 => self.go(),
+            40..60 => self.flip(),
+            60..64 => self.flip_namespace(),
+            64..74 => self.tear(),
+            74..92 => self.kill(),
+            92..97 => self.stall_api_server(),
+            _ => self.repeat_add(),
+        };
+        *self.done.entry(what.unwrap_or("nothing")).or_default() += 1;
+    }
+
+    fn any(&mut self) -> Option<String> {
+        let names: Vec<_> = self.subjects.keys().cloned().collect();
+        self.rng.choice(names)
+    }
+
+    fn come(&mut self) -> Option<&'static str> {
+        if self.subjects.len() >= MOST || !self.is_api_there() {
+            return None;
+        }
+        self.made += 1;
+        let name = format!("p{}", self.made);
+        let mode = self
+            .rng
+            .choice([None, None, Some("ambient"), Some("none")])?;
+        let uid = self.cluster.create(&self.cluster.object(&name, mode));
+        let pod = self.cluster.sandbox(&name, &uid);
+        let subject = Subject {
+            adding: Some(self.add(&pod)),
+            pod,
+            mode,
+            added: false,
+        };
+        self.subjects.insert(name, subject);
+        Some("pod created")
+    }
+
+    /// A runtime's ADD, which ends within its time whatever happens.
+    fn add(&self, pod: &Pod) -> JoinHandle<Outcome> {
+        let call = self.cluster.node.call(Call::add, pod).timeout_seconds(10);
+        thread::spawn(move || call.run().unwrap())
+    }
+
+    /// Takes in the answers of ADDs.
+    fn reap(&mut self) {
+        for subject in self.subjects.values_mut() {
+            if let Some(answered) = subject.adding.take_if(|adding| adding.is_finished()) {
+                subject.added |= answered.join().unwrap().code == 0;
+            }
+        }
+    }
+
+    /// A runtime tries again what has failed.
+    fn repeat_add(&mut self) -> Option<&'static str> {
+        let name = self.any()?;
+        let subject = self.subjects.get(&name)?;
+        if subject.added || subject.adding.is_some() {
+            return None;
+        }
+        let adding = self.add(&subject.pod);
+        self.subjects.get_mut(&name)?.adding = Some(adding);
+        Some("ADD repeated")
+    }
+
+    /// A pod ends: the runtime's DEL, and its object goes before or after that.
+    fn go(&mut self) -> Option<&'static str> {
+        let name = self.any().filter(|_| self.is_api_there())?;
+        let is_first = self.rng.bool();
+        let mut subject = self.subjects.remove(&name)?;
+        if let Some(adding) = subject.adding.take() {
+            // A runtime ends what it has begun before it deletes.
+            adding.join().unwrap();
+        }
+        let path = self.cluster.path(&name);
+        if is_first {
+            self.cluster.server.delete(&path).unwrap();
+        }
+        self.cluster.node.del(&subject.pod).unwrap();
+        if !is_first {
+            self.cluster.server.delete(&path).unwrap();
+        }
+        Some("pod deleted")
+    }
+
+    fn flip(&mut self) -> Option<&'static str> {
+        let name = self.any().filter(|_| self.is_api_there())?;
+        let mode = self.rng.choice([None, Some("ambient"), Some("none")])?;
+        let labels = json!({"istio.io/dataplane-mode": mode});
+        let change = json!({"metadata": {"labels": labels}});
+        self.cluster
+            .server
+            .patch(&self.cluster.path(&name), &change)
+            .unwrap();
+        self.subjects.get_mut(&name)?.mode = mode;
+        Some("label changed")
+    }
+
+    fn flip_namespace(&mut self) -> Option<&'static str> {
+        if !self.is_api_there() {
+            return None;
+        }
+        self.is_namespace_in = !self.is_namespace_in;
+        let mode = if self.is_namespace_in { "ambient" } else { "" };
+        self.cluster.label_namespace(mode);
+        Some("namespace's label changed")
+    }
+
+    /// Somebody takes rules out of a pod.
+    fn tear(&mut self) -> Option<&'static str> {
+        let name = self.any()?;
+        let pod = &self.subjects.get(&name)?.pod;
+        if self.rng.bool() {
+            pod.exec(&["nft", "flush", "ruleset"]).unwrap();
+        } else {
+            // There may be none.
+            pod.exec(&["ip", "rule", "del", "pref", "32764"])
+                .unwrap_or_default();
+        }
+        Some("rules torn out")
+    }
+
+    fn kill(&mut self) -> Option<&'static str> {
+        let [netconfig, broker, pod_events] = SERVICES;
+        let all = [netconfig, broker, pod_events, "ztunnel"];
+        let what = self
+            .rng
+            .choice(all)
+            .filter(|it| !self.down.contains_key(it))?;
+        self.cluster.node.stop(what, Signal::SIGKILL).unwrap();
+        let back = Duration::from_millis(self.rng.u64(0..1500));
+        self.down.insert(what, Instant::now() + back);
+        Some(what)
+    }
+
+    fn stall_api_server(&mut self) -> Option<&'static str> {
+        if !self.is_api_there() {
+            return None;
+        }
+        self.cluster.server.signal(Signal::SIGSTOP).unwrap();
+        let back = Duration::from_millis(self.rng.u64(500..4000));
+        self.down.insert("api-server", Instant::now() + back);
+        Some("API server stalled")
+    }
+
+    /// What was down long enough comes back.
+    fn raise(&mut self, now: Instant) {
+        let back: Vec<_> = self.down.extract_if(.., |_, then| *then <= now).collect();
+        for (what, _) in back {
+            match what {
+                "api-server" => self.cluster.server.signal(Signal::SIGCONT).unwrap(),
+                "ztunnel" => self.cluster.node.start_ztunnel(&[]).unwrap(),
+                service => self.cluster.node.start(service).unwrap(),
+            }
+        }
+    }
+
+    /// Everything runs, and every runtime has got its way.
+    fn calm(&mut self) {
+        self.raise(Instant::now() + REST);
+        self.cluster.until_served();
+        for subject in self.subjects.values_mut() {
+            if let Some(adding) = subject.adding.take() {
+                subject.added |= adding.join().unwrap().code == 0;
+            }
+        }
+        for subject in self.subjects.values().filter(|subject| !subject.added) {
+            eventually("a repeated ADD succeeds", REST, || {
+                let outcome = self.cluster.node.call(Call::add, &subject.pod).run()?;
+                ensure!(outcome.code == 0, "{outcome:?}");
+                anyhow::Ok(())
+            })
+            .unwrap();
+        }
+    }
+
+    fn is_wanted(&self, subject: &Subject) -> bool {
+        match subject.mode {
+            Some("ambient") => true,
+            Some(_) => false,
+            None => self.is_namespace_in,
+        }
+    }
+
+    /// Whether a pod is as it is wanted, by the kernel's, ztunnel's and the API server's word.
+    fn is_as_wanted(&self, name: &str, subject: &Subject) -> anyhow::Result<()> {
+        let known = self.cluster.node.explain(&subject.pod.spec)?;
+        let wanted = self.is_wanted(subject);
+        let state = if wanted {
+            PodState::Enrolled
+        } else {
+            PodState::Out
+        };
+        ensure!(
+            known.state() == state,
+            "{name} is wanted {state:?}: {known:?}"
+        );
+        ensure!(
+            known.last_failure.is_none(),
+            "{name}: {:?}",
+            known.last_failure
+        );
+        if wanted {
+            let rules = known.rules.as_ref().context("no rules are known")?;
+            ensure!(
+                rules.differences.is_empty(),
+                "{name}: {:?}",
+                rules.differences
+            );
+            for port in [15001, 15006, 15008] {
+                ensure!(
+                    rules.listening_ports.contains(&port),
+                    "{name} has no {port}"
+                );
+            }
+        } else {
+            ensure!(
+                subject.pod.traces()? == NOTHING,
+                "{name}: {:?}",
+                subject.pod.traces()?
+            );
+        }
+        let object = self.cluster.server.get(&self.cluster.path(name))?;
+        let annotation = object.pointer("/metadata/annotations/ambient.istio.io~1redirection");
+        let expected = wanted.then(|| Value::from("enabled"));
+        ensure!(
+            annotation == expected.as_ref(),
+            "{name} is annotated {annotation:?}"
+        );
+        Ok(())
+    }
+
+    /// Nothing is held but for pods that are there, and for those that are in the mesh.
+    fn is_nothing_leaked(&self) -> anyhow::Result<()> {
+        let node = &self.cluster.node;
+        let inside = self
+            .subjects
+            .values()
+            .filter(|it| self.is_wanted(it))
+            .count();
+        let claims = node.api().claims()?;
+        ensure!(claims.len() == inside, "{inside} are inside: {claims:?}");
+        let workloads = node.api().workloads()?.workloads;
+        ensure!(
+            workloads.len() == inside,
+            "{inside} are inside: {workloads:?}"
+        );
+        let records = files(&node.run_dir().join("pod-events/pods"))?;
+        ensure!(records.len() == self.subjects.len(), "{records:?}");
+        let spooled = files(&node.state_dir().join("spool"))?;
+        ensure!(spooled.is_empty(), "{spooled:?}");
+        let let_through = node.api().list(ListPodsRequest {
+            let_through: true,
+            ..ListPodsRequest::default()
+        })?;
+        ensure!(let_through.is_empty(), "{let_through:?}");
+        let held = netns_held(node.pid("netconfig")?)?;
+        // Its own and the node's, beside those of pods.
+        ensure!(
+            held <= inside + 4,
+            "netconfig holds {held} netns of {inside} pods"
+        );
+        let elements = self.probe_elements()?;
+        ensure!(
+            elements == 2 * inside,
+            "{elements} probe elements of {inside} pods"
+        );
+        Ok(())
+    }
+
+    fn probe_elements(&self) -> anyhow::Result<usize> {
+        let node = self.cluster.node.netns();
+        let text = node.within(|| {
+            std::process::Command::new("nft")
+                .args(["-j", "list", "sets"])
+                .output()
+        })??;
+        let listed: Value = serde_json::from_slice(&text.stdout)?;
+        let sets = listed.pointer("/nftables").and_then(Value::as_array);
+        let elements = |set: &Value| {
+            set.pointer("/set/elem")
+                .and_then(Value::as_array)
+                .map(Vec::len)
+        };
+        Ok(sets.into_iter().flatten().filter_map(elements).sum())
+    }
+}
+
+fn files(directory: &std::path::Path) -> anyhow::Result<Vec<String>> {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return Ok(Vec::new());
+    };
+    let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+    names.collect()
+}
+
+fn netns_held(pid: u32) -> anyhow::Result<usize> {
+    let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
+    let links = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let is_netns = |link: &std::path::PathBuf| {
+        let link = link.to_string_lossy();
+        link.starts_with("net:") || link.starts_with("/run/netns/")
+    };
+    Ok(links.filter(is_netns).count())
+}
+
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn whatever_dies_and_changes_in_the_end_every_pod_is_as_it_is_wanted_and_nothing_is_left() {
+    let seed = setting("CHAOS_SEED").unwrap_or_else(|| fastrand::u64(..));
+    let seconds = setting("CHAOS_SECONDS").unwrap_or(60);
+    println!("chaos for {seconds} s with CHAOS_SEED={seed}");
+    let mut chaos = Chaos::new(seed);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    while Instant::now() < end {
+        chaos.step();
+        thread::sleep(Duration::from_millis(chaos.rng.u64(10..250)));
+    }
+    println!("{:?}", chaos.done);
+    for what in [
+        "pod created",
+        "pod deleted",
+        "label changed",
+        "rules torn out",
+    ] {
+        assert!(chaos.done.contains_key(what), "{what} never happened");
+    }
+    chaos.calm();
+    eventually("every pod is as it is wanted", REST, || {
+        let mut subjects = chaos.subjects.iter();
+        subjects.try_for_each(|(name, subject)| chaos.is_as_wanted(name, subject))
+    })
+    .unwrap();
+    eventually("nothing is left of those that went", REST, || {
+        chaos.is_nothing_leaked()
+    })
+    .unwrap();
+}
