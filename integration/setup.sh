@@ -141,6 +141,23 @@ need_apiserver() {
 
 # The plugin as it is shipped: static, since the host's libc is not known, and small; or an example of its crate, built
 # alike. Prints where it is.
+# The last release, whose contracts are in proto/releases.
+RELEASE=0.1.0
+# What came before it: the commit whose plugin the agent of today has to serve.
+PREVIOUS=52967dd516247e8943d5bddb48312fdbc71dbef1
+
+# The plugin of the previous release, built once.
+need_previous() {
+  PREVIOUS_PLUGIN=$tools/inpod-cni-$PREVIOUS
+  [ -x "$PREVIOUS_PLUGIN" ] && return
+  git cat-file -e "$PREVIOUS^{commit}" 2>/dev/null || return
+  say "  building the plugin of the previous release"
+  local source=$cache/previous
+  rm -rf "$source" && mkdir -p "$source" "$tools" && git archive "$PREVIOUS" | tar -x -C "$source" &&
+    CARGO_TARGET_DIR=$source/target cargo build -q --manifest-path "$source/Cargo.toml" -p inpod-cni >&2 &&
+    cp "$source/target/debug/inpod-cni" "$PREVIOUS_PLUGIN" && rm -rf "$source" || die "the previous plugin cannot be built"
+}
+
 build_plugin() { # [--example NAME]
   local target=${CARGO_TARGET_DIR:-target} host
   host=$(rustc -vV | sed -n 's/^host: //p')

@@ -136,6 +136,16 @@ impl Call {
         self.start()?.wait()
     }
 
+    /// Executes another release of the plugin.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be executed.
+    pub fn run_by(&self, plugin: &Path) -> anyhow::Result<Outcome> {
+        let environment = self.environment.iter().map(|(name, value)| (name, value));
+        Running::start_of(plugin, environment, self.stdin.as_bytes(), &[])?.wait()
+    }
+
     /// Executes the plugin and does not wait for it.
     ///
     /// # Errors
@@ -165,8 +175,17 @@ impl Running {
         stdin: &[u8],
         arguments: &[&OsStr],
     ) -> anyhow::Result<Self> {
+        Self::start_of(&bin("inpod-cni")?, environment, stdin, arguments)
+    }
+
+    fn start_of<N: AsRef<OsStr>, V: AsRef<OsStr>>(
+        plugin: &Path,
+        environment: impl IntoIterator<Item = (N, V)>,
+        stdin: &[u8],
+        arguments: &[&OsStr],
+    ) -> anyhow::Result<Self> {
         let started = Instant::now();
-        let mut child = Command::new(bin("inpod-cni")?)
+        let mut child = Command::new(plugin)
             .env_clear()
             .envs(environment)
             .args(arguments)
