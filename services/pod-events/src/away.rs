@@ -20,6 +20,7 @@ use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},
 };
+use workload::NamespaceName;
 
 use crate::{
     metrics::Metrics,
@@ -27,6 +28,7 @@ use crate::{
     source::{Inventory, PodKey},
     task::{Settled, Shared},
 };
+use enrolled::Enrolled;
 use spool::{Effects, Event};
 
 /// How often the directory is looked through: a plugin whose call failed half-way writes while we run.
@@ -44,6 +46,9 @@ pub(crate) struct Away {
     registry: Registry,
     conditions: Readiness,
     metrics: Metrics,
+    enrolled: Enrolled,
+    /// What was last written down, and whether everything was known then; `None` where that failed.
+    written: Option<(BTreeSet<NamespaceName>, bool)>,
     /// What was wrong the last time, which has been logged then.
     problem: Option<String>,
 }
@@ -62,13 +67,15 @@ impl Away {
         let mut away = Self {
             state_dir: shared.config.plugin_state_dir.clone(),
             boot_id: boot_id(),
+            enrolled: Enrolled::new(shared.config.exclude_namespaces.clone()),
+            written: None,
             shared,
             registry,
             conditions,
             metrics,
             problem: None,
         };
-        away.look().await;
+        away.look(true).await;
         tokio::spawn(away.follow(changes));
     }
 
@@ -76,17 +83,18 @@ impl Away {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                Ok(()) = changes.changed() => {}
-            }
-            self.look().await;
+            let is_due = tokio::select! {
+                _ = ticks.tick() => true,
+                Ok(()) = changes.changed() => false,
+            };
+            self.look(is_due).await;
         }
     }
 
-    async fn look(&mut self) {
+    /// Looks at what has changed; where it is due, at everything.
+    async fn look(&mut self, is_due: bool) {
         let read = self.read_spool().await;
-        let written = self.write_enrolled().await;
+        let written = self.write_enrolled(is_due).await;
         self.report(read.and(written));
     }
 
@@ -100,15 +108,35 @@ impl Away {
         let directory = self.state_dir.join(SPOOL_DIR);
         let result = spool::settle(&directory, &self.boot_id, &mut late).await;
         let touched = late.touched;
-        self.registry.look(|key| touched.contains(key));
+        self.registry.look_at(&touched);
         result
     }
 
-    async fn write_enrolled(&self) -> Result<(), String> {
+    /// The file is looked at where it is due, and where it is to say something else.
+    async fn write_enrolled(&mut self, is_due: bool) -> Result<(), String> {
         let inventory = self.shared.source.inventory();
-        let excluded = &self.shared.config.exclude_namespaces;
-        let wanted = enrolled::wanted(&inventory, excluded, &self.registry.records());
-        let (state_dir, complete) = (self.state_dir.clone(), inventory.is_complete());
+        let registry = &self.registry;
+        self.enrolled
+            .follow(&inventory, |namespace| registry.is_held(namespace));
+        if is_due {
+            self.enrolled.hold(registry.held_namespaces());
+        }
+        let complete = inventory.is_complete();
+        let is_written = |(wanted, whole): &(BTreeSet<_>, bool)| {
+            wanted == self.enrolled.wanted() && *whole == complete
+        };
+        if !is_due && self.written.as_ref().is_some_and(is_written) {
+            return Ok(());
+        }
+        self.written = None;
+        let wanted = self.enrolled.wanted().clone();
+        self.update(wanted.clone(), complete).await?;
+        self.written = Some((wanted, complete));
+        Ok(())
+    }
+
+    async fn update(&self, wanted: BTreeSet<NamespaceName>, complete: bool) -> Result<(), String> {
+        let state_dir = self.state_dir.clone();
         // It waits for the disk.
         let update = move || enrolled::update(&state_dir, wanted, complete);
         let updated = tokio::task::spawn_blocking(update).await;

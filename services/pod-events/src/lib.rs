@@ -171,8 +171,9 @@ async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: R
     let mut before = Arc::clone(&changes.borrow_and_update());
     while changes.changed().await.is_ok() {
         let now = Arc::clone(&changes.borrow_and_update());
-        registry.look(|key| now.differs_at(&before, key));
-        registry.meet(|key| now.differs_at(&before, key));
+        let changes = now.since(&before);
+        registry.look_after(&changes);
+        registry.meet_after(&changes);
         before = now;
     }
 }

@@ -1,10 +1,11 @@
 //! All tasks of the node, and which sandbox belongs to which.
 
 mod inherited;
+mod looks;
 mod spooled;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -25,7 +26,7 @@ use crate::{
     pipeline::{forward, is_passing, workload_of},
     resolve::resolve,
     source::PodKey,
-    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, is_missed},
+    task::{AddCall, Added, Command, Interrupts, Shared, Task, View},
 };
 
 /// How long a synchronisation waits for the slowest task. One that is later claims for itself.
@@ -48,7 +49,7 @@ pub struct Registry {
 
 #[derive(Debug, Default)]
 struct Tasks {
-    running: HashMap<PodKey, Handle>,
+    running: BTreeMap<PodKey, Handle>,
     failed: VecDeque<(PodKey, View)>,
 }
 
@@ -285,20 +286,6 @@ impl Registry {
     /// From now on pods are looked for of which no verb was seen: what ran before us is written down.
     pub fn look_for_strangers(&self) {
         self.inherited.store(true, Ordering::Relaxed);
-    }
-
-    /// Has pods looked for that are wanted in the mesh and of which nothing is recorded.
-    pub fn meet(&self, wanted: impl Fn(&PodKey) -> bool) {
-        if !self.inherited.load(Ordering::Relaxed) {
-            return;
-        }
-        let inventory = self.shared.source.inventory();
-        let is_new = |key: &PodKey| wanted(key) && !self.tasks().running.contains_key(key);
-        for (key, pod) in &inventory.pods {
-            if is_new(key) && is_missed(&self.shared, pod) {
-                self.ask(key, Command::Look);
-            }
-        }
     }
 
     /// netconfig has let a netns go.

@@ -2,12 +2,9 @@
 
 mod directory;
 mod kubernetes;
+mod shared_map;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -22,19 +19,20 @@ use crate::{
 
 pub use directory::DirectoryError;
 pub use kubernetes::KubernetesError;
+pub use shared_map::SharedMap;
 
 /// A pod's name in its namespace: pods of one name succeed each other.
 pub type PodKey = (NamespaceName, PodName);
 
-/// What is known of this node's pods at one moment.
+/// What is known of this node's pods at one moment. Cheap to copy: copies share what they have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// The pods of this node.
-    pub pods: BTreeMap<PodKey, Pod>,
+    pub pods: SharedMap<PodKey, Pod>,
     /// Namespaces of which something is known.
-    pub namespaces: BTreeMap<NamespaceName, Namespace>,
+    pub namespaces: SharedMap<NamespaceName, Namespace>,
     /// What keeps the view from being whole, a sentence each.
-    pub gaps: BTreeSet<String>,
+    pub gaps: Arc<BTreeSet<String>>,
     /// Whether a namespace that is not here is unknown: in Kubernetes every pod has one. In a directory it has no labels.
     pub namespaces_exist: bool,
 }
@@ -70,12 +68,26 @@ impl Inventory {
         self.namespaces.get(name).cloned().unwrap_or_else(bare)
     }
 
-    /// Whether something else is to be concluded of a pod than before.
-    pub fn differs_at(&self, before: &Self, key: &PodKey) -> bool {
-        self.pod(key) != before.pod(key)
-            || self.namespaces.get(&key.0) != before.namespaces.get(&key.0)
-            || self.is_complete() != before.is_complete()
+    /// What is otherwise than it was, found without a look at what is not.
+    pub fn since(&self, before: &Self) -> Changes {
+        let namespaces = self.namespaces.differences(&before.namespaces);
+        Changes {
+            pods: self.pods.differences(&before.pods),
+            namespaces: namespaces.into_iter().collect(),
+            completeness: self.is_complete() != before.is_complete(),
+        }
     }
+}
+
+/// What is otherwise in one inventory than in an earlier one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Pods that came, went or say something else.
+    pub pods: Vec<PodKey>,
+    /// Namespaces likewise.
+    pub namespaces: BTreeSet<NamespaceName>,
+    /// Whether only one of the two is complete: something else is to be concluded of every pod.
+    pub completeness: bool,
 }
 
 /// What a look past the watch has shown.

@@ -149,7 +149,7 @@ impl Sync {
         }
         self.show(known);
         self.registry.look(|_| true);
-        self.registry.meet(|_| true);
+        self.registry.meet_all();
         Ok(())
     }
 

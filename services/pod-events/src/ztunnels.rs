@@ -1,6 +1,11 @@
 //! Which pods of this node are ztunnels, and that the broker knows: it serves no other process.
 
-use std::{collections::BTreeSet, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::{
     sync::watch,
@@ -11,7 +16,7 @@ use workload::{Failure, NamespaceName, PodUid};
 use crate::{
     agents::Agents,
     pod::Pod,
-    source::{Health, Inventory, Source},
+    source::{Health, Inventory, PodKey, Source},
     sync::Run,
 };
 
@@ -78,15 +83,32 @@ fn is_prefix(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_part)
 }
 
-/// The ztunnels among some pods, as their cgroups call them: a static pod by its hash.
-pub fn among<'a>(pods: impl Iterator<Item = &'a Pod>, selector: &Selector) -> BTreeSet<PodUid> {
-    let ztunnels = pods.filter(|pod| selector.selects(pod));
-    let called = |pod: &Pod| {
-        pod.runtime_uid
-            .clone()
-            .unwrap_or_else(|| pod.pod.uid.clone())
-    };
-    ztunnels.map(called).collect()
+/// The ztunnels of the node. A change costs a look at the pods that it concerns.
+#[derive(Debug, Default)]
+struct Ztunnels {
+    /// The inventory that the rest is about.
+    seen: Inventory,
+    /// As their cgroups call them: a static pod by its hash.
+    found: BTreeMap<PodKey, PodUid>,
+}
+
+impl Ztunnels {
+    fn follow(&mut self, now: &Inventory, selector: &Selector) {
+        for key in now.pods.differences(&self.seen.pods) {
+            match now.pod(&key).filter(|pod| selector.selects(pod)) {
+                Some(pod) => {
+                    let called = pod.runtime_uid.as_ref().unwrap_or(&pod.pod.uid);
+                    self.found.insert(key, called.clone());
+                }
+                None => drop(self.found.remove(&key)),
+            }
+        }
+        self.seen = now.clone();
+    }
+
+    fn uids(&self) -> BTreeSet<PodUid> {
+        self.found.values().cloned().collect()
+    }
 }
 
 /// Tells the broker after each start of it and at each change, for ever.
@@ -133,8 +155,11 @@ impl Seen {
         }
         let [shortest, longest] = WAITS;
         let (mut told, mut wait) = (None, shortest);
+        let mut ztunnels = Ztunnels::default();
         loop {
-            let pods = among(self.inventory.borrow_and_update().pods.values(), selector);
+            let inventory = Arc::clone(&self.inventory.borrow_and_update());
+            ztunnels.follow(&inventory, selector);
+            let pods = ztunnels.uids();
             let run = self.broker.borrow_and_update().clone();
             let due = run.map(|run| (run, pods));
             let mut failed = false;

@@ -1,37 +1,113 @@
 //! Which namespaces have pods in the mesh, for the plugin to know while pod-events is away.
 
-use std::{collections::BTreeSet, io, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::Path,
+};
 
 use inpod_cni::enrolled::EnrolledNamespaces;
-use workload::{Enrollment, NamespaceName, keys};
+use workload::{Enrollment, NamespaceName, PodName, keys};
 
-use crate::{checkpoint::Record, decide::decide_from, pod::Pod, source::Inventory};
+use crate::{
+    decide::decide_from,
+    pod::{Namespace, Pod},
+    source::Inventory,
+};
 
-/// The namespaces that are labelled, that have a pod which is to be in the mesh, or one that is in it; and what their
-/// annotation `inpod.io/on-unknown` says otherwise.
-pub(super) fn wanted(
-    inventory: &Inventory,
-    excluded: &[NamespaceName],
-    records: &[Record],
-) -> BTreeSet<NamespaceName> {
-    let is = |value: &Option<String>, expected| value.as_deref() == Some(expected);
-    let labelled = inventory.namespaces.values().filter(|namespace| {
-        (is(&namespace.dataplane_mode, keys::DATAPLANE_MODE_AMBIENT)
-            || is(&namespace.on_unknown, keys::ON_UNKNOWN_CLOSED))
-            && !excluded.contains(&namespace.name)
-    });
-    let joins =
-        |pod: &&Pod| decide_from(inventory, pod, excluded).enrollment == Enrollment::Ambient;
-    let joining = inventory.pods.values().filter(joins);
-    let held = records.iter().filter(|record| record.intent.is_held());
-    let mut names: BTreeSet<_> = labelled.map(|namespace| namespace.name.clone()).collect();
-    names.extend(joining.map(|pod| pod.pod.namespace.clone()));
-    names.extend(held.map(|record| record.pod.namespace.clone()));
-    names.retain(|name| {
-        let namespace = inventory.namespaces.get(name);
-        !namespace.is_some_and(|namespace| is(&namespace.on_unknown, keys::ON_UNKNOWN_OPEN))
-    });
-    names
+/// The namespaces that are labelled, that have a pod which is to be in the mesh, or one that is in it; but for those
+/// whose annotation `inpod.io/on-unknown` says otherwise. A change costs a look at the namespaces that it concerns and
+/// at their pods of this node.
+#[derive(Debug)]
+pub(super) struct Enrolled {
+    excluded: Vec<NamespaceName>,
+    /// The inventory that the rest is about.
+    seen: Inventory,
+    pods: BTreeMap<NamespaceName, BTreeSet<PodName>>,
+    held: BTreeSet<NamespaceName>,
+    wanted: BTreeSet<NamespaceName>,
+}
+
+impl Enrolled {
+    pub(super) fn new(excluded: Vec<NamespaceName>) -> Self {
+        Self {
+            excluded,
+            seen: Inventory::default(),
+            pods: BTreeMap::new(),
+            held: BTreeSet::new(),
+            wanted: BTreeSet::new(),
+        }
+    }
+
+    /// The namespaces.
+    pub(super) fn wanted(&self) -> &BTreeSet<NamespaceName> {
+        &self.wanted
+    }
+
+    /// Something else is known of pods and namespaces. Whether the namespaces have a pod in the mesh is asked again.
+    pub(super) fn follow(&mut self, now: &Inventory, is_held: impl Fn(&NamespaceName) -> bool) {
+        let changes = now.since(&self.seen);
+        self.seen = now.clone();
+        let mut touched = changes.namespaces;
+        for (namespace, name) in changes.pods {
+            self.count(&namespace, name);
+            touched.insert(namespace);
+        }
+        for namespace in &touched {
+            set(&mut self.held, namespace, is_held(namespace));
+            self.judge(namespace);
+        }
+    }
+
+    /// These namespaces have a pod in the mesh.
+    pub(super) fn hold(&mut self, held: BTreeSet<NamespaceName>) {
+        let before = std::mem::replace(&mut self.held, held);
+        let touched: Vec<_> = before.symmetric_difference(&self.held).cloned().collect();
+        touched.iter().for_each(|namespace| self.judge(namespace));
+    }
+
+    /// Keeps the pods of a namespace.
+    fn count(&mut self, namespace: &NamespaceName, name: PodName) {
+        let is_there = self
+            .seen
+            .pods
+            .contains_key(&(namespace.clone(), name.clone()));
+        let pods = self.pods.entry(namespace.clone()).or_default();
+        set(pods, &name, is_there);
+        if pods.is_empty() {
+            self.pods.remove(namespace);
+        }
+    }
+
+    fn judge(&mut self, name: &NamespaceName) {
+        let says = |of: fn(&Namespace) -> &Option<String>, value| {
+            let namespace = self.seen.namespaces.get(name);
+            namespace.is_some_and(|namespace| of(namespace).as_deref() == Some(value))
+        };
+        let labelled = says(|it| &it.dataplane_mode, keys::DATAPLANE_MODE_AMBIENT)
+            || says(|it| &it.on_unknown, keys::ON_UNKNOWN_CLOSED);
+        let asks = labelled && !self.excluded.contains(name);
+        let wanted = !says(|it| &it.on_unknown, keys::ON_UNKNOWN_OPEN)
+            && (asks || self.held.contains(name) || self.has_joining_pod(name));
+        set(&mut self.wanted, name, wanted);
+    }
+
+    fn has_joining_pod(&self, namespace: &NamespaceName) -> bool {
+        let names = self.pods.get(namespace).into_iter().flatten();
+        let mut pods = names.filter_map(|name| self.seen.pod(&(namespace.clone(), name.clone())));
+        let joins = |pod: &Pod| {
+            decide_from(&self.seen, pod, &self.excluded).enrollment == Enrollment::Ambient
+        };
+        pods.any(joins)
+    }
+}
+
+fn set<T: Ord + Clone>(all: &mut BTreeSet<T>, one: &T, is_in: bool) {
+    if is_in {
+        all.insert(one.clone());
+    } else {
+        all.remove(one);
+    }
 }
 
 /// Writes the list if it says something else. As long as the source does not know everything nothing is taken from it,
@@ -73,15 +149,12 @@ fn write(
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{cell::Cell, fs};
 
     use inpod_cni::enrolled::ENROLLED_FILE;
 
     use super::*;
-    use crate::{
-        checkpoint::Intent,
-        testing::{namespace, pod, record},
-    };
+    use crate::testing::{namespace, pod};
 
     fn names(names: &[&str]) -> BTreeSet<NamespaceName> {
         names.iter().map(|name| name.parse().unwrap()).collect()
@@ -113,16 +186,19 @@ mod tests {
         inventory
     }
 
+    fn wanted(inventory: &Inventory, excluded: &[&str], held: &[&str]) -> BTreeSet<NamespaceName> {
+        let mut enrolled = Enrolled::new(names(excluded).into_iter().collect());
+        let held = names(held);
+        enrolled.follow(inventory, |namespace| held.contains(namespace));
+        enrolled.hold(held);
+        enrolled.wanted().clone()
+    }
+
     #[test]
     fn a_namespace_counts_by_its_label_by_its_pods_labels_and_by_what_is_held() {
-        let held = Record {
-            intent: Intent::Enrolling,
-            ..record("c1")
-        };
-        let excluded = ["system".parse().unwrap()];
-        let found = wanted(&inventory(), &excluded, &[held]);
+        let found = wanted(&inventory(), &["system"], &["shop"]);
         assert_eq!(found, names(&["labelled", "mixed", "shop"]));
-        let found = wanted(&inventory(), &excluded, &[record("c1")]);
+        let found = wanted(&inventory(), &["system"], &[]);
         assert_eq!(found, names(&["labelled", "mixed"]));
     }
 
@@ -135,13 +211,60 @@ mod tests {
             ("system", "closed"),
         ] {
             let name: NamespaceName = name.parse().unwrap();
-            inventory.namespaces.get_mut(&name).unwrap().on_unknown = Some(said.to_owned());
+            let mut namespace = inventory.namespaces.get(&name).unwrap().clone();
+            namespace.on_unknown = Some(said.to_owned());
+            inventory.namespaces.insert(name, namespace);
         }
-        let excluded = ["system".parse().unwrap()];
         assert_eq!(
-            wanted(&inventory, &excluded, &[]),
+            wanted(&inventory, &["system"], &[]),
             names(&["mixed", "plain"])
         );
+    }
+
+    #[test]
+    fn what_changes_later_counts_as_if_it_had_always_been_so() {
+        let mut enrolled = Enrolled::new(Vec::new());
+        let mut now = inventory();
+        let key = ("mixed".parse().unwrap(), "web".parse().unwrap());
+        let mut steps = vec![now.clone()];
+        now.pods.remove(&key);
+        steps.push(now.clone());
+        now.namespaces.remove(&"labelled".parse().unwrap());
+        steps.push(now.clone());
+        let mut plain = namespace("plain");
+        plain.dataplane_mode = ambient();
+        now.namespaces.insert(plain.name.clone(), plain);
+        steps.push(now);
+        steps.push(inventory());
+        for held in [&["shop"][..], &[]] {
+            for step in &steps {
+                enrolled.follow(step, |namespace| names(held).contains(namespace));
+                enrolled.hold(names(held));
+                assert_eq!(enrolled.wanted(), &wanted(step, &[], held));
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_costs_a_look_at_the_namespaces_that_it_concerns() {
+        for others in [10, 1_000, 10_000] {
+            let mut now = Inventory::default();
+            for number in 0..others {
+                let namespace = namespace(&format!("n{number}"));
+                now.namespaces.insert(namespace.name.clone(), namespace);
+            }
+            let mut enrolled = Enrolled::new(Vec::new());
+            enrolled.follow(&now, |_| false);
+            let looks = Cell::new(0);
+            let mut changed = namespace("n7");
+            changed.dataplane_mode = ambient();
+            now.namespaces.insert(changed.name.clone(), changed);
+            enrolled.follow(&now, |_| {
+                looks.set(looks.get() + 1);
+                false
+            });
+            assert_eq!((looks.get(), enrolled.wanted()), (1, &names(&["n7"])));
+        }
     }
 
     #[test]

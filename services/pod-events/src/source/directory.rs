@@ -5,10 +5,11 @@
 
 mod eye;
 mod manifest;
+mod stamp;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs, io, mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -23,6 +24,7 @@ use workload::NodeName;
 use super::Inventory;
 use eye::Eye;
 use manifest::{Manifest, ManifestError};
+use stamp::Stamp;
 
 /// How often it is checked whether another directory stands at the path.
 pub(super) const CHECK: Duration = Duration::from_secs(5);
@@ -120,12 +122,7 @@ impl Follower {
                 () = sender.closed() => return,
             };
             self.read().await;
-            let inventory = Arc::new(self.directory.inventory());
-            sender.send_if_modified(|known| {
-                let changed = **known != *inventory;
-                *known = inventory;
-                changed
-            });
+            tell(&sender, &self.directory.inventory());
             // Nobody may be waiting any more.
             asked
                 .map_or(Ok(()), |asked| asked.send(()))
@@ -187,39 +184,61 @@ impl Follower {
 struct Directory {
     path: PathBuf,
     node: NodeName,
-    files: BTreeMap<PathBuf, Vec<Manifest>>,
+    files: BTreeMap<PathBuf, File>,
     /// Those that have said nothing yet that can be used.
     unusable: BTreeSet<PathBuf>,
 }
 
+/// A file and what it last said.
+#[derive(Clone, Debug)]
+struct File {
+    manifests: Arc<Vec<Manifest>>,
+    /// What it looked like then; `None` where it is to be read again in any case.
+    stamp: Option<Stamp>,
+}
+
 impl Directory {
+    /// Reads the files that do not look as they did.
     fn read(&mut self) -> io::Result<()> {
         let paths = manifests_in(&self.path)?;
-        let before = std::mem::take(&mut self.files);
-        let unusable = std::mem::take(&mut self.unusable);
+        let mut before = mem::take(&mut self.files);
+        let unusable = mem::take(&mut self.unusable);
         for path in paths {
-            let said = before.get(&path);
-            match read_file(&path, &self.node) {
-                Ok(manifests) => drop(self.files.insert(path, manifests)),
+            let said = before.remove(&path);
+            // Before it is read: what is written meanwhile makes it look otherwise the next time.
+            let stamp = Stamp::of(&path);
+            if let Some(said) = said.as_ref().filter(|said| said.is_still(stamp)) {
+                self.files.insert(path, said.clone());
+                continue;
+            }
+            let manifests = match read_file(&path, &self.node) {
+                Ok(manifests) => manifests,
                 // It never said anything, and need not.
                 Err(ManifestError::Empty)
-                    if !unusable.contains(&path) && said.is_none_or(Vec::is_empty) =>
+                    if !unusable.contains(&path)
+                        && said.as_ref().is_none_or(|said| said.manifests.is_empty()) =>
                 {
-                    self.files.insert(path, Vec::new());
+                    Vec::new()
                 }
-                Err(error) => self.keep(path, said, error),
-            }
+                Err(error) => {
+                    self.keep(path, said, error);
+                    continue;
+                }
+            };
+            let manifests = Arc::new(manifests);
+            self.files.insert(path, File { manifests, stamp });
         }
         Ok(())
     }
 
     /// Keeps what a file said before, if anything.
-    fn keep(&mut self, path: PathBuf, said: Option<&Vec<Manifest>>, error: ManifestError) {
+    fn keep(&mut self, path: PathBuf, said: Option<File>, error: ManifestError) {
         let error = format!("{:#}", anyhow::Error::from(error));
         let file = path.display();
         if let Some(said) = said {
             tracing::error!(%file, error, "Cannot use a manifest; what it said before stays");
-            self.files.insert(path, said.clone());
+            let stamp = None;
+            self.files.insert(path, File { stamp, ..said });
         } else {
             tracing::error!(%file, error, "Cannot use a manifest; what it says is not known");
             self.unusable.insert(path);
@@ -229,35 +248,52 @@ impl Directory {
     /// Of two manifests of one pod the one in the first file holds, in the order of file names.
     fn inventory(&self) -> Inventory {
         let mut inventory = Inventory {
-            gaps: self.unusable.iter().map(|file| gap(file)).collect(),
+            gaps: Arc::new(self.unusable.iter().map(|file| gap(file)).collect()),
             ..Inventory::default()
         };
-        for (path, manifest) in self
-            .files
-            .iter()
-            .flat_map(|(path, all)| all.iter().map(move |one| (path, one)))
+        let all = self.files.iter();
+        for (path, manifest) in
+            all.flat_map(|(path, file)| file.manifests.iter().map(move |one| (path, one)))
         {
-            let known = match manifest {
-                Manifest::Pod(pod) => {
-                    let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
-                    let known = inventory.pods.contains_key(&key);
-                    inventory.pods.entry(key).or_insert_with(|| pod.clone());
-                    known
-                }
-                Manifest::Namespace(namespace) => {
-                    let known = inventory.namespaces.contains_key(&namespace.name);
-                    inventory
-                        .namespaces
-                        .entry(namespace.name.clone())
-                        .or_insert_with(|| namespace.clone());
-                    known
-                }
-            };
-            if known {
+            if !add(&mut inventory, manifest) {
                 tracing::warn!(file = %path.display(), %manifest, "Ignored a second manifest of the same name");
             }
         }
         inventory
+    }
+}
+
+/// Adds what a manifest says, unless it is known already; whether it was not.
+fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
+    match manifest {
+        Manifest::Pod(pod) => {
+            let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+            !inventory.pods.contains_key(&key) && inventory.pods.insert(key, pod.clone())
+        }
+        Manifest::Namespace(namespace) => {
+            let name = namespace.name.clone();
+            !inventory.namespaces.contains_key(&name)
+                && inventory.namespaces.insert(name, namespace.clone())
+        }
+    }
+}
+
+/// Tells what is known now, if that is news. What stays shares its place with what was told before.
+fn tell(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
+    sender.send_if_modified(|told| {
+        let mut next = Inventory::clone(told);
+        let pods = next.pods.adopt(&now.pods);
+        let namespaces = next.namespaces.adopt(&now.namespaces);
+        let gaps = next.gaps != now.gaps;
+        next.gaps = Arc::clone(&now.gaps);
+        *told = Arc::new(next);
+        pods || namespaces || gaps
+    });
+}
+
+impl File {
+    fn is_still(&self, stamp: Option<Stamp>) -> bool {
+        self.stamp.is_some() && self.stamp == stamp
     }
 }
 

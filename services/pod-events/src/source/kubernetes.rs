@@ -9,7 +9,9 @@ mod layer;
 mod lookup;
 
 use std::{
+    collections::BTreeSet,
     fmt,
+    hash::Hash,
     pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -31,7 +33,7 @@ use workload::{NamespaceName, NodeName};
 
 use super::{Health, Inventory, PodKey};
 use crate::pod::{Namespace, Pod};
-use layer::{Layer, Progress, Seen};
+use layer::{Layer, News, Progress, Seen};
 
 pub use client::KubernetesError;
 pub(super) use client::client;
@@ -62,6 +64,7 @@ struct Known {
 struct Store {
     pods: Layer<PodKey, Pod>,
     namespaces: Layer<NamespaceName, Namespace>,
+    gaps: Arc<BTreeSet<String>>,
 }
 
 /// What `watch` gives: the way to ask past the watch, what is known, and how well.
@@ -73,10 +76,7 @@ type Watched = (
 
 /// Begins to watch this node's pods and all namespaces. Returns at once, before anything is known.
 pub(super) fn watch(client: Client, node: NodeName) -> Watched {
-    let store = Store {
-        pods: Layer::new(),
-        namespaces: Layer::new(),
-    };
+    let store = Store::new();
     let known = Arc::new(Known {
         inventory: watch::Sender::new(Arc::new(store.inventory())),
         health: watch::Sender::new(None),
@@ -139,16 +139,15 @@ async fn follow<K>(
     }
 }
 
-/// Between a half and the whole of a wait: the agents of a cluster do not come back at once.
+/// Between a half and the whole of a wait: the agents of a cluster that lost one server do not come back at once. The
+/// first list of a process waits for nobody, since an ADD waits for it.
 fn by_chance(wait: Duration) -> Duration {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let nanos = now.map_or(0, |now| now.subsec_nanos());
-    wait / 2 + wait / 2 * (nanos % 1000) / 1000
+    wait / 2 + (wait / 2).mul_f64(fastrand::f64())
 }
 
 fn take<O, K, V>(layer: &mut Layer<K, V>, event: Event<O>, seen: fn(O) -> Seen<K, V>)
 where
-    K: Ord + Clone,
+    K: Ord + Hash + Clone,
     V: Clone + PartialEq,
 {
     match event {
@@ -193,22 +192,18 @@ fn version(text: Option<&str>) -> u64 {
 }
 
 impl Known {
-    /// Changes what is known, and tells it where it differs.
+    /// Changes what is known, and tells it where that is news.
     fn change<T>(&self, change: impl FnOnce(&mut Store) -> T) -> T {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut store);
-        let (pods, namespaces) = (store.pods.has_changed(), store.namespaces.has_changed());
-        if !pods && !namespaces {
+        let (pods, namespaces) = (store.pods.news(), store.namespaces.news());
+        if pods == News::default() && namespaces == News::default() {
             return result;
         }
-        let inventory = store.inventory();
-        self.inventory.send_if_modified(|told| {
-            let differs = **told != inventory;
-            if differs {
-                *told = Arc::new(inventory);
-            }
-            differs
-        });
+        if pods.gaps || namespaces.gaps {
+            store.gaps = Arc::new(store.find_gaps());
+        }
+        self.inventory.send_replace(Arc::new(store.inventory()));
         let health = store.health();
         self.health.send_if_modified(|told| {
             let differs = *told != health;
@@ -220,7 +215,26 @@ impl Known {
 }
 
 impl Store {
+    fn new() -> Self {
+        let mut store = Self {
+            pods: Layer::new(),
+            namespaces: Layer::new(),
+            gaps: Arc::default(),
+        };
+        store.gaps = Arc::new(store.find_gaps());
+        store
+    }
+
     fn inventory(&self) -> Inventory {
+        Inventory {
+            pods: self.pods.known().clone(),
+            namespaces: self.namespaces.known().clone(),
+            gaps: Arc::clone(&self.gaps),
+            namespaces_exist: true,
+        }
+    }
+
+    fn find_gaps(&self) -> BTreeSet<String> {
         let progress = [
             ("the pods of this node", self.pods.progress()),
             ("the namespaces", self.namespaces.progress()),
@@ -238,12 +252,7 @@ impl Store {
             .iter()
             .chain(self.namespaces.unusable());
         let unusable = unusable.map(|title| format!("{title} cannot be used"));
-        Inventory {
-            pods: self.pods.known(),
-            namespaces: self.namespaces.known(),
-            gaps: pending.chain(unusable).collect(),
-            namespaces_exist: true,
-        }
+        pending.chain(unusable).collect()
     }
 
     fn health(&self) -> Health {

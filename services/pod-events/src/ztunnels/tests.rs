@@ -42,8 +42,14 @@ fn pods_of_the_namespace_with_the_label_are_ztunnels_and_no_others() {
         other,
         testing::pod("istio-system", "e"),
     ];
-    let found = among(pods.iter(), &selector());
-    assert_eq!(names(&found), ["uid-of-a", "uid-of-b"]);
+    let mut ztunnels = Ztunnels::default();
+    ztunnels.follow(&inventory(&pods), &selector());
+    assert_eq!(names(&ztunnels.uids()), ["uid-of-a", "uid-of-b"]);
+    // One that is relabelled is one no more.
+    let mut b = ztunnel("b");
+    b.labels.clear();
+    ztunnels.follow(&inventory(&[b, ztunnel("c")]), &selector());
+    assert_eq!(names(&ztunnels.uids()), ["uid-of-c"]);
 }
 
 #[test]
@@ -52,7 +58,9 @@ fn a_static_ztunnel_is_named_as_its_cgroup_is() {
         runtime_uid: Some("hash".parse().unwrap()),
         ..ztunnel("a")
     };
-    assert_eq!(names(&among([&pod].into_iter(), &selector())), ["hash"]);
+    let mut ztunnels = Ztunnels::default();
+    ztunnels.follow(&inventory(&[pod]), &selector());
+    assert_eq!(names(&ztunnels.uids()), ["hash"]);
 }
 
 #[test]

@@ -144,7 +144,7 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     assert!(!inventory.borrow().is_complete());
     fs::write(&new, BROKEN).unwrap();
     let both = BTreeSet::from([gap(&start), gap(&new)]);
-    until(&mut inventory, |inventory| inventory.gaps == both).await;
+    until(&mut inventory, |inventory| *inventory.gaps == both).await;
     fs::write(&start, NAMESPACE).unwrap();
     fs::remove_file(&new).unwrap();
     until(&mut inventory, Inventory::is_complete).await;
@@ -291,4 +291,34 @@ async fn of_two_manifests_of_one_pod_the_first_file_holds() {
             .collect::<Vec<_>>(),
         ["u1"]
     );
+}
+
+#[test]
+fn only_a_file_that_looks_otherwise_is_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("web.yaml");
+    fs::write(&path, POD).unwrap();
+    let mut directory = Directory {
+        path: dir.path().to_owned(),
+        node: node(),
+        files: BTreeMap::new(),
+        unusable: BTreeSet::new(),
+    };
+    directory.read().unwrap();
+    assert_eq!(directory.inventory().pods.len(), 1);
+    // It changed just now and is read each time, until it looks the same for long.
+    let forget = |directory: &mut Directory, stamp| {
+        let manifests = Arc::default();
+        let file = File { manifests, stamp };
+        directory.files.insert(path.clone(), file);
+        directory.read().unwrap();
+        directory.inventory().pods.len()
+    };
+    assert_eq!(forget(&mut directory, None), 1);
+    std::thread::sleep(Duration::from_millis(4_100));
+    let settled = Stamp::of(&path);
+    assert!(settled.is_some());
+    assert_eq!(forget(&mut directory, settled), 0, "it was read");
+    fs::write(&path, POD.replace("u1", "u2")).unwrap();
+    assert_eq!(forget(&mut directory, settled), 1);
 }

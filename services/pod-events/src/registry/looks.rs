@@ -1,0 +1,110 @@
+//! Which tasks are told to look again. A change costs those that it concerns, however many there are.
+
+use std::{
+    collections::BTreeSet,
+    ops::Bound,
+    sync::{PoisonError, atomic::Ordering},
+};
+
+use workload::{NamespaceName, PodName};
+
+use super::{Handle, Registry, Tasks};
+use crate::{
+    source::{Changes, PodKey},
+    task::{Command, is_missed},
+};
+
+/// The first of all names: they begin with a lower-case letter or a digit (RFC 1123, as Kubernetes demands).
+const FIRST_NAME: &str = "0";
+
+impl Tasks {
+    /// The tasks of one namespace's pods.
+    fn of_namespace(&self, namespace: &NamespaceName) -> impl Iterator<Item = &Handle> {
+        let first = FIRST_NAME.parse::<PodName>().ok();
+        let first = first.map(|first| (namespace.clone(), first));
+        let from = |first| {
+            self.running
+                .range((Bound::Included(first), Bound::Unbounded))
+        };
+        let found = first.map(from).into_iter().flatten();
+        found
+            .take_while(move |((of, _), _)| of == namespace)
+            .map(|(_, handle)| handle)
+    }
+}
+
+impl Registry {
+    /// Has the task of every pod look again that changed or whose namespace did; all, where it is known now that
+    /// everything is known, or no more.
+    pub(crate) fn look_after(&self, changes: &Changes) {
+        if changes.completeness {
+            return self.look(|_| true);
+        }
+        let tasks = self.tasks();
+        let alone = |key: &&PodKey| !changes.namespaces.contains(&key.0);
+        let pods = changes.pods.iter().filter(alone);
+        let pods = pods.filter_map(|key| tasks.running.get(key));
+        let namespaces = changes.namespaces.iter();
+        let namespaces = namespaces.flat_map(|namespace| tasks.of_namespace(namespace));
+        for handle in pods.chain(namespaces) {
+            handle.send(Command::Look);
+        }
+    }
+
+    /// Has all pods looked for that are wanted in the mesh and of which nothing is recorded.
+    pub(crate) fn meet_all(&self) {
+        let inventory = self.shared.source.inventory();
+        self.meet(inventory.pods.iter().map(|(key, _)| key));
+    }
+
+    /// The same of those that changed, or whose namespace did.
+    pub(crate) fn meet_after(&self, changes: &Changes) {
+        if changes.completeness || !changes.namespaces.is_empty() {
+            self.meet_all();
+        } else {
+            self.meet(changes.pods.iter());
+        }
+    }
+
+    /// Nothing is met before what ran before us is written down.
+    fn meet<'a>(&self, pods: impl Iterator<Item = &'a PodKey>) {
+        if !self.inherited.load(Ordering::Relaxed) {
+            return;
+        }
+        let inventory = self.shared.source.inventory();
+        for key in pods {
+            let is_known = self.tasks().running.contains_key(key);
+            let pod = inventory.pod(key).filter(|_| !is_known);
+            if pod.is_some_and(|pod| is_missed(&self.shared, pod)) {
+                self.ask(key, Command::Look);
+            }
+        }
+    }
+
+    /// Has the tasks of some pods look again.
+    pub(crate) fn look_at(&self, pods: &BTreeSet<PodKey>) {
+        let tasks = self.tasks();
+        for handle in pods.iter().filter_map(|key| tasks.running.get(key)) {
+            handle.send(Command::Look);
+        }
+    }
+
+    /// The namespaces that have a pod in the mesh, or one on its way in or out.
+    pub(crate) fn held_namespaces(&self) -> BTreeSet<NamespaceName> {
+        let tasks = self.tasks();
+        let held = tasks.running.iter().filter(|(_, handle)| handle.is_held());
+        held.map(|((namespace, _), _)| namespace.clone()).collect()
+    }
+
+    /// Whether a namespace is one of them.
+    pub(crate) fn is_held(&self, namespace: &NamespaceName) -> bool {
+        self.tasks().of_namespace(namespace).any(Handle::is_held)
+    }
+}
+
+impl Handle {
+    fn is_held(&self) -> bool {
+        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        view.records.iter().any(|record| record.intent.is_held())
+    }
+}
