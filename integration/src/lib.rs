@@ -6,6 +6,7 @@
 //! elsewhere.
 
 mod api;
+mod api_proxy;
 mod apiserver;
 mod cgroups;
 mod evidence;
@@ -20,6 +21,7 @@ mod state;
 mod traffic;
 
 pub use api::Api;
+pub use api_proxy::{Act, ApiProxy, Asked, Cut, Verb};
 pub use apiserver::ApiServer;
 pub use cgroups::{Cgroups, ZTUNNEL_CAPABILITIES};
 pub use evidence::{Access, counters};

@@ -11,7 +11,7 @@ use std::sync::{
 };
 
 use anyhow::{Context as _, ensure};
-use integration::{ApiServer, Call, Node, Outcome, PATIENCE, Pod, Spec, eventually};
+use integration::{ApiProxy, ApiServer, Call, Node, Outcome, PATIENCE, Pod, Spec, eventually};
 use serde_json::{Value, json};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -50,6 +50,13 @@ impl Cluster {
         cluster.start();
         cluster.node.ready().unwrap();
         cluster
+    }
+
+    /// On the server that tests share, which pod-events hears through a proxy. Its services do not run yet.
+    pub(crate) fn behind_proxy() -> (Self, ApiProxy) {
+        let cluster = Self::on(ApiServer::shared().unwrap());
+        let proxy = ApiProxy::start(cluster.node.netns(), &cluster.node.kubeconfig()).unwrap();
+        (cluster, proxy)
     }
 
     /// On a server of its own; the node's services do not run yet.

@@ -153,9 +153,9 @@ impl Source {
                 })
             }
             PodsFrom::Kubernetes => {
-                let client = kubernetes::client(config.kubeconfig()).await?;
+                let server = kubernetes::client(config.kubeconfig()).await?;
                 let (lookup, inventory, health) =
-                    kubernetes::watch(client, config.node_name.clone());
+                    kubernetes::watch(server, config.node_name.clone());
                 Ok(Self {
                     inventory,
                     health,

@@ -1,56 +1,38 @@
 //! Pods and namespaces from the API server: a watch on this node's pods, one on the metadata of all namespaces, and a
 //! single question for a pod that is asked for before the watch has shown it.
 //!
-//! A watch that fails is begun anew with a list, so that it is known when everything is known again. Meanwhile what was
-//! known stays, and the inventory says that it is not complete.
+//! A watch that ends is taken up where it stood. Where that cannot be, everything is listed anew, and until then what was
+//! known stays and the inventory says that it is not complete. How soon a server that is gone, hangs or keeps silent is
+//! noticed is documented in `follow` and `pulse`: at once, within 30 s and within 65 s.
 
 mod client;
+mod follow;
 mod layer;
 mod lookup;
+mod pace;
+mod pulse;
 
 use std::{
     collections::BTreeSet,
-    fmt,
     hash::Hash,
-    pin::pin,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
 };
 
-use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1 as k8s;
-use kube::{
-    Api, Client, Resource,
-    core::PartialObjectMeta,
-    runtime::watcher::{self, Config, Event, watcher},
-};
-use serde::de::DeserializeOwned;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use kube::{Api, core::PartialObjectMeta};
+use tokio::sync::watch;
 use workload::{NamespaceName, NodeName};
 
 use super::{Health, Inventory, PodKey};
 use crate::pod::{Namespace, Pod};
+use client::Reached;
+use follow::{Follower, Told};
 use layer::{Layer, News, Progress, Seen};
+use pulse::Pulse;
 
 pub use client::KubernetesError;
 pub(super) use client::client;
 pub(super) use lookup::Lookup;
-
-/// Between two attempts to watch, the wait doubles from the first to the second, less up to a half by chance.
-const WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
-
-/// A watch that has held for so long begins with the shortest wait again.
-const STEADY: Duration = Duration::from_secs(10);
-
-/// How long a watch may last before the server ends it and it is taken up where it stood, in seconds. A connection that
-/// has gone dead unseen is found out after that.
-const WATCH_SECONDS: u32 = 120;
-
-/// Objects in one page of a list: what is held of it before it is stripped.
-const PAGE: u32 = 100;
 
 /// Everything that is known, and who is told.
 #[derive(Debug)]
@@ -75,87 +57,54 @@ type Watched = (
 );
 
 /// Begins to watch this node's pods and all namespaces. Returns at once, before anything is known.
-pub(super) fn watch(client: Client, node: NodeName) -> Watched {
+pub(super) fn watch(Reached { client, pace }: Reached, node: NodeName) -> Watched {
     let store = Store::new();
     let known = Arc::new(Known {
         inventory: watch::Sender::new(Arc::new(store.inventory())),
         health: watch::Sender::new(None),
         store: Mutex::new(store),
     });
-    let config = Config::default().timeout(WATCH_SECONDS).page_size(PAGE);
-    let of_node = config.clone().fields(&format!("spec.nodeName={node}"));
-    tokio::spawn(follow(
-        Api::<k8s::Pod>::all(client.clone()),
-        of_node,
-        Arc::clone(&known),
-        |store, event| take(&mut store.pods, event, seen_pod),
-        |store, why| store.pods.lose(format!("cannot watch pods: {why}")),
-    ));
-    tokio::spawn(follow(
-        Api::<PartialObjectMeta<k8s::Namespace>>::all(client.clone()),
-        config,
-        Arc::clone(&known),
-        |store, event| take(&mut store.namespaces, event, seen_namespace),
-        |store, why| {
-            store
-                .namespaces
-                .lose(format!("cannot watch namespaces: {why}"));
-        },
-    ));
+    let pulse = Arc::new(Pulse::new());
+    let pods = Follower {
+        api: Api::<k8s::Pod>::all(client.clone()),
+        fields: Some(format!("spec.nodeName={node}")),
+        known: Arc::clone(&known),
+        pulse: Arc::clone(&pulse),
+        pace: pace.clone(),
+        take: |store, told| take(&mut store.pods, "pods", told, seen_pod),
+        version: None,
+    };
+    let namespaces = Follower {
+        api: Api::<PartialObjectMeta<k8s::Namespace>>::all(client.clone()),
+        fields: None,
+        known: Arc::clone(&known),
+        pulse: Arc::clone(&pulse),
+        pace: pace.clone(),
+        take: |store, told| take(&mut store.namespaces, "namespaces", told, seen_namespace),
+        version: None,
+    };
+    tokio::spawn(pods.follow());
+    tokio::spawn(namespaces.follow());
+    tokio::spawn(pulse.feel(client.clone()));
     let (inventory, health) = (known.inventory.subscribe(), known.health.subscribe());
-    let lookup = Lookup::new(client, node, known);
+    let lookup = Lookup::new(client, pace, node, known);
     tokio::spawn(lookup.clone().confirm());
     (lookup, inventory, health)
 }
 
-/// Watches one kind for ever. A list that comes in is told when it is whole.
-async fn follow<K>(
-    api: Api<K>,
-    config: Config,
-    known: Arc<Known>,
-    take: fn(&mut Store, Event<K>),
-    lose: fn(&mut Store, &str),
-) where
-    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
-{
-    let [shortest, longest] = WAITS;
-    let mut wait = shortest;
-    loop {
-        let began = Instant::now();
-        let mut events = pin!(watcher(api.clone(), config.clone()));
-        let error = loop {
-            match events.next().await {
-                Some(Ok(event)) => known.change(|store| take(store, event)),
-                Some(Err(error)) => break told(error),
-                None => break "the watch has ended".to_owned(),
-            }
-        };
-        known.change(|store| lose(store, &error));
-        if began.elapsed() >= STEADY {
-            wait = shortest;
-        }
-        sleep(by_chance(wait)).await;
-        wait = longest.min(wait * 2);
-    }
-}
-
-/// Between a half and the whole of a wait: the agents of a cluster that lost one server do not come back at once. The
-/// first list of a process waits for nobody, since an ADD waits for it.
-fn by_chance(wait: Duration) -> Duration {
-    wait / 2 + (wait / 2).mul_f64(fastrand::f64())
-}
-
-fn take<O, K, V>(layer: &mut Layer<K, V>, event: Event<O>, seen: fn(O) -> Seen<K, V>)
+fn take<O, K, V>(layer: &mut Layer<K, V>, what: &str, told: Told<O>, seen: fn(O) -> Seen<K, V>)
 where
     K: Ord + Hash + Clone,
     V: Clone + PartialEq,
 {
-    match event {
-        Event::Init => layer.begin_list(),
-        Event::InitApply(object) => layer.list(seen(object)),
-        Event::InitDone => layer.finish_list(),
-        Event::Apply(object) => layer.apply(seen(object)),
-        Event::Delete(object) => layer.delete(seen(object)),
+    match told {
+        Told::Listing => layer.begin_list(),
+        Told::Listed(objects) => objects.into_iter().for_each(|it| layer.list(seen(it))),
+        Told::Whole => layer.finish_list(),
+        Told::Resumed => layer.resume(),
+        Told::Applied(object) => layer.apply(seen(object)),
+        Told::Deleted(object) => layer.delete(seen(object)),
+        Told::Lost(why) => layer.lose(format!("cannot watch {what}: {why}")),
     }
 }
 
@@ -279,16 +228,6 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// What an API call or a watch failed of, for people. A refusal names verb and resource.
-fn told(error: watcher::Error) -> String {
-    match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => told_of_api(&error),
-        watcher::Error::WatchError(status) => told_of_api(&kube::Error::Api(status)),
-        watcher::Error::NoResourceVersion => chain(&error),
-    }
-}
-
 fn told_of_api(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("the API server answers {}: {}", status.code, status.message);

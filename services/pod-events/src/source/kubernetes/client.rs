@@ -7,14 +7,19 @@ use std::{
 
 use kube::{
     Client, Config,
+    client::ClientBuilder,
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
+use tower::util::MapResponseLayer;
+
+use super::pace::Pace;
 
 /// How long the API server may take to accept a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// How long it may be silent on a connection. A watch that has nothing to tell is ended by the server earlier.
-const SILENCE: Duration = Duration::from_secs(150);
+/// How long it may be silent on a connection: longer than a watch that has nothing to tell lasts, so that this is the
+/// last resort for a connection that nobody looks after.
+const SILENCE: Duration = Duration::from_secs(90);
 
 /// Why it cannot be known how to reach Kubernetes.
 #[derive(Debug, thiserror::Error)]
@@ -42,11 +47,19 @@ pub enum KubernetesError {
     },
 }
 
+/// An API server that can be asked.
+#[derive(Clone)]
+pub(in crate::source) struct Reached {
+    pub(super) client: Client,
+    /// When it wants to be asked again.
+    pub(super) pace: Pace,
+}
+
 /// A client, without asking anybody yet. No proxy is used but one that the kubeconfig names, which this build refuses:
 /// a variable like `HTTPS_PROXY` that a node's pods happen to have must not lead the agent astray.
 pub(in crate::source) async fn client(
     kubeconfig: Option<&Path>,
-) -> Result<Client, KubernetesError> {
+) -> Result<Reached, KubernetesError> {
     let (mut config, from) = match kubeconfig {
         None => {
             let config = Config::incluster().map_err(KubernetesError::ServiceAccount)?;
@@ -59,7 +72,16 @@ pub(in crate::source) async fn client(
     config.reset_reader_on_write = true;
     // Whoever asks has a deadline, and an answer in words is worth more than a second attempt.
     config.default_retry = false;
-    Client::try_from(config).map_err(|source| KubernetesError::Client { from, source })
+    let builder = ClientBuilder::try_from(config);
+    let builder = builder.map_err(|source| KubernetesError::Client { from, source })?;
+    let pace = Pace::default();
+    let reads = pace.clone();
+    let layer = MapResponseLayer::new(move |answer: http::Response<_>| {
+        reads.read(&answer);
+        answer
+    });
+    let client = builder.with_layer(&layer).build();
+    Ok(Reached { client, pace })
 }
 
 async fn of_file(path: &Path) -> Result<Config, KubernetesError> {

@@ -31,7 +31,7 @@ pub(super) enum Progress {
     Listing,
     /// Everything is known as it comes.
     InSync,
-    /// The server was lost: this is why. What is known stays until a whole list is in again.
+    /// The server was lost: this is why. What is known stays until a watch goes on or a whole list is in.
     Lost(String),
 }
 
@@ -187,6 +187,11 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Layer<K, V> {
     /// The server was lost.
     pub(super) fn lose(&mut self, why: String) {
         self.come_to(Progress::Lost(why));
+    }
+
+    /// The watch goes on where it stood when the server was lost: what it tells from here on is all that happened since.
+    pub(super) fn resume(&mut self) {
+        self.come_to(Progress::InSync);
     }
 
     fn come_to(&mut self, progress: Progress) {

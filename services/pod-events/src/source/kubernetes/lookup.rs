@@ -7,7 +7,7 @@ use kube::{Api, Client, core::PartialObjectMeta};
 use tokio::time::{Instant, sleep, timeout_at};
 use workload::{NamespaceName, NodeName};
 
-use super::{Known, seen_namespace, seen_pod, told_of_api};
+use super::{Known, pace::Pace, seen_namespace, seen_pod, told_of_api};
 use crate::{
     pod::Pod,
     source::{Inventory, Learnt, PodKey},
@@ -24,6 +24,7 @@ const CONFIRM: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(in crate::source) struct Lookup {
     client: Client,
+    pace: Pace,
     node: NodeName,
     known: Arc<Known>,
 }
@@ -37,9 +38,10 @@ impl fmt::Debug for Lookup {
 }
 
 impl Lookup {
-    pub(super) fn new(client: Client, node: NodeName, known: Arc<Known>) -> Self {
+    pub(super) fn new(client: Client, pace: Pace, node: NodeName, known: Arc<Known>) -> Self {
         Self {
             client,
+            pace,
             node,
             known,
         }
@@ -89,7 +91,7 @@ impl Lookup {
     async fn ask_for_pod(&self, key: &PodKey, until: Instant) -> Result<Option<Pod>, String> {
         let (namespace, name) = key;
         let api = Api::<k8s::Pod>::namespaced(self.client.clone(), namespace.as_str());
-        let Some(pod) = answered(api.get_opt(name.as_str()), until).await? else {
+        let Some(pod) = self.answered(|| api.get_opt(name.as_str()), until).await? else {
             self.known.change(|store| store.pods.unlearn(key));
             return Ok(None);
         };
@@ -106,7 +108,7 @@ impl Lookup {
 
     async fn ask_for_namespace(&self, name: &NamespaceName, until: Instant) -> Result<(), String> {
         let api = Api::<PartialObjectMeta<k8s::Namespace>>::all(self.client.clone());
-        let Some(namespace) = answered(api.get_opt(name.as_str()), until).await? else {
+        let Some(namespace) = self.answered(|| api.get_opt(name.as_str()), until).await? else {
             self.known.change(|store| store.namespaces.unlearn(name));
             return Ok(());
         };
@@ -130,15 +132,26 @@ impl Lookup {
             }
         }
     }
-}
 
-async fn answered<T>(
-    call: impl Future<Output = kube::Result<Option<T>>>,
-    until: Instant,
-) -> Result<Option<T>, String> {
-    let until = until.min(Instant::now() + ANSWER);
-    match timeout_at(until, call).await {
-        Ok(answer) => answer.map_err(|error| told_of_api(&error)),
-        Err(_) => Err("the API server does not answer in time".to_owned()),
+    /// Asks once, and again where the server names a time for that which is soon enough.
+    async fn answered<T, F>(&self, ask: impl Fn() -> F, until: Instant) -> Result<Option<T>, String>
+    where
+        F: Future<Output = kube::Result<Option<T>>>,
+    {
+        let until = until.min(Instant::now() + ANSWER);
+        let mut refusal = "the API server has refused another question".to_owned();
+        loop {
+            let rest = self.pace.rest();
+            if Instant::now() + rest >= until {
+                let seconds = rest.as_secs_f32();
+                return Err(format!("{refusal}; it wants rest for {seconds:.1} s more"));
+            }
+            sleep(rest).await;
+            match timeout_at(until, ask()).await {
+                Ok(Err(error)) if !self.pace.rest().is_zero() => refusal = told_of_api(&error),
+                Ok(answer) => return answer.map_err(|error| told_of_api(&error)),
+                Err(_) => return Err("the API server does not answer in time".to_owned()),
+            }
+        }
     }
 }

@@ -257,3 +257,19 @@ fn an_event_costs_no_more_among_ten_thousand_objects_than_among_a_leaf_full() {
         assert!(cost <= few.max(200), "{objects}: {cost}, of 16: {few}");
     }
 }
+
+#[test]
+fn a_watch_that_goes_on_where_it_stood_is_in_step_again_with_what_it_knew() {
+    let mut layer = layer();
+    layer.lose("gone".to_owned());
+    layer.news();
+    layer.resume();
+    let gaps = News {
+        objects: false,
+        gaps: true,
+    };
+    assert_eq!((layer.news(), layer.progress()), (gaps, &Progress::InSync));
+    layer.resume();
+    assert_eq!(layer.news(), News::default());
+    assert_eq!(known(&layer), [("a", 1), ("b", 1)]);
+}

@@ -1,0 +1,281 @@
+//! One kind of object: listed in pages, then watched from there on, for ever.
+//!
+//! A watch that ends is taken up where it stood, without a list: that is what bookmarks are for, and what keeps a server
+//! that was restarted from being asked for everything by every node at once. A list is made where the server has
+//! forgotten that place (410), where an event cannot be read, and where a watch was silent for longer than it may last.
+
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
+
+use futures_util::StreamExt as _;
+use kube::{
+    Api, Resource, ResourceExt as _,
+    api::{ListParams, WatchEvent, WatchParams},
+};
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{Known, Store, pace::Pace, pulse::Pulse, told_of_api};
+
+/// Between two attempts to watch, the wait doubles from the first to the second, less up to a half by chance.
+const WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+
+/// A watch that has held for so long begins with the shortest wait again.
+const STEADY: Duration = Duration::from_secs(10);
+
+/// A watch that the server ends sooner than this is not taken up at once.
+const BRIEF: Duration = Duration::from_secs(1);
+
+/// How long a watch lasts at most before the server ends it, in seconds, less up to a quarter by chance: the agents of
+/// a cluster do not renew theirs all at once. The server sends a bookmark shortly before (Kubernetes, "API Concepts").
+const WATCH_SECONDS: u32 = 60;
+
+/// How much later than that its end may come. A watch that is silent for so long is dead, or somebody in between keeps
+/// what it says: a server that answers everything else is found out within [`WATCH_SECONDS`] and this.
+const LATE: Duration = Duration::from_secs(5);
+
+/// How long the server may take for a page of a list, or to begin a watch.
+const ANSWER: Duration = Duration::from_secs(30);
+
+/// Objects in one page of a list: what is held of it before it is stripped.
+const PAGE: u32 = 100;
+
+/// What is told of one kind of object.
+pub(super) enum Told<K> {
+    /// A list begins.
+    Listing,
+    /// The list names objects.
+    Listed(Vec<K>),
+    /// The list is whole.
+    Whole,
+    /// A watch goes on where the last one ended.
+    Resumed,
+    /// An object is there, or says something else.
+    Applied(K),
+    /// An object is gone.
+    Deleted(K),
+    /// The server was lost: this is why.
+    Lost(String),
+}
+
+/// Why a watch is over.
+enum End {
+    /// Its time was over, or its connection broke: it goes on where it stood.
+    Renewed,
+    /// The server does not answer or refuses: it goes on where it stood.
+    Lost(String),
+    /// It cannot go on from where it stood.
+    Forgotten(String),
+}
+
+impl End {
+    /// Refusals that say nothing of the place where the watch stood: who asks may not (now), or too many ask.
+    fn of(error: &kube::Error) -> Self {
+        let why = told_of_api(error);
+        match error {
+            kube::Error::Api(status) if matches!(status.code, 401 | 403 | 429 | 502 | 503) => {
+                Self::Lost(why)
+            }
+            kube::Error::Api(_) | kube::Error::SerdeError(_) => Self::Forgotten(why),
+            _ => Self::Lost(why),
+        }
+    }
+}
+
+/// Follows one kind of object.
+pub(super) struct Follower<K> {
+    pub(super) api: Api<K>,
+    /// Which of them; `None` for all.
+    pub(super) fields: Option<String>,
+    pub(super) known: Arc<Known>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) pace: Pace,
+    pub(super) take: fn(&mut Store, Told<K>),
+    /// How far everything is known; `None` before the first list and where another is needed.
+    pub(super) version: Option<String>,
+}
+
+impl<K> Follower<K>
+where
+    K: Resource + Clone + DeserializeOwned + fmt::Debug + Send + 'static,
+{
+    /// Follows for ever. The first list is asked for at once, since an ADD waits for it.
+    pub(super) async fn follow(mut self) {
+        let [shortest, longest] = WAITS;
+        let mut wait = shortest;
+        loop {
+            let began = Instant::now();
+            let end = self.once().await;
+            let lasted = began.elapsed();
+            if lasted >= STEADY {
+                wait = shortest;
+            }
+            match end {
+                End::Renewed if lasted >= BRIEF => continue,
+                End::Renewed => {}
+                End::Lost(why) => self.tell(Told::Lost(why)),
+                End::Forgotten(why) => {
+                    self.version = None;
+                    self.tell(Told::Lost(why));
+                }
+            }
+            // What the server asks for comes first; the chance spreads those whom it asked for the same.
+            sleep(self.pace.rest() + by_chance(wait)).await;
+            wait = longest.min(wait * 2);
+        }
+    }
+
+    fn tell(&self, told: Told<K>) {
+        self.known.change(|store| (self.take)(store, told));
+    }
+
+    async fn once(&mut self) -> End {
+        let version = match self.version.clone() {
+            Some(version) => Ok(version),
+            None => self.list().await,
+        };
+        match version {
+            Ok(version) => self.watch(version).await,
+            Err(end) => end,
+        }
+    }
+
+    /// Lists everything; how far that is known then.
+    async fn list(&mut self) -> Result<String, End> {
+        let mut params = ListParams {
+            field_selector: self.fields.clone(),
+            limit: Some(PAGE),
+            ..ListParams::default()
+        };
+        self.tell(Told::Listing);
+        loop {
+            let page = answered(self.api.list(&params)).await?;
+            self.pulse.hear();
+            self.tell(Told::Listed(page.items));
+            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                let version = page.metadata.resource_version;
+                let none = || End::Forgotten("the API server gives a list no version".to_owned());
+                let version = version.filter(|text| !text.is_empty()).ok_or_else(none)?;
+                self.tell(Told::Whole);
+                self.version = Some(version.clone());
+                return Ok(version);
+            }
+        }
+    }
+
+    async fn watch(&mut self, version: String) -> End {
+        let mut silences = self.pulse.silences();
+        let lasts = WATCH_SECONDS - fastrand::u32(..WATCH_SECONDS / 4);
+        let params = WatchParams {
+            field_selector: self.fields.clone(),
+            timeout: Some(lasts),
+            bookmarks: true,
+            ..WatchParams::default()
+        };
+        let events = match answered(self.api.watch(&params, &version)).await {
+            Ok(events) => events,
+            Err(end) => return end,
+        };
+        self.tell(Told::Resumed);
+        let quiet = Duration::from_secs(lasts.into()) + LATE;
+        let mut events = pin!(events);
+        loop {
+            self.pulse.hear();
+            let event = tokio::select! {
+                event = timeout(quiet, events.next()) => event,
+                why = silence(&mut silences) => return End::Lost(why),
+            };
+            let end = match event {
+                Err(_) => {
+                    End::Forgotten("a watch was silent for longer than it may last".to_owned())
+                }
+                Ok(None) => End::Renewed,
+                Ok(Some(Err(error))) => End::of(&error),
+                Ok(Some(Ok(event))) => match self.take(event) {
+                    Some(end) => end,
+                    None => continue,
+                },
+            };
+            return end;
+        }
+    }
+
+    /// Takes an event in, unless that is the end.
+    fn take(&mut self, event: WatchEvent<K>) -> Option<End> {
+        let (version, told) = match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                (object.resource_version(), Some(Told::Applied(object)))
+            }
+            WatchEvent::Deleted(object) => (object.resource_version(), Some(Told::Deleted(object))),
+            WatchEvent::Bookmark(bookmark) => (Some(bookmark.metadata.resource_version), None),
+            WatchEvent::Error(status) => {
+                return Some(End::Forgotten(told_of_api(&kube::Error::Api(status))));
+            }
+        };
+        // Where an object is without one, the place stays as it was.
+        let version = version.filter(|text| !text.is_empty());
+        self.version = version.or(self.version.take());
+        if let Some(told) = told {
+            self.tell(told);
+        }
+        None
+    }
+}
+
+/// Waits until the server was found to be silent, for ever where nobody looks.
+async fn silence(silences: &mut watch::Receiver<String>) -> String {
+    match silences.changed().await {
+        Ok(()) => silences.borrow_and_update().clone(),
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn answered<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T, End> {
+    match timeout(ANSWER, call).await {
+        Ok(answer) => answer.map_err(|error| End::of(&error)),
+        Err(_) => Err(End::Lost(
+            "the API server does not answer in time".to_owned(),
+        )),
+    }
+}
+
+/// Between a half and the whole of a wait: the agents of a cluster that lost one server do not come back at once.
+fn by_chance(wait: Duration) -> Duration {
+    wait / 2 + (wait / 2).mul_f64(fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_is_between_a_half_and_the_whole_and_not_always_the_same() {
+        let waits: Vec<_> = (0..100).map(|_| by_chance(STEADY)).collect();
+        assert!(
+            waits
+                .iter()
+                .all(|wait| (STEADY / 2..=STEADY).contains(wait))
+        );
+        assert!(waits.iter().any(|wait| *wait != waits[0]));
+    }
+
+    #[test]
+    fn only_a_refusal_of_the_place_itself_makes_a_list_needed() {
+        let forgets = |code| {
+            let status = Status::failure("why", "Reason").with_code(code);
+            matches!(
+                End::of(&kube::Error::Api(status.boxed())),
+                End::Forgotten(_)
+            )
+        };
+        assert!([400, 410, 500, 504].into_iter().all(forgets));
+        assert!(![401, 403, 429, 502, 503].into_iter().any(forgets));
+        let gone = kube::Error::ReadEvents(std::io::ErrorKind::ConnectionReset.into());
+        assert!(matches!(End::of(&gone), End::Lost(_)));
+    }
+}
