@@ -1,5 +1,4 @@
 use std::{
-    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
 };
@@ -25,8 +24,16 @@ pub struct Spec {
     pub addresses: Vec<IpAddr>,
     /// Whether its annotation says that its traffic is redirected.
     pub is_redirected: bool,
-    /// Its other annotations.
-    pub annotations: BTreeMap<String, String>,
+    /// Further labels, name and value.
+    pub labels: Vec<(&'static str, String)>,
+    /// Further annotations, name and value.
+    pub annotations: Vec<(&'static str, String)>,
+}
+
+/// As lines of a manifest's map.
+fn lines(all: &[(&str, String)]) -> String {
+    let line = |(name, value): &(&str, String)| format!("\n    {name}: {value:?}");
+    all.iter().map(line).collect()
 }
 
 impl Spec {
@@ -39,8 +46,23 @@ impl Spec {
             mode: None,
             addresses: Vec::new(),
             is_redirected: false,
-            annotations: BTreeMap::new(),
+            labels: Vec::new(),
+            annotations: Vec::new(),
         }
+    }
+
+    /// The same pod with one more label.
+    #[must_use]
+    pub fn label(mut self, name: &'static str, value: &str) -> Self {
+        self.labels.push((name, value.to_owned()));
+        self
+    }
+
+    /// The same pod with one more annotation.
+    #[must_use]
+    pub fn annotate(mut self, name: &'static str, value: &str) -> Self {
+        self.annotations.push((name, value.to_owned()));
+        self
     }
 
     /// The same pod, labelled.
@@ -54,8 +76,9 @@ impl Spec {
 
     /// The same pod with an annotation.
     #[must_use]
-    pub fn annotated(mut self, name: &str, value: &str) -> Self {
-        self.annotations.insert(name.to_owned(), value.to_owned());
+    pub fn annotated(mut self, name: &'static str, value: &str) -> Self {
+        self.annotations.retain(|(known, _)| *known != name);
+        self.annotations.push((name, value.to_owned()));
         self
     }
 
@@ -68,20 +91,23 @@ impl Spec {
             mode,
             addresses,
             is_redirected,
+            labels,
             annotations,
         } = self;
-        let label = mode
+        let label: String = mode
             .as_ref()
             .map(|mode| format!("\n    istio.io/dataplane-mode: {mode}"))
             .unwrap_or_default();
-        let redirection = is_redirected.then_some(("ambient.istio.io/redirection", "enabled"));
-        let others = annotations.iter().map(|(name, value)| (&**name, &**value));
-        let annotation = others.chain(redirection);
-        let annotation = annotation.map(|(name, value)| format!("\n    {name}: \"{value}\""));
-        let mut annotation: String = annotation.collect();
-        if !annotation.is_empty() {
-            annotation.insert_str(0, "\n  annotations:");
+        let label = label + &lines(labels);
+        let mut annotations = lines(annotations);
+        if *is_redirected {
+            annotations += "\n    ambient.istio.io/redirection: enabled";
         }
+        let annotation = if annotations.is_empty() {
+            annotations
+        } else {
+            format!("\n  annotations:{annotations}")
+        };
         let addresses = addresses
             .iter()
             .map(|address| format!("\n  - ip: \"{address}\""));

@@ -1,12 +1,21 @@
 //! What the pages say, compared with the code. `UPDATE_DOCS=1` writes the generated parts.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
-use std::{fmt::Write as _, fs, path::Path};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
 
 use daemon::{Key, config::COMMON};
+use workload::keys;
 
-const MARK: &str =
+const SETTINGS: &str =
     "<!-- settings: integration/tests/documentation.rs compares this table with the code -->\n";
+
+const KEYS: &str =
+    "<!-- keys: integration/tests/documentation.rs compares this table with the code -->\n";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -44,26 +53,61 @@ fn table() -> String {
     table
 }
 
-#[test]
+fn keys_table() -> String {
+    let mut table =
+        "| Label or annotation | On | inpod | Holds | What it does |\n|---|---|---|---|---|\n"
+            .to_owned();
+    for key in keys::TABLE {
+        let keys::Key {
+            name,
+            on,
+            access,
+            by,
+            values,
+            does,
+        } = key;
+        let (on, access) = (on.words(), access.words());
+        writeln!(
+            table,
+            "| `{name}` | {on} | {access} by {by} | {values} | {does} |"
+        )
+        .unwrap();
+    }
+    table
+}
+
+/// Compares the table that follows a mark in the README, or writes it.
 #[expect(
     clippy::disallowed_methods,
     reason = "asks whether to rewrite the page"
 )]
-fn the_readme_lists_every_setting_with_its_default() {
+fn compare(mark: &str, table: &str) {
+    // Two tests of one process write the same page.
+    static PAGE: Mutex<()> = Mutex::new(());
+    let _turn = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
     let path = root().join("README.md");
     let readme = fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once(MARK).unwrap();
+    let (before, rest) = readme.split_once(mark).unwrap();
     let end = rest.find("\n\n").unwrap() + 1;
     let (written, after) = rest.split_at(end);
     if std::env::var("UPDATE_DOCS").is_ok() {
-        fs::write(&path, format!("{before}{MARK}{}{after}", table())).unwrap();
+        fs::write(&path, format!("{before}{mark}{table}{after}")).unwrap();
         return;
     }
     assert_eq!(
-        written,
-        table(),
+        written, table,
         "UPDATE_DOCS=1 cargo test -p integration --test documentation"
     );
+}
+
+#[test]
+fn the_readme_lists_every_setting_with_its_default() {
+    compare(SETTINGS, &table());
+}
+
+#[test]
+fn the_readme_lists_every_label_and_annotation() {
+    compare(KEYS, &keys_table());
 }
 
 /// Every relative link of every page.

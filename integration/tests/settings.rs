@@ -206,6 +206,12 @@ const UNUSABLE: &[(&str, &[&str])] = &[
     ("pod-events", &["--pods-from", "nowhere"]),
     ("pod-events", &["--pods-from", "dir:relative"]),
     ("pod-events", &["--exclude-namespaces", "Shop!"]),
+    ("pod-events", &["--enablement-selectors", ""]),
+    (
+        "pod-events",
+        &["--enablement-selectors", "[{podSelector: {match: {}}}]"],
+    ),
+    ("pod-events", &["--pods-may", "everything"]),
     ("pod-events", &["--drain-grace-seconds", "9999999999"]),
 ];
 

@@ -67,7 +67,7 @@ impl Away {
         let mut away = Self {
             state_dir: shared.config.plugin_state_dir.clone(),
             boot_id: boot_id(),
-            enrolled: Enrolled::new(shared.config.exclude_namespaces.clone()),
+            enrolled: Enrolled::new(&shared.config.policy()),
             written: None,
             shared,
             registry,

@@ -44,7 +44,7 @@ pub struct Record {
     /// Whether the pod was let through before the source knew it. UID and service account are guesses then: the
     /// runtime's word, or where it said none the container's id; and `default`.
     pub let_through: bool,
-    /// What the pod asks of its redirection.
+    /// What was granted to the pod of what it asks of its redirection, when that was applied last.
     pub wishes: Wishes,
 }
 
@@ -222,6 +222,7 @@ mod tests {
     use super::*;
     use crate::{
         moment::Moment,
+        redirection::Exclusions,
         testing::{pod, record},
     };
 
@@ -269,6 +270,11 @@ mod tests {
                 dns_capture: Some(false),
                 bypass_inbound_capture: true,
                 virtual_interfaces: vec!["vm0".into()],
+                exclusions: Exclusions {
+                    outbound_cidrs: ["10.0.0.0/8".parse().unwrap()].into(),
+                    ..Exclusions::default()
+                },
+                keep_existing_connections: true,
             },
             ..record("c1")
         };

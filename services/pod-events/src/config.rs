@@ -9,10 +9,11 @@ use std::{
 
 use daemon::Key;
 use serde::Deserialize;
-use workload::{NamespaceName, NodeName};
+use workload::{NamespaceName, NodeName, keys};
 
 use crate::{
-    redirection::{Capture, Inbound, Ipv6},
+    decide::{Policy, Selectors},
+    redirection::{Capture, Inbound, Ipv6, Permission, Permissions},
     ztunnels::Selector,
 };
 
@@ -37,6 +38,16 @@ pub const KEYS: &[Key] = &[
         name: "exclude_namespaces",
         default: Some(""),
         help: "Namespaces whose pods are never enrolled",
+    },
+    Key {
+        name: "enablement_selectors",
+        default: Some(keys::ISTIO_SELECTORS),
+        help: "Which pods join the mesh: YAML or JSON, a list of {podSelector, namespaceSelector} as Kubernetes' LabelSelectors; a pod joins where both selectors of any entry match, and one that is left out matches everything",
+    },
+    Key {
+        name: "pods_may",
+        default: Some(""),
+        help: "What any pod may ask for by its annotations that takes traffic past ztunnel: exclude, keep-existing, with commas between them; a namespace's annotation inpod.io/allow permits more to its pods",
     },
     Key {
         name: "dns_capture",
@@ -103,6 +114,11 @@ pub struct Config {
     /// Namespaces whose pods are never enrolled.
     #[serde(deserialize_with = "daemon::list")]
     pub exclude_namespaces: Vec<NamespaceName>,
+    /// Who joins the mesh.
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    pub enablement_selectors: Selectors,
+    #[serde(deserialize_with = "daemon::list")]
+    pods_may: Vec<Permission>,
     dns_capture: bool,
     #[serde(deserialize_with = "daemon::config::parsed")]
     ipv6_capture: Ipv6,
@@ -147,6 +163,20 @@ impl Config {
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
+    }
+
+    /// Who joins the mesh.
+    pub fn policy(&self) -> Policy<'_> {
+        Policy {
+            selectors: &self.enablement_selectors,
+            excluded: &self.exclude_namespaces,
+            pods_may: self.pods_may(),
+        }
+    }
+
+    /// What any pod may ask for.
+    pub fn pods_may(&self) -> Permissions {
+        self.pods_may.iter().copied().collect()
     }
 
     /// What is captured of every pod.

@@ -1,11 +1,17 @@
 //! Whether a pod belongs to the mesh: a pure function of what is known of it.
 
+mod inputs;
+mod selector;
+
 use workload::{Enrollment, NamespaceName, Reason, keys};
 
 use crate::{
     pod::{Namespace, Pod},
+    redirection::Permissions,
     source::Inventory,
 };
+
+pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
 
 /// What was decided of a pod, and from what.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,35 +24,47 @@ pub struct Decision {
     pub inputs: Vec<(String, String)>,
 }
 
-/// Decides by the incumbent's rules: never with the node's network, never with a sidecar, then the pod's label, then
-/// its namespace's.
-pub fn decide(pod: &Pod, namespace: &Namespace, excluded: &[NamespaceName]) -> Decision {
-    let reason = reason(pod, namespace, excluded);
+/// What the node's settings say of who joins, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy<'a> {
+    /// Who joins.
+    pub selectors: &'a Selectors,
+    /// Namespaces whose pods never do.
+    pub excluded: &'a [NamespaceName],
+    /// What pods may ask for.
+    pub pods_may: Permissions,
+}
+
+impl Policy<'_> {
+    fn excludes(&self, namespace: &Namespace) -> bool {
+        self.excluded.contains(&namespace.name)
+    }
+}
+
+/// Decides of a pod from all that is known: never with the node's network, never with a sidecar, then as the selectors
+/// say. Unknown only where the labels of its namespace would decide, and nothing is known of them.
+pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
+    let namespace = inventory.namespace(&pod.pod.namespace);
+    let is_known = !inventory.is_silent_on(&namespace.name);
+    decide(pod, &namespace, is_known, policy)
+}
+
+/// Where the namespace is not known, `namespace` is a bare one.
+fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>) -> Decision {
+    let selected = policy.selectors.select(&pod.labels, namespace, is_known);
+    let reason = never(pod, namespace, policy).unwrap_or_else(|| by_labels(pod, selected));
     let joins = matches!(reason, Reason::LabelOnPod | Reason::LabelOnNamespace);
     Decision {
         enrollment: if joins {
             Enrollment::Ambient
+        } else if reason == Reason::NamespaceUnknown {
+            Enrollment::Unknown
         } else {
             Enrollment::None
         },
         reason,
-        inputs: inputs(pod, namespace, excluded),
+        inputs: inputs::of(pod, namespace, is_known, selected, policy),
     }
-}
-
-/// Decides of a pod from all that is known. Unknown only where the labels of its namespace would decide, and nothing
-/// is known of them.
-pub fn decide_from(inventory: &Inventory, pod: &Pod, excluded: &[NamespaceName]) -> Decision {
-    let namespace = inventory.namespace(&pod.pod.namespace);
-    let decision = decide(pod, &namespace, excluded);
-    if decision.reason == Reason::NotSelected && inventory.is_silent_on(&namespace.name) {
-        return Decision {
-            enrollment: Enrollment::Unknown,
-            reason: Reason::NamespaceUnknown,
-            ..decision
-        };
-    }
-    decision
 }
 
 /// Whether a pod starts of which it is not known whether it is to be in the mesh.
@@ -70,50 +88,34 @@ pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnU
     }
 }
 
-fn reason(pod: &Pod, namespace: &Namespace, excluded: &[NamespaceName]) -> Reason {
-    let asks = |mode: &Option<String>| mode.as_deref() == Some(keys::DATAPLANE_MODE_AMBIENT);
+/// Why a pod stays out whatever its labels.
+fn never(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason> {
     if pod.host_network {
-        Reason::HostNetwork
+        Some(Reason::HostNetwork)
     } else if pod.terminal {
-        Reason::PodTerminal
-    } else if excluded.contains(&namespace.name) {
-        Reason::NamespaceExcluded
+        Some(Reason::PodTerminal)
+    } else if policy.excludes(namespace) {
+        Some(Reason::NamespaceExcluded)
     } else if pod.has_sidecar {
-        Reason::HasSidecar
-    } else if asks(&pod.dataplane_mode) {
-        Reason::LabelOnPod
-    } else if pod.dataplane_mode.as_deref() == Some(keys::DATAPLANE_MODE_NONE) {
-        Reason::OptedOut
-    } else if asks(&namespace.dataplane_mode) {
-        Reason::LabelOnNamespace
+        Some(Reason::HasSidecar)
     } else {
-        Reason::NotSelected
+        None
     }
 }
 
-fn inputs(pod: &Pod, namespace: &Namespace, excluded: &[NamespaceName]) -> Vec<(String, String)> {
-    let label = |owner: &str, value: &Option<String>| {
-        let name = format!("{owner} label {}", keys::DATAPLANE_MODE);
-        (name, value.clone().unwrap_or_default())
-    };
-    vec![
-        label("pod", &pod.dataplane_mode),
-        label("namespace", &namespace.dataplane_mode),
-        (
-            format!("namespace annotation {}", keys::ON_UNKNOWN),
-            namespace.on_unknown.clone().unwrap_or_default(),
-        ),
-        ("pod hostNetwork".to_owned(), pod.host_network.to_string()),
-        (
-            format!("pod annotation {}", keys::SIDECAR_STATUS),
-            pod.has_sidecar.to_string(),
-        ),
-        ("pod is terminal".to_owned(), pod.terminal.to_string()),
-        (
-            "namespace is excluded".to_owned(),
-            excluded.contains(&namespace.name).to_string(),
-        ),
-    ]
+fn by_labels(pod: &Pod, selected: Selected) -> Reason {
+    let mode = pod.labels.get(keys::DATAPLANE_MODE).map(String::as_str);
+    match selected {
+        Selected::By { by_namespace, .. } if by_namespace => Reason::LabelOnNamespace,
+        Selected::By { .. } => Reason::LabelOnPod,
+        Selected::Depends => Reason::NamespaceUnknown,
+        Selected::Not { but_for_the_pod }
+            if but_for_the_pod && mode == Some(keys::DATAPLANE_MODE_NONE) =>
+        {
+            Reason::OptedOut
+        }
+        Selected::Not { .. } => Reason::NotSelected,
+    }
 }
 
 #[cfg(test)]
@@ -121,15 +123,28 @@ mod tests {
     use super::*;
     use crate::testing::{namespace, pod};
 
+    fn istio() -> Selectors {
+        keys::ISTIO_SELECTORS.parse().unwrap()
+    }
+
+    fn decided(pod: &Pod, namespace: &Namespace, selectors: &Selectors) -> Decision {
+        let policy = Policy {
+            selectors,
+            excluded: &["kube-system".parse().unwrap()],
+            pods_may: Permissions::default(),
+        };
+        decide(pod, namespace, true, &policy)
+    }
+
     fn reason_of(change: impl FnOnce(&mut Pod, &mut Namespace)) -> (Enrollment, Reason) {
         let (mut pod, mut namespace) = (pod("shop", "web"), namespace("shop"));
         change(&mut pod, &mut namespace);
-        let decision = decide(&pod, &namespace, &["kube-system".parse().unwrap()]);
+        let decision = decided(&pod, &namespace, &istio());
         (decision.enrollment, decision.reason)
     }
 
-    fn ambient() -> Option<String> {
-        Some("ambient".into())
+    fn set(labels: &mut Labels, mode: &str) {
+        labels.insert(keys::DATAPLANE_MODE.to_owned(), mode.to_owned());
     }
 
     #[test]
@@ -142,9 +157,9 @@ mod tests {
 
     #[test]
     fn a_label_on_the_pod_or_on_its_namespace_enrolls() {
-        let on_pod = reason_of(|pod, _| pod.dataplane_mode = ambient());
+        let on_pod = reason_of(|pod, _| set(&mut pod.labels, "ambient"));
         assert_eq!(on_pod, (Enrollment::Ambient, Reason::LabelOnPod));
-        let on_namespace = reason_of(|_, namespace| namespace.dataplane_mode = ambient());
+        let on_namespace = reason_of(|_, namespace| set(&mut namespace.labels, "ambient"));
         assert_eq!(
             on_namespace,
             (Enrollment::Ambient, Reason::LabelOnNamespace)
@@ -154,8 +169,8 @@ mod tests {
     #[test]
     fn none_on_the_pod_beats_ambient_on_the_namespace() {
         let decided = reason_of(|pod, namespace| {
-            namespace.dataplane_mode = ambient();
-            pod.dataplane_mode = Some("none".into());
+            set(&mut namespace.labels, "ambient");
+            set(&mut pod.labels, "none");
         });
         assert_eq!(decided, (Enrollment::None, Reason::OptedOut));
     }
@@ -163,12 +178,29 @@ mod tests {
     #[test]
     fn any_other_value_on_the_pod_lets_the_namespace_decide() {
         let decided = reason_of(|pod, namespace| {
-            namespace.dataplane_mode = ambient();
-            pod.dataplane_mode = Some("sidecar".into());
+            set(&mut namespace.labels, "ambient");
+            set(&mut pod.labels, "sidecar");
         });
         assert_eq!(decided.1, Reason::LabelOnNamespace);
-        let alone = reason_of(|pod, _| pod.dataplane_mode = Some("Ambient".into()));
+        let alone = reason_of(|pod, _| set(&mut pod.labels, "Ambient"));
         assert_eq!(alone.1, Reason::NotSelected);
+    }
+
+    #[test]
+    fn none_is_an_opt_out_only_where_the_namespace_is_selected_and_the_pod_is_not() {
+        let text = "[{podSelector: {matchLabels: {mesh: wanted}}, namespaceSelector: {matchLabels: {team: a}}}]";
+        let selectors = text.parse().unwrap();
+        let (mut pod, mut namespace) = (pod("shop", "web"), namespace("shop"));
+        set(&mut pod.labels, "none");
+        let reason = |pod: &Pod, namespace: &Namespace| decided(pod, namespace, &selectors).reason;
+        assert_eq!(reason(&pod, &namespace), Reason::NotSelected);
+        namespace.labels.insert("team".to_owned(), "a".to_owned());
+        assert_eq!(reason(&pod, &namespace), Reason::OptedOut);
+        // These selectors do not ask for the label.
+        pod.labels.insert("mesh".to_owned(), "wanted".to_owned());
+        assert_eq!(reason(&pod, &namespace), Reason::LabelOnNamespace);
+        pod.labels.clear();
+        assert_eq!(reason(&pod, &namespace), Reason::NotSelected);
     }
 
     #[test]
@@ -198,38 +230,38 @@ mod tests {
 
     #[test]
     fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would_decide() {
-        let inventory = Inventory {
+        let silent = Inventory {
             namespaces_exist: true,
             ..Inventory::default()
         };
-        let mut web = pod("shop", "web");
-        assert_eq!(
-            decide_from(&inventory, &web, &[]).enrollment,
-            Enrollment::Unknown
-        );
-        web.dataplane_mode = ambient();
-        assert_eq!(
-            decide_from(&inventory, &web, &[]).enrollment,
-            Enrollment::Ambient
-        );
-        let excluded = ["shop".parse().unwrap()];
-        assert_eq!(
-            decide_from(&inventory, &web, &excluded).enrollment,
-            Enrollment::None
-        );
-        // A whole directory without a manifest of the namespace says that it has no labels.
+        let decided = |inventory: &Inventory, pod: &Pod, excluded: &[NamespaceName]| {
+            let policy = Policy {
+                selectors: &istio(),
+                excluded,
+                pods_may: Permissions::default(),
+            };
+            decide_from(inventory, pod, &policy).enrollment
+        };
         let plain = pod("shop", "web");
-        assert_eq!(
-            decide_from(&Inventory::default(), &plain, &[]).enrollment,
-            Enrollment::None
-        );
+        assert_eq!(decided(&silent, &plain, &[]), Enrollment::Unknown);
+        let mut asks = plain.clone();
+        set(&mut asks.labels, "ambient");
+        assert_eq!(decided(&silent, &asks, &[]), Enrollment::Ambient);
+        let mut opts_out = plain.clone();
+        set(&mut opts_out.labels, "none");
+        assert_eq!(decided(&silent, &opts_out, &[]), Enrollment::None);
+        let excluded = ["shop".parse().unwrap()];
+        assert_eq!(decided(&silent, &plain, &excluded), Enrollment::None);
+        // A whole directory without a manifest of the namespace says that it has no labels.
+        let whole = Inventory::default();
+        assert_eq!(decided(&whole, &plain, &[]), Enrollment::None);
     }
 
     #[test]
     fn what_cannot_be_captured_stays_out_whatever_its_labels() {
         let labelled = |change: fn(&mut Pod, &mut Namespace)| {
             reason_of(|pod, namespace| {
-                pod.dataplane_mode = ambient();
+                set(&mut pod.labels, "ambient");
                 change(pod, namespace);
             })
         };

@@ -1,13 +1,19 @@
 //! Pods and namespaces, stripped to what is read.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use k8s_openapi::api::core::v1 as k8s;
 use workload::{
     InvalidIdentifier, NamespaceName, NodeName, PodRef, PodUid, ServiceAccountName, keys,
 };
 
-use crate::redirection::Wishes;
+use crate::{
+    decide::Labels,
+    redirection::{Asks, Permissions},
+};
 
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,10 +24,8 @@ pub struct Pod {
     pub service_account: ServiceAccountName,
     /// The node it is bound to, if it says so.
     pub node: Option<NodeName>,
-    /// The value of its label `istio.io/dataplane-mode`.
-    pub dataplane_mode: Option<String>,
-    /// All its labels, by which ztunnels are known.
-    pub labels: BTreeMap<String, String>,
+    /// All its labels, by which it joins the mesh and ztunnels are known.
+    pub labels: Labels,
     /// Whether it shares the node's network.
     pub host_network: bool,
     /// Whether a sidecar was injected.
@@ -31,7 +35,7 @@ pub struct Pod {
     /// What kubelet and runtime call it, where that is not its UID: a static pod's hash.
     pub runtime_uid: Option<PodUid>,
     /// What it asks of its redirection.
-    pub wishes: Wishes,
+    pub asks: Asks,
     /// Its addresses, as far as its status shows them: then it has a network.
     pub addresses: Vec<IpAddr>,
     /// The value of its annotation `ambient.istio.io/redirection`, whoever wrote it.
@@ -59,10 +63,52 @@ impl Pod {
 pub struct Namespace {
     /// Its name.
     pub name: NamespaceName,
-    /// The value of its label `istio.io/dataplane-mode`.
-    pub dataplane_mode: Option<String>,
+    /// Those of its labels that are read.
+    pub labels: Labels,
     /// The value of its annotation `inpod.io/on-unknown`.
     pub on_unknown: Option<String>,
+    /// What its annotation `inpod.io/allow` permits its pods.
+    pub allows: Permissions,
+}
+
+impl Namespace {
+    /// One of which nothing is known but its name.
+    pub fn bare(name: NamespaceName) -> Self {
+        Self {
+            name,
+            labels: Labels::new(),
+            on_unknown: None,
+            allows: Permissions::default(),
+        }
+    }
+
+    /// The value of a label that is read. What the API server makes of the name needs no copy.
+    pub fn label(&self, key: &str) -> Option<&str> {
+        if key == keys::NAMESPACE_NAME {
+            return Some(self.name.as_str());
+        }
+        self.labels.get(key).map(String::as_str)
+    }
+
+    /// From a manifest or what the API server says, of which only the labels `read` are kept: there may be ten thousand.
+    ///
+    /// # Errors
+    ///
+    /// When it has no usable name.
+    pub fn of(namespace: k8s::Namespace, read: &BTreeSet<String>) -> Result<Self, Unusable> {
+        let meta = namespace.metadata;
+        let annotation = |name| annotation(meta.annotations.as_ref(), name);
+        let all = meta.labels.unwrap_or_default().into_iter();
+        let is_read = |key: &String| read.contains(key) && key != keys::NAMESPACE_NAME;
+        Ok(Self {
+            name: parse("metadata.name", meta.name.as_deref())?,
+            labels: all.filter(|(key, _)| is_read(key)).collect(),
+            on_unknown: annotation(keys::ON_UNKNOWN).map(str::to_owned),
+            allows: annotation(keys::ALLOW)
+                .map(Permissions::of)
+                .unwrap_or_default(),
+        })
+    }
 }
 
 /// Why a manifest is not used.
@@ -88,12 +134,6 @@ where
     let text = text.ok_or(Unusable::Missing(field))?;
     text.parse()
         .map_err(|source| Unusable::Invalid { field, source })
-}
-
-fn dataplane_mode(labels: Option<&BTreeMap<String, String>>) -> Option<String> {
-    labels
-        .and_then(|labels| labels.get(keys::DATAPLANE_MODE))
-        .cloned()
 }
 
 fn annotation<'a>(all: Option<&'a BTreeMap<String, String>>, name: &str) -> Option<&'a str> {
@@ -160,30 +200,16 @@ impl TryFrom<k8s::Pod> for Pod {
                     .or(Some("default")),
             )?,
             node,
-            dataplane_mode: dataplane_mode(meta.labels.as_ref()),
             labels: meta.labels.clone().unwrap_or_default(),
             host_network: spec.host_network == Some(true),
             has_sidecar: annotation(keys::SIDECAR_STATUS).is_some(),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
-            wishes: Wishes::of(meta.annotations.as_ref()),
+            asks: Asks::of(meta.annotations.as_ref()),
             addresses,
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
             is_ready,
             is_terminating: meta.deletion_timestamp.is_some(),
-        })
-    }
-}
-
-impl TryFrom<k8s::Namespace> for Namespace {
-    type Error = Unusable;
-
-    fn try_from(namespace: k8s::Namespace) -> Result<Self, Unusable> {
-        Ok(Self {
-            name: parse("metadata.name", namespace.metadata.name.as_deref())?,
-            dataplane_mode: dataplane_mode(namespace.metadata.labels.as_ref()),
-            on_unknown: annotation(namespace.metadata.annotations.as_ref(), keys::ON_UNKNOWN)
-                .map(str::to_owned),
         })
     }
 }
@@ -230,6 +256,32 @@ mod tests {
             assert_eq!(pod.is_redirected(), redirected, "{value}");
         }
         assert!(!with_annotations(&[]).is_redirected());
+    }
+
+    #[test]
+    fn of_a_namespaces_labels_those_that_are_read_are_kept() {
+        let labels = [
+            ("mesh", "on"),
+            ("team", "a"),
+            (keys::NAMESPACE_NAME, "shop"),
+        ];
+        let metadata = ObjectMeta {
+            name: Some("shop".to_owned()),
+            labels: Some(labels.map(|(k, v)| (k.to_owned(), v.to_owned())).into()),
+            annotations: Some([(keys::ALLOW.to_owned(), "exclude".to_owned())].into()),
+            ..ObjectMeta::default()
+        };
+        let shown = k8s::Namespace {
+            metadata,
+            ..k8s::Namespace::default()
+        };
+        let read = ["mesh", keys::NAMESPACE_NAME].map(str::to_owned).into();
+        let namespace = Namespace::of(shown, &read).unwrap();
+        assert_eq!(namespace.labels.len(), 1);
+        assert_eq!(namespace.label("mesh"), Some("on"));
+        assert_eq!(namespace.label("team"), None);
+        assert_eq!(namespace.label(keys::NAMESPACE_NAME), Some("shop"));
+        assert_eq!(namespace.allows, Permissions::of("exclude"));
     }
 
     #[test]

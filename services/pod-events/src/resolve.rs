@@ -13,9 +13,9 @@ use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},
     pipeline::forward,
     pod::Pod,
-    redirection::Wishes,
+    redirection::{Asks, Permissions},
     source::{Inventory, Learnt, PodKey},
-    task::{AddCall, Shared},
+    task::{AddCall, Shared, is_permission_known},
 };
 
 /// What is known of the pod that a call means.
@@ -38,16 +38,22 @@ pub enum Resolved {
 ///
 /// When there is no such pod, or it is another one than the runtime means, or nobody can tell and it has to wait.
 pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
-    let excluded = &shared.config.exclude_namespaces;
+    let policy = shared.config.policy();
     let decided = |inventory: &Inventory| {
         let pod = meant(inventory, key, call.uid.as_ref())?;
-        let decision = decide_from(inventory, pod, excluded);
+        let decision = decide_from(inventory, pod, &policy);
         (decision.enrollment != Enrollment::Unknown).then(|| Resolved::Pod(pod.clone(), decision))
     };
-    if let Some(resolved) = decided(&shared.source.inventory()) {
+    let is_enough = |inventory: &Inventory| {
+        let resolved = decided(inventory);
+        resolved.is_some_and(|it| it.is_granted_from(inventory, policy.pods_may))
+    };
+    let inventory = shared.source.inventory();
+    if is_enough(&inventory)
+        && let Some(resolved) = decided(&inventory)
+    {
         return Ok(resolved);
     }
-    let is_enough = |inventory: &Inventory| decided(inventory).is_some();
     let until = forward(call.deadline).max(Instant::now());
     match shared.source.refresh(key, until, is_enough).await {
         Learnt::Known(inventory) => {
@@ -60,7 +66,20 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
             let message = format!("pod {namespace}/{name} is bound to {place}, this is {here}");
             Err(Failure::new(Reason::PodOtherNode, message).at_field("pod"))
         }
-        Learnt::Unanswered(why) => let_through(shared, key, call, why),
+        Learnt::Unanswered(why) => decided(&shared.source.inventory())
+            .map_or_else(|| let_through(shared, key, call, why), Ok),
+    }
+}
+
+impl Resolved {
+    /// Whether it is known what the pod gets of what it asks for, or need not be.
+    fn is_granted_from(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
+        match self {
+            Self::Pod(pod, decision) if decision.enrollment == Enrollment::Ambient => {
+                is_permission_known(inventory, pod, pods_may)
+            }
+            Self::Pod(..) | Self::LetThrough { .. } => true,
+        }
     }
 }
 
@@ -144,13 +163,12 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
         },
         service_account: "default".parse().map_err(odd)?,
         node: None,
-        dataplane_mode: None,
         labels: BTreeMap::new(),
         host_network: false,
         has_sidecar: false,
         terminal: false,
         runtime_uid: None,
-        wishes: Wishes::default(),
+        asks: Asks::default(),
         addresses: Vec::new(),
         redirection: None,
         is_ready: false,

@@ -60,12 +60,8 @@ impl Inventory {
 
     /// A namespace; one of which nothing is known has no labels.
     pub fn namespace(&self, name: &NamespaceName) -> Namespace {
-        let bare = || Namespace {
-            name: name.clone(),
-            dataplane_mode: None,
-            on_unknown: None,
-        };
-        self.namespaces.get(name).cloned().unwrap_or_else(bare)
+        let known = self.namespaces.get(name).cloned();
+        known.unwrap_or_else(|| Namespace::bare(name.clone()))
     }
 
     /// What is otherwise than it was, found without a look at what is not.
@@ -130,6 +126,15 @@ pub enum SourceError {
     Kubernetes(#[from] KubernetesError),
 }
 
+/// What is read.
+#[derive(Clone, Debug)]
+struct Scope {
+    /// Only pods of this node.
+    node: NodeName,
+    /// Only these labels of namespaces.
+    namespace_labels: Arc<BTreeSet<String>>,
+}
+
 /// How long a file may take to be read past the watch.
 const REREAD: Duration = Duration::from_secs(2);
 
@@ -140,10 +145,13 @@ impl Source {
     ///
     /// When a directory cannot be read or watched, or it cannot be known how to reach Kubernetes.
     pub async fn open(config: &Config) -> Result<Self, SourceError> {
+        let scope = Scope {
+            node: config.node_name.clone(),
+            namespace_labels: Arc::new(config.enablement_selectors.namespace_keys().clone()),
+        };
         match &config.pods_from {
             PodsFrom::Directory(path) => {
-                let node = config.node_name.clone();
-                let watched = directory::watch(path.clone(), node, directory::CHECK);
+                let watched = directory::watch(path.clone(), scope, directory::CHECK);
                 let (inventory, reread) = watched.await?;
                 Ok(Self {
                     inventory,
@@ -154,8 +162,7 @@ impl Source {
             }
             PodsFrom::Kubernetes => {
                 let server = kubernetes::client(config.kubeconfig()).await?;
-                let (lookup, inventory, health) =
-                    kubernetes::watch(server, config.node_name.clone());
+                let (lookup, inventory, health) = kubernetes::watch(server, scope);
                 Ok(Self {
                     inventory,
                     health,

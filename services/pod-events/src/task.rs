@@ -14,6 +14,7 @@ mod mend;
 mod renew;
 mod spooled;
 mod stranger;
+mod wishes;
 
 use std::{
     net::IpAddr,
@@ -38,7 +39,6 @@ use crate::{
     pipeline::{Pipeline, Stop},
     plan::Timing,
     pod::Pod,
-    redirection::Wishes,
     resolve::Resolved,
     shown::Shown,
     source::{PodKey, Source},
@@ -50,6 +50,7 @@ pub(crate) use stranger::is_missed;
 pub use call::AddCall;
 pub use interrupt::Interrupts;
 pub use spooled::{Admitted, Settled};
+pub(crate) use wishes::is_permission_known;
 
 /// What a task is asked.
 #[derive(Debug)]
@@ -126,12 +127,7 @@ impl Shared {
     /// What a pod should be.
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
-        decide_from(&inventory, pod, &self.config.exclude_namespaces)
-    }
-
-    /// What a pod asks of its redirection.
-    pub fn wishes_of(&self, pod: &Pod) -> Wishes {
-        pod.wishes.clone()
+        decide_from(&inventory, pod, &self.config.policy())
     }
 
     fn timing(&self) -> Timing {

@@ -7,7 +7,7 @@ use workload::{NetnsRef, PodRef, Revision, SandboxRef};
 use crate::{
     checkpoint::{Intent, Record},
     pod::{Namespace, Pod},
-    redirection::Wishes,
+    redirection::{Asks, Wishes},
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
@@ -19,13 +19,12 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         },
         service_account: "default".parse().unwrap(),
         node: None,
-        dataplane_mode: None,
         labels: BTreeMap::new(),
         host_network: false,
         has_sidecar: false,
         terminal: false,
         runtime_uid: None,
-        wishes: Wishes::default(),
+        asks: Asks::default(),
         addresses: Vec::new(),
         redirection: None,
         is_ready: false,
@@ -34,11 +33,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
 }
 
 pub(crate) fn namespace(name: &str) -> Namespace {
-    Namespace {
-        name: name.parse().unwrap(),
-        dataplane_mode: None,
-        on_unknown: None,
-    }
+    Namespace::bare(name.parse().unwrap())
 }
 
 pub(crate) fn sandbox(container_id: &str) -> SandboxRef {

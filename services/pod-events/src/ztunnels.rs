@@ -46,11 +46,7 @@ impl FromStr for Selector {
     fn from_str(text: &str) -> Result<Self, String> {
         let parsed = text.split_once('/').and_then(|(namespace, rest)| {
             let (label, value) = rest.split_once('=')?;
-            let is_label = match label.split_once('/') {
-                Some((prefix, name)) => is_prefix(prefix) && is_name(name),
-                None => is_name(label),
-            };
-            (is_label && is_name(value)).then_some(Self {
+            (is_label(label) && is_name(value)).then_some(Self {
                 namespace: namespace.parse().ok()?,
                 label: label.to_owned(),
                 value: value.to_owned(),
@@ -64,9 +60,17 @@ impl FromStr for Selector {
     }
 }
 
+/// A label's name, with or without a prefix.
+pub(crate) fn is_label(text: &str) -> bool {
+    match text.split_once('/') {
+        Some((prefix, name)) => is_prefix(prefix) && is_name(name),
+        None => is_name(text),
+    }
+}
+
 /// A label's name, or a value that is not empty (Kubernetes, "Labels and Selectors": at most 63 letters, digits, `-`,
 /// `_` and `.`, of which the first and the last are a letter or a digit).
-fn is_name(text: &str) -> bool {
+pub(crate) fn is_name(text: &str) -> bool {
     let is_inside = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let is_edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
     let mut bytes = text.bytes();

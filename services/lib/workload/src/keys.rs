@@ -1,5 +1,189 @@
 //! The labels and annotations that inpod reads or writes. Names and values are Istio's,
-//! Kubernetes' own, or, below `inpod.io`, ours.
+//! Kubernetes' own, or, below `inpod.io`, ours. [`TABLE`] says what each is for; nobody else spells them.
+
+/// A label or an annotation that inpod reads or writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// What it stands on.
+    pub on: On,
+    /// What inpod does with it.
+    pub access: Access,
+    /// The component that does it.
+    pub by: &'static str,
+    /// What it may hold, for people.
+    pub values: &'static str,
+    /// What it does, for people: half a sentence.
+    pub does: &'static str,
+}
+
+/// What a key stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// A label of a pod.
+    PodLabel,
+    /// An annotation of a pod.
+    PodAnnotation,
+    /// A label of a namespace.
+    NamespaceLabel,
+    /// An annotation of a namespace.
+    NamespaceAnnotation,
+}
+
+impl On {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::PodLabel => "pod, label",
+            Self::PodAnnotation => "pod, annotation",
+            Self::NamespaceLabel => "namespace, label",
+            Self::NamespaceAnnotation => "namespace, annotation",
+        }
+    }
+}
+
+/// What inpod does with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads what others wrote.
+    Read,
+    /// Writes it, and reads it to see what it says now.
+    Written,
+}
+
+impl Access {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Written => "written",
+        }
+    }
+}
+
+const fn read(name: &'static str, on: On, values: &'static str, does: &'static str) -> Key {
+    Key {
+        name,
+        on,
+        access: Access::Read,
+        by: POD_EVENTS,
+        values,
+        does,
+    }
+}
+
+/// The only component with an API credential on a node.
+const POD_EVENTS: &str = "pod-events";
+
+/// Every label and annotation, Istio's and Kubernetes' first. What `enablement_selectors` and `ztunnel_pods` name
+/// besides is the operator's own.
+pub const TABLE: &[Key] = &[
+    read(
+        DATAPLANE_MODE,
+        On::PodLabel,
+        "`ambient`, `none`",
+        "`ambient` enrolls the pod, `none` keeps it out of an enrolled namespace; read through the setting enablement_selectors",
+    ),
+    read(
+        DATAPLANE_MODE,
+        On::NamespaceLabel,
+        "`ambient`",
+        "enrolls the namespace's pods; read through the setting enablement_selectors",
+    ),
+    read(
+        NAMESPACE_NAME,
+        On::NamespaceLabel,
+        "the namespace's name",
+        "lets enablement_selectors name namespaces; known also where nothing else is known of a namespace",
+    ),
+    read(
+        SIDECAR_STATUS,
+        On::PodAnnotation,
+        "any",
+        "says that a sidecar was injected: the pod is never ambient",
+    ),
+    read(
+        DNS_CAPTURE,
+        On::PodAnnotation,
+        "truth value",
+        "whether name resolution goes to ztunnel, whatever the setting dns_capture says",
+    ),
+    read(
+        BYPASS_INBOUND_CAPTURE,
+        On::PodAnnotation,
+        "truth value",
+        "leaves inbound TCP alone (\"ingress mode\")",
+    ),
+    read(
+        REROUTE_VIRTUAL_INTERFACES,
+        On::PodAnnotation,
+        "interface names, with commas between them",
+        "takes TCP that arrives on them for outbound",
+    ),
+    Key {
+        name: REDIRECTION,
+        on: On::PodAnnotation,
+        access: Access::Written,
+        by: POD_EVENTS,
+        values: "`enabled`, `pending`",
+        does: "tells istiod whether the pod's traffic is redirected; what another agent wrote is how its pods are found",
+    },
+    read(
+        STATIC_MIRROR,
+        On::PodAnnotation,
+        "any",
+        "says that the pod only shows a static pod of the kubelet",
+    ),
+    read(
+        STATIC_HASH,
+        On::PodAnnotation,
+        "the UID of a static pod",
+        "what kubelet and runtime call a static pod",
+    ),
+    read(
+        ON_UNKNOWN,
+        On::NamespaceAnnotation,
+        "`open`, `closed`",
+        "whether pods start while it is not known whether they are to be in the mesh",
+    ),
+    read(
+        ALLOW,
+        On::NamespaceAnnotation,
+        "`exclude`, `keep-existing`, with commas between them",
+        "what pods of the namespace may ask for, besides what the setting pods_may says",
+    ),
+    read(
+        EXCLUDE_OUTBOUND_PORTS,
+        On::PodAnnotation,
+        "TCP ports, with commas between them",
+        "leaves connections to these ports alone; needs the permission `exclude`",
+    ),
+    read(
+        EXCLUDE_OUTBOUND_CIDRS,
+        On::PodAnnotation,
+        "networks as address/length, with commas between them",
+        "leaves connections to these networks alone; needs the permission `exclude`",
+    ),
+    read(
+        EXCLUDE_INBOUND_PORTS,
+        On::PodAnnotation,
+        "TCP ports, with commas between them",
+        "leaves connections to these ports of the pod alone; needs the permission `exclude`",
+    ),
+    read(
+        EXCLUDE_INBOUND_CIDRS,
+        On::PodAnnotation,
+        "networks as address/length, with commas between them",
+        "leaves connections from these networks alone; needs the permission `exclude`",
+    ),
+    read(
+        KEEP_EXISTING_CONNECTIONS,
+        On::PodAnnotation,
+        "truth value",
+        "lets connections from before the enrolment go on past ztunnel; needs the permission `keep-existing`",
+    ),
+];
 
 /// Label on a pod or a namespace: `ambient` enrolls, `none` on a pod opts out.
 pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
@@ -9,6 +193,12 @@ pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
 
 /// The value of [`DATAPLANE_MODE`] that keeps a pod out of an enrolled namespace.
 pub const DATAPLANE_MODE_NONE: &str = "none";
+
+/// Who joins where nothing else is set: the two selectors of Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
+pub const ISTIO_SELECTORS: &str = r#"[{"podSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}},{"podSelector":{"matchExpressions":[{"key":"istio.io/dataplane-mode","operator":"NotIn","values":["none"]}]},"namespaceSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}}]"#;
+
+/// Label on every namespace, kept by the API server: its name (Kubernetes, "Automatic labelling").
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Annotation on a pod, written by a sidecar injector: the pod has a proxy of its own and is never ambient.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
@@ -28,6 +218,31 @@ pub const ON_UNKNOWN_OPEN: &str = "open";
 /// The value of [`ON_UNKNOWN`] that holds pods back.
 pub const ON_UNKNOWN_CLOSED: &str = "closed";
 
+/// Annotation on a namespace: what its pods may ask for that takes traffic past ztunnel. Words, with commas between
+/// them.
+pub const ALLOW: &str = "inpod.io/allow";
+
+/// The word in [`ALLOW`] and in the setting `pods_may` that permits exclusions.
+pub const ALLOW_EXCLUDE: &str = "exclude";
+
+/// The word in [`ALLOW`] and in the setting `pods_may` that permits [`KEEP_EXISTING_CONNECTIONS`].
+pub const ALLOW_KEEP_EXISTING: &str = "keep-existing";
+
+/// Annotation on a pod: TCP ports, with commas between them. Connections to them are not captured.
+pub const EXCLUDE_OUTBOUND_PORTS: &str = "inpod.io/exclude-outbound-ports";
+
+/// Annotation on a pod: networks, with commas between them. Connections to them are not captured.
+pub const EXCLUDE_OUTBOUND_CIDRS: &str = "inpod.io/exclude-outbound-cidrs";
+
+/// Annotation on a pod: TCP ports of its own, with commas between them. Connections to them are not captured.
+pub const EXCLUDE_INBOUND_PORTS: &str = "inpod.io/exclude-inbound-ports";
+
+/// Annotation on a pod: networks, with commas between them. Connections from them are not captured.
+pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
+
+/// Annotation on a pod, a truth value: connections from before its enrolment go on as they are.
+pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
+
 /// Annotation on a pod, a truth value: whether its name resolution goes to ztunnel, whatever the node says.
 pub const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
 
@@ -45,3 +260,47 @@ pub const REDIRECTION_ENABLED: &str = "enabled";
 
 /// The value of [`REDIRECTION`] of a pod that is to be in the mesh and that no ztunnel has acknowledged yet.
 pub const REDIRECTION_PENDING: &str = "pending";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The texts of all constants of this file, as `(name, text)`.
+    fn constants() -> Vec<(&'static str, &'static str)> {
+        let lines = include_str!("keys.rs").lines();
+        let text = |line: &'static str| {
+            let (name, text) = line.strip_prefix("pub const ")?.split_once(": &str = \"")?;
+            Some((name, text.strip_suffix("\";")?))
+        };
+        lines.filter_map(text).collect()
+    }
+
+    #[test]
+    fn every_constant_is_a_key_of_the_table_or_a_value_of_one() {
+        let constants = constants();
+        assert!(constants.len() > 20, "{constants:?}");
+        for (constant, text) in constants {
+            let is_key = TABLE.iter().any(|key| key.name == text);
+            let value = format!("`{text}`");
+            let is_value = TABLE.iter().any(|key| key.values.contains(&value));
+            assert!(
+                if text.contains('/') { is_key } else { is_value },
+                "{constant} = {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_key_of_the_table_has_a_constant_and_stands_on_an_object_once() {
+        let constants = constants();
+        for (at, key) in TABLE.iter().enumerate() {
+            assert!(
+                constants.iter().any(|(_, text)| *text == key.name),
+                "{}",
+                key.name
+            );
+            let same = |other: &&Key| (other.name, other.on) == (key.name, key.on);
+            assert_eq!(TABLE.iter().take(at).find(same), None, "{}", key.name);
+        }
+    }
+}

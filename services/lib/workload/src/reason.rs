@@ -43,7 +43,7 @@ reasons! {
     /// The namespace's label enrolls the pod.
     LabelOnNamespace = 2, "LABEL_ON_NAMESPACE", "Nothing to do: the pod's namespace asked to join.";
     /// Neither the pod nor its namespace asks to join.
-    NotSelected = 3, "NOT_SELECTED", "Label the pod or its namespace istio.io/dataplane-mode=ambient to enroll it.";
+    NotSelected = 3, "NOT_SELECTED", "Label the pod or its namespace as the setting enablement_selectors asks: istio.io/dataplane-mode=ambient, where it was not changed.";
     /// The pod's label keeps it out.
     OptedOut = 4, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod to let its namespace decide.";
     /// The pod shares the node's network.

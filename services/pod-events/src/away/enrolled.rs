@@ -10,16 +10,18 @@ use inpod_cni::enrolled::EnrolledNamespaces;
 use workload::{Enrollment, NamespaceName, PodName, keys};
 
 use crate::{
-    decide::decide_from,
-    pod::{Namespace, Pod},
+    decide::{Policy, Selectors, decide_from},
+    pod::Pod,
+    redirection::Permissions,
     source::Inventory,
 };
 
-/// The namespaces that are labelled, that have a pod which is to be in the mesh, or one that is in it; but for those
-/// whose annotation `inpod.io/on-unknown` says otherwise. A change costs a look at the namespaces that it concerns and
-/// at their pods of this node.
+/// The namespaces that a selector names by their labels, that have a pod which is to be in the mesh, or one that is in it;
+/// but for those whose annotation `inpod.io/on-unknown` says otherwise. A change costs a look at the namespaces that it
+/// concerns and at their pods of this node.
 #[derive(Debug)]
 pub(super) struct Enrolled {
+    selectors: Selectors,
     excluded: Vec<NamespaceName>,
     /// The inventory that the rest is about.
     seen: Inventory,
@@ -29,9 +31,10 @@ pub(super) struct Enrolled {
 }
 
 impl Enrolled {
-    pub(super) fn new(excluded: Vec<NamespaceName>) -> Self {
+    pub(super) fn new(policy: &Policy<'_>) -> Self {
         Self {
-            excluded,
+            selectors: policy.selectors.clone(),
+            excluded: policy.excluded.to_owned(),
             seen: Inventory::default(),
             pods: BTreeMap::new(),
             held: BTreeSet::new(),
@@ -80,14 +83,13 @@ impl Enrolled {
     }
 
     fn judge(&mut self, name: &NamespaceName) {
-        let says = |of: fn(&Namespace) -> &Option<String>, value| {
-            let namespace = self.seen.namespaces.get(name);
-            namespace.is_some_and(|namespace| of(namespace).as_deref() == Some(value))
+        let namespace = self.seen.namespaces.get(name);
+        let says = |value| {
+            namespace.is_some_and(|namespace| namespace.on_unknown.as_deref() == Some(value))
         };
-        let labelled = says(|it| &it.dataplane_mode, keys::DATAPLANE_MODE_AMBIENT)
-            || says(|it| &it.on_unknown, keys::ON_UNKNOWN_CLOSED);
-        let asks = labelled && !self.excluded.contains(name);
-        let wanted = !says(|it| &it.on_unknown, keys::ON_UNKNOWN_OPEN)
+        let selected = namespace.is_some_and(|it| self.selectors.selects_namespace(it));
+        let asks = (selected || says(keys::ON_UNKNOWN_CLOSED)) && !self.excluded.contains(name);
+        let wanted = !says(keys::ON_UNKNOWN_OPEN)
             && (asks || self.held.contains(name) || self.has_joining_pod(name));
         set(&mut self.wanted, name, wanted);
     }
@@ -95,9 +97,14 @@ impl Enrolled {
     fn has_joining_pod(&self, namespace: &NamespaceName) -> bool {
         let names = self.pods.get(namespace).into_iter().flatten();
         let mut pods = names.filter_map(|name| self.seen.pod(&(namespace.clone(), name.clone())));
-        let joins = |pod: &Pod| {
-            decide_from(&self.seen, pod, &self.excluded).enrollment == Enrollment::Ambient
+        let policy = Policy {
+            selectors: &self.selectors,
+            excluded: &self.excluded,
+            // What pods may ask for decides on no enrolment.
+            pods_may: Permissions::default(),
         };
+        let joins =
+            |pod: &Pod| decide_from(&self.seen, pod, &policy).enrollment == Enrollment::Ambient;
         pods.any(joins)
     }
 }
@@ -154,52 +161,84 @@ mod tests {
     use inpod_cni::enrolled::ENROLLED_FILE;
 
     use super::*;
-    use crate::testing::{namespace, pod};
+    use crate::{
+        decide::Labels,
+        testing::{namespace, pod},
+    };
 
     fn names(names: &[&str]) -> BTreeSet<NamespaceName> {
         names.iter().map(|name| name.parse().unwrap()).collect()
     }
 
-    fn ambient() -> Option<String> {
-        Some("ambient".to_owned())
+    fn mode(mode: &str) -> Labels {
+        [(keys::DATAPLANE_MODE.to_owned(), mode.to_owned())].into()
     }
 
-    fn inventory() -> Inventory {
-        let mut inventory = Inventory::default();
-        for (name, mode) in [
-            ("labelled", ambient()),
-            ("plain", None),
-            ("system", ambient()),
-        ] {
-            let mut namespace = namespace(name);
-            namespace.dataplane_mode = mode;
-            inventory
-                .namespaces
-                .insert(namespace.name.clone(), namespace);
-        }
-        for (name, mode) in [("mixed", ambient()), ("plain", None)] {
-            let mut pod = pod(name, "web");
-            pod.dataplane_mode = mode;
-            let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
-            inventory.pods.insert(key, pod);
-        }
-        inventory
+    /// With these namespaces excluded.
+    fn enrolled(selectors: &str, excluded: &[&str]) -> Enrolled {
+        let excluded: Vec<_> = names(excluded).into_iter().collect();
+        Enrolled::new(&Policy {
+            selectors: &selectors.parse().unwrap(),
+            excluded: &excluded,
+            pods_may: Permissions::default(),
+        })
     }
 
-    fn wanted(inventory: &Inventory, excluded: &[&str], held: &[&str]) -> BTreeSet<NamespaceName> {
-        let mut enrolled = Enrolled::new(names(excluded).into_iter().collect());
+    fn wanted(
+        mut enrolled: Enrolled,
+        inventory: &Inventory,
+        held: &[&str],
+    ) -> BTreeSet<NamespaceName> {
         let held = names(held);
         enrolled.follow(inventory, |namespace| held.contains(namespace));
         enrolled.hold(held);
         enrolled.wanted().clone()
     }
 
+    /// With the namespace `system` excluded.
+    fn found(selectors: &str, inventory: &Inventory, held: &[&str]) -> BTreeSet<NamespaceName> {
+        wanted(enrolled(selectors, &["system"]), inventory, held)
+    }
+
+    fn inventory() -> Inventory {
+        let mut inventory = Inventory::default();
+        for (name, labels) in [
+            ("labelled", mode("ambient")),
+            ("plain", mode("none")),
+            ("system", mode("ambient")),
+        ] {
+            let mut namespace = namespace(name);
+            namespace.labels = labels;
+            inventory
+                .namespaces
+                .insert(namespace.name.clone(), namespace);
+        }
+        for (name, labels) in [("mixed", mode("ambient")), ("plain", Labels::new())] {
+            let mut pod = pod(name, "web");
+            pod.labels = labels;
+            let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+            inventory.pods.insert(key, pod);
+        }
+        inventory
+    }
+
     #[test]
     fn a_namespace_counts_by_its_label_by_its_pods_labels_and_by_what_is_held() {
-        let found = wanted(&inventory(), &["system"], &["shop"]);
-        assert_eq!(found, names(&["labelled", "mixed", "shop"]));
-        let found = wanted(&inventory(), &["system"], &[]);
-        assert_eq!(found, names(&["labelled", "mixed"]));
+        let with = found(keys::ISTIO_SELECTORS, &inventory(), &["shop"]);
+        assert_eq!(with, names(&["labelled", "mixed", "shop"]));
+        let without = found(keys::ISTIO_SELECTORS, &inventory(), &[]);
+        assert_eq!(without, names(&["labelled", "mixed"]));
+    }
+
+    #[test]
+    fn a_namespace_counts_by_what_the_selectors_say_of_namespaces() {
+        let found = |selectors| found(selectors, &inventory(), &[]);
+        let by_name = "[{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: plain}}}]";
+        assert_eq!(found(by_name), names(&["plain"]));
+        // One that says nothing of namespaces names none but those of the pods that it selects.
+        let every_pod = "[{}]";
+        assert_eq!(found(every_pod), names(&["mixed", "plain"]));
+        assert_eq!(found("[]"), names(&[]));
     }
 
     #[test]
@@ -216,14 +255,15 @@ mod tests {
             inventory.namespaces.insert(name, namespace);
         }
         assert_eq!(
-            wanted(&inventory, &["system"], &[]),
+            found(keys::ISTIO_SELECTORS, &inventory, &[]),
             names(&["mixed", "plain"])
         );
     }
 
     #[test]
     fn what_changes_later_counts_as_if_it_had_always_been_so() {
-        let mut enrolled = Enrolled::new(Vec::new());
+        let istio = || enrolled(keys::ISTIO_SELECTORS, &[]);
+        let mut enrolled = istio();
         let mut now = inventory();
         let key = ("mixed".parse().unwrap(), "web".parse().unwrap());
         let mut steps = vec![now.clone()];
@@ -232,7 +272,7 @@ mod tests {
         now.namespaces.remove(&"labelled".parse().unwrap());
         steps.push(now.clone());
         let mut plain = namespace("plain");
-        plain.dataplane_mode = ambient();
+        plain.labels = mode("ambient");
         now.namespaces.insert(plain.name.clone(), plain);
         steps.push(now);
         steps.push(inventory());
@@ -240,7 +280,7 @@ mod tests {
             for step in &steps {
                 enrolled.follow(step, |namespace| names(held).contains(namespace));
                 enrolled.hold(names(held));
-                assert_eq!(enrolled.wanted(), &wanted(step, &[], held));
+                assert_eq!(enrolled.wanted(), &wanted(istio(), step, held));
             }
         }
     }
@@ -253,11 +293,11 @@ mod tests {
                 let namespace = namespace(&format!("n{number}"));
                 now.namespaces.insert(namespace.name.clone(), namespace);
             }
-            let mut enrolled = Enrolled::new(Vec::new());
+            let mut enrolled = enrolled(keys::ISTIO_SELECTORS, &[]);
             enrolled.follow(&now, |_| false);
             let looks = Cell::new(0);
             let mut changed = namespace("n7");
-            changed.dataplane_mode = ambient();
+            changed.labels = mode("ambient");
             now.namespaces.insert(changed.name.clone(), changed);
             enrolled.follow(&now, |_| {
                 looks.set(looks.get() + 1);

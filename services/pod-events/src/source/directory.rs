@@ -19,9 +19,8 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Interval, MissedTickBehavior, interval},
 };
-use workload::NodeName;
 
-use super::Inventory;
+use super::{Inventory, Scope};
 use eye::Eye;
 use manifest::{Manifest, ManifestError};
 use stamp::Stamp;
@@ -59,10 +58,10 @@ type Watched = (
 /// Reads a directory and keeps reading it as it changes. `check` is how often it is checked whether it was replaced.
 pub(super) async fn watch(
     path: PathBuf,
-    node: NodeName,
+    scope: Scope,
     check: Duration,
 ) -> Result<Watched, DirectoryError> {
-    let follower = Follower::start(path, node)?;
+    let follower = Follower::start(path, scope)?;
     let (sender, inventory) = watch::channel(Arc::new(follower.directory.inventory()));
     let (reread, requests) = mpsc::channel(16);
     let mut ticks = interval(check);
@@ -81,7 +80,7 @@ struct Follower {
 }
 
 impl Follower {
-    fn start(path: PathBuf, node: NodeName) -> Result<Self, DirectoryError> {
+    fn start(path: PathBuf, scope: Scope) -> Result<Self, DirectoryError> {
         // Watching starts before the first look, or what changes in between would be missed.
         let eye = Eye::open(&path).map_err(|source| DirectoryError::Watch {
             path: path.clone(),
@@ -89,7 +88,7 @@ impl Follower {
         })?;
         let mut directory = Directory {
             path: path.clone(),
-            node,
+            scope,
             files: BTreeMap::new(),
             unusable: BTreeSet::new(),
         };
@@ -183,7 +182,7 @@ impl Follower {
 #[derive(Clone, Debug)]
 struct Directory {
     path: PathBuf,
-    node: NodeName,
+    scope: Scope,
     files: BTreeMap<PathBuf, File>,
     /// Those that have said nothing yet that can be used.
     unusable: BTreeSet<PathBuf>,
@@ -211,7 +210,7 @@ impl Directory {
                 self.files.insert(path, said.clone());
                 continue;
             }
-            let manifests = match read_file(&path, &self.node) {
+            let manifests = match read_file(&path, &self.scope) {
                 Ok(manifests) => manifests,
                 // It never said anything, and need not.
                 Err(ManifestError::Empty)
@@ -318,8 +317,8 @@ fn manifests_in(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn read_file(path: &Path, node: &NodeName) -> Result<Vec<Manifest>, ManifestError> {
-    manifest::parse(&fs::read_to_string(path)?, node)
+fn read_file(path: &Path, scope: &Scope) -> Result<Vec<Manifest>, ManifestError> {
+    manifest::parse(&fs::read_to_string(path)?, scope)
 }
 
 #[cfg(test)]

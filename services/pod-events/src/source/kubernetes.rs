@@ -21,9 +21,9 @@ use std::{
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{Api, core::PartialObjectMeta};
 use tokio::sync::watch;
-use workload::{NamespaceName, NodeName};
+use workload::NamespaceName;
 
-use super::{Health, Inventory, PodKey};
+use super::{Health, Inventory, PodKey, Scope};
 use crate::pod::{Namespace, Pod};
 use client::Reached;
 use follow::{Follower, Told};
@@ -47,6 +47,8 @@ struct Store {
     pods: Layer<PodKey, Pod>,
     namespaces: Layer<NamespaceName, Namespace>,
     gaps: Arc<BTreeSet<String>>,
+    /// The labels of namespaces that are read.
+    read: Arc<BTreeSet<String>>,
 }
 
 /// What `watch` gives: the way to ask past the watch, what is known, and how well.
@@ -57,8 +59,8 @@ type Watched = (
 );
 
 /// Begins to watch this node's pods and all namespaces. Returns at once, before anything is known.
-pub(super) fn watch(Reached { client, pace }: Reached, node: NodeName) -> Watched {
-    let store = Store::new();
+pub(super) fn watch(Reached { client, pace }: Reached, scope: Scope) -> Watched {
+    let store = Store::new(Arc::clone(&scope.namespace_labels));
     let known = Arc::new(Known {
         inventory: watch::Sender::new(Arc::new(store.inventory())),
         health: watch::Sender::new(None),
@@ -67,7 +69,7 @@ pub(super) fn watch(Reached { client, pace }: Reached, node: NodeName) -> Watche
     let pulse = Arc::new(Pulse::new());
     let pods = Follower {
         api: Api::<k8s::Pod>::all(client.clone()),
-        fields: Some(format!("spec.nodeName={node}")),
+        fields: Some(format!("spec.nodeName={}", scope.node)),
         known: Arc::clone(&known),
         pulse: Arc::clone(&pulse),
         pace: pace.clone(),
@@ -80,19 +82,23 @@ pub(super) fn watch(Reached { client, pace }: Reached, node: NodeName) -> Watche
         known: Arc::clone(&known),
         pulse: Arc::clone(&pulse),
         pace: pace.clone(),
-        take: |store, told| take(&mut store.namespaces, "namespaces", told, seen_namespace),
+        take: |store, told| {
+            let read = Arc::clone(&store.read);
+            let seen = |object| seen_namespace(object, &read);
+            take(&mut store.namespaces, "namespaces", told, seen);
+        },
         version: None,
     };
     tokio::spawn(pods.follow());
     tokio::spawn(namespaces.follow());
     tokio::spawn(pulse.feel(client.clone()));
     let (inventory, health) = (known.inventory.subscribe(), known.health.subscribe());
-    let lookup = Lookup::new(client, pace, node, known);
+    let lookup = Lookup::new(client, pace, scope, known);
     tokio::spawn(lookup.clone().confirm());
     (lookup, inventory, health)
 }
 
-fn take<O, K, V>(layer: &mut Layer<K, V>, what: &str, told: Told<O>, seen: fn(O) -> Seen<K, V>)
+fn take<O, K, V>(layer: &mut Layer<K, V>, what: &str, told: Told<O>, seen: impl Fn(O) -> Seen<K, V>)
 where
     K: Ord + Hash + Clone,
     V: Clone + PartialEq,
@@ -120,16 +126,22 @@ fn seen_pod(pod: k8s::Pod) -> Seen<PodKey, Pod> {
     }
 }
 
-fn seen_namespace(meta: PartialObjectMeta<k8s::Namespace>) -> Seen<NamespaceName, Namespace> {
+fn seen_namespace(
+    meta: PartialObjectMeta<k8s::Namespace>,
+    read: &BTreeSet<String>,
+) -> Seen<NamespaceName, Namespace> {
     let metadata = meta.metadata;
     let name = metadata.name.clone().unwrap_or_else(|| "?".to_owned());
     Seen {
         title: format!("Namespace {name}"),
         version: version(metadata.resource_version.as_deref()),
-        parsed: Namespace::try_from(k8s::Namespace {
-            metadata,
-            ..k8s::Namespace::default()
-        })
+        parsed: Namespace::of(
+            k8s::Namespace {
+                metadata,
+                ..k8s::Namespace::default()
+            },
+            read,
+        )
         .map(|namespace| (namespace.name.clone(), namespace))
         .map_err(|error| chain(&error)),
     }
@@ -164,11 +176,12 @@ impl Known {
 }
 
 impl Store {
-    fn new() -> Self {
+    fn new(read: Arc<BTreeSet<String>>) -> Self {
         let mut store = Self {
             pods: Layer::new(),
             namespaces: Layer::new(),
             gaps: Arc::default(),
+            read,
         };
         store.gaps = Arc::new(store.find_gaps());
         store

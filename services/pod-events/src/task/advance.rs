@@ -140,13 +140,10 @@ impl Task {
     /// Enrols the current sandbox.
     pub(super) async fn enroll(&mut self, run: Run<'_>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
+        self.renew_wishes()?;
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
-        let inventory = shared.source.inventory();
-        if let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) {
-            record.wishes = shared.wishes_of(pod);
-        }
         let stood = Some(record.intent.clone()).filter(Intent::has_stood);
         let broker = shared.pipeline.begin(record)?;
         self.show();
@@ -158,6 +155,7 @@ impl Task {
             .enroll(&broker, stood, record, &mut self.timeline, run)
             .await?;
         tracing::info!(pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, "Enrolled");
+        shared.tell_refused(&self.key, record);
         self.failure = None;
         self.check_listeners_later();
         Ok(())

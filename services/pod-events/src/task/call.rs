@@ -55,6 +55,7 @@ impl Task {
         if added.enrollment == Enrollment::Ambient {
             // Before anything is written down: there is nothing to undo.
             self.shared.pipeline.broker()?;
+            self.refuse_malformed(&call.sandbox, &pod)?;
         }
         let record = self.fresh(&call, &pod);
         self.adopt(&call, record).await?;
@@ -120,7 +121,7 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             let_through: false,
-            wishes: pod.wishes.clone(),
+            wishes: self.shared.wishes_of(pod).unwrap_or_default(),
             ..record.clone()
         };
         self.shared.pipeline.checkpoint.write(&known)?;
@@ -178,7 +179,8 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             let_through: false,
-            wishes: pod.wishes.clone(),
+            // An enrolment looks again.
+            wishes: self.shared.wishes_of(pod).unwrap_or_default(),
             netns: call.netns.clone(),
             netns_id: None,
             addresses: call.addresses.clone(),
@@ -256,7 +258,12 @@ fn named_by(known: Record, fresh: Record) -> Record {
         service_account: fresh.service_account,
         runtime_uid: fresh.runtime_uid,
         let_through: fresh.let_through,
-        wishes: fresh.wishes,
+        // What was applied, as long as it stands.
+        wishes: if known.intent.has_stood() {
+            known.wishes
+        } else {
+            fresh.wishes
+        },
         ..known
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use workload::Failure;
+use workload::{Failure, Reason};
 
 use super::{Step, Task};
 use crate::{checkpoint::Record, pipeline::soon, pod::Pod};
@@ -13,7 +13,12 @@ impl Task {
         let compared = pod.addresses.is_empty()
             || self.compared == pod.addresses
             || is_same(&record.addresses, &pod.addresses);
-        compared && record.wishes == self.shared.wishes_of(pod)
+        let wished = match self.shared.wishes_of(pod) {
+            Ok(wishes) => record.wishes == wishes,
+            // What cannot be understood is told; what nobody can tell now leaves things as they are.
+            Err(failure) => failure.reason != Reason::InvalidField,
+        };
+        compared && wished
     }
 
     /// Applies what the pod asks for now, and names its addresses. What cannot be applied changes nothing.
@@ -26,7 +31,7 @@ impl Task {
             return Ok(Step::Rest);
         };
         let renewed = Record {
-            wishes: self.shared.wishes_of(pod),
+            wishes: self.shared.wishes_of(pod)?,
             addresses: self.proven(known, &pod.addresses).await?,
             ..known.clone()
         };

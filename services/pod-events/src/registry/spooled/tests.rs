@@ -84,6 +84,7 @@ async fn source(directory: PathBuf) -> Source {
 fn config() -> crate::config::Config {
     serde_json::from_value(serde_json::json!({
         "node_name": "node-1", "pods_from": "dir:/nowhere", "kubeconfig": "", "exclude_namespaces": "",
+        "enablement_selectors": "[]", "pods_may": "",
         "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "listener_check_seconds": 60, "ready_needs_ztunnel": false, "plugin_state_dir": "/nowhere",
         "metrics_address": "", "ztunnel_pods": "istio-system/app=ztunnel", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
     }))

@@ -6,7 +6,10 @@ use k8s_openapi::api::core::v1 as k8s;
 use serde_json::Value;
 use workload::NodeName;
 
-use crate::pod::{Namespace, Pod, Unusable};
+use crate::{
+    pod::{Namespace, Pod, Unusable},
+    source::Scope,
+};
 
 /// What one document says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,7 +51,7 @@ pub(super) enum ManifestError {
 }
 
 /// All documents of a file, or why it is not used. A List of nothing is a document.
-pub(super) fn parse(text: &str, node: &NodeName) -> Result<Vec<Manifest>, ManifestError> {
+pub(super) fn parse(text: &str, scope: &Scope) -> Result<Vec<Manifest>, ManifestError> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text)
         .map_err(|error| ManifestError::Yaml(error.to_string()))?;
     if documents.iter().all(Value::is_null) {
@@ -56,14 +59,14 @@ pub(super) fn parse(text: &str, node: &NodeName) -> Result<Vec<Manifest>, Manife
     }
     let mut manifests = Vec::new();
     for document in documents {
-        add(document, node, &mut manifests)?;
+        add(document, scope, &mut manifests)?;
     }
     Ok(manifests)
 }
 
 fn add(
     mut document: Value,
-    node: &NodeName,
+    scope: &Scope,
     manifests: &mut Vec<Manifest>,
 ) -> Result<(), ManifestError> {
     let kind = document
@@ -82,12 +85,11 @@ fn add(
             items
                 .unwrap_or_default()
                 .into_iter()
-                .try_for_each(|item| add(item, node, manifests))
+                .try_for_each(|item| add(item, scope, manifests))
         }
-        "Pod" => pod(document, node).map(|pod| manifests.push(Manifest::Pod(pod))),
-        "Namespace" => {
-            namespace(document).map(|namespace| manifests.push(Manifest::Namespace(namespace)))
-        }
+        "Pod" => pod(document, &scope.node).map(|pod| manifests.push(Manifest::Pod(pod))),
+        "Namespace" => namespace(document, scope)
+            .map(|namespace| manifests.push(Manifest::Namespace(namespace))),
         _ => Err(ManifestError::Kind(kind)),
     }
 }
@@ -122,9 +124,10 @@ fn pod(document: Value, node: &NodeName) -> Result<Pod, ManifestError> {
     }
 }
 
-fn namespace(document: Value) -> Result<Namespace, ManifestError> {
+fn namespace(document: Value, scope: &Scope) -> Result<Namespace, ManifestError> {
     let title = title("Namespace", &document);
     let namespace: k8s::Namespace = serde_json::from_value(document)
         .map_err(|error| ManifestError::Form(title.clone(), error))?;
-    Namespace::try_from(namespace).map_err(|error| ManifestError::Unusable(title, error))
+    Namespace::of(namespace, &scope.namespace_labels)
+        .map_err(|error| ManifestError::Unusable(title, error))
 }

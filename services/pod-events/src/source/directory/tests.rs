@@ -6,12 +6,15 @@ const NAMESPACE: &str = "kind: Namespace\nmetadata: {name: shop}\n";
 const BROKEN: &str = "kind: Pod\nmetadata: {name: [";
 const POD: &str = "apiVersion: v1\nkind: Pod\nmetadata: {namespace: shop, name: web, uid: u1}\nspec: {containers: []}\n";
 
-fn node() -> NodeName {
-    "node-1".parse().unwrap()
+fn scope() -> Scope {
+    Scope {
+        node: "node-1".parse().unwrap(),
+        namespace_labels: Arc::default(),
+    }
 }
 
 fn parse(text: &str) -> Result<Vec<Manifest>, String> {
-    manifest::parse(text, &node()).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
+    manifest::parse(text, &scope()).map_err(|error| format!("{:#}", anyhow::Error::from(error)))
 }
 
 #[test]
@@ -43,7 +46,7 @@ status:
     };
     assert_eq!(pod.pod.to_string(), "shop/web-0");
     assert_eq!(pod.service_account.as_str(), "sa");
-    assert_eq!(pod.dataplane_mode.as_deref(), Some("ambient"));
+    assert_eq!(pod.labels.len(), 2);
     assert!(!pod.terminal && !pod.host_network && !pod.has_sidecar);
 }
 
@@ -95,16 +98,13 @@ async fn until(
 }
 
 fn enrolled(inventory: &Inventory) -> bool {
-    inventory
-        .pods
-        .values()
-        .any(|pod| pod.dataplane_mode.is_some())
+    inventory.pods.values().any(|pod| !pod.labels.is_empty())
 }
 
 #[tokio::test]
 async fn the_directory_is_watched_live() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
     assert!(inventory.borrow().pods.is_empty());
     let file = dir.path().join("web.yaml");
     fs::write(&file, POD).unwrap();
@@ -126,7 +126,7 @@ async fn the_directory_is_watched_live() {
 async fn a_file_that_breaks_keeps_what_it_said_before() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("web.yaml"), POD).unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
     fs::write(dir.path().join("web.yaml"), BROKEN).unwrap();
     // A second file tells when the first has been read again.
     fs::write(dir.path().join("ns.yaml"), NAMESPACE).unwrap();
@@ -140,7 +140,7 @@ async fn a_file_that_never_could_be_used_leaves_the_inventory_incomplete_and_is_
     let dir = tempfile::tempdir().unwrap();
     let [start, new] = ["start.yaml", "new.yaml"].map(|name| dir.path().join(name));
     fs::write(&start, BROKEN).unwrap();
-    let (mut inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
+    let (mut inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
     assert!(!inventory.borrow().is_complete());
     fs::write(&new, BROKEN).unwrap();
     let both = BTreeSet::from([gap(&start), gap(&new)]);
@@ -156,7 +156,7 @@ fn after(texts: &[&str]) -> Inventory {
     let dir = tempfile::tempdir().unwrap();
     let mut directory = Directory {
         path: dir.path().to_owned(),
-        node: node(),
+        scope: scope(),
         files: BTreeMap::new(),
         unusable: BTreeSet::new(),
     };
@@ -231,7 +231,7 @@ async fn a_directory_that_is_replaced_is_read_and_watched_anew() {
         }
         fs::write(path.join("web.yaml"), POD).unwrap();
         let check = Duration::from_millis(10);
-        let (mut inventory, _reread) = watch(path.clone(), node(), check).await.unwrap();
+        let (mut inventory, _reread) = watch(path.clone(), scope(), check).await.unwrap();
         assert_eq!(inventory.borrow().pods.len(), 1);
         replace(&path);
         until(&mut inventory, |inventory| inventory.pods.is_empty()).await;
@@ -252,7 +252,7 @@ async fn while_the_directory_is_missing_what_is_known_stays() {
     let [path, away] = ["pods", "away"].map(|name| dir.path().join(name));
     fs::create_dir(&path).unwrap();
     fs::write(path.join("web.yaml"), POD).unwrap();
-    let mut follower = Follower::start(path.clone(), node()).unwrap();
+    let mut follower = Follower::start(path.clone(), scope()).unwrap();
     assert!(!follower.look_where_it_was_replaced());
     fs::rename(&path, &away).unwrap();
     assert!(!follower.look_where_it_was_replaced());
@@ -270,7 +270,7 @@ async fn while_the_directory_is_missing_what_is_known_stays() {
 
 #[tokio::test]
 async fn a_directory_that_is_missing_is_named() {
-    let error = watch("/nonexistent/pods".into(), node(), CHECK)
+    let error = watch("/nonexistent/pods".into(), scope(), CHECK)
         .await
         .unwrap_err();
     assert!(error.to_string().contains("/nonexistent/pods"), "{error}");
@@ -281,7 +281,7 @@ async fn of_two_manifests_of_one_pod_the_first_file_holds() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a.yaml"), POD).unwrap();
     fs::write(dir.path().join("b.yaml"), POD.replace("u1", "u2")).unwrap();
-    let (inventory, _reread) = watch(dir.path().to_owned(), node(), CHECK).await.unwrap();
+    let (inventory, _reread) = watch(dir.path().to_owned(), scope(), CHECK).await.unwrap();
     let inventory = inventory.borrow();
     assert_eq!(
         inventory
@@ -300,7 +300,7 @@ fn only_a_file_that_looks_otherwise_is_read_again() {
     fs::write(&path, POD).unwrap();
     let mut directory = Directory {
         path: dir.path().to_owned(),
-        node: node(),
+        scope: scope(),
         files: BTreeMap::new(),
         unusable: BTreeSet::new(),
     };

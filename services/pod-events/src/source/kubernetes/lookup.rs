@@ -5,12 +5,12 @@ use std::{fmt, sync::Arc, time::Duration};
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{Api, Client, core::PartialObjectMeta};
 use tokio::time::{Instant, sleep, timeout_at};
-use workload::{NamespaceName, NodeName};
+use workload::NamespaceName;
 
 use super::{Known, pace::Pace, seen_namespace, seen_pod, told_of_api};
 use crate::{
     pod::Pod,
-    source::{Inventory, Learnt, PodKey},
+    source::{Inventory, Learnt, PodKey, Scope},
 };
 
 /// How long one question may take. An API server that is slower does not answer.
@@ -25,24 +25,24 @@ const CONFIRM: Duration = Duration::from_secs(30);
 pub(in crate::source) struct Lookup {
     client: Client,
     pace: Pace,
-    node: NodeName,
+    scope: Scope,
     known: Arc<Known>,
 }
 
 impl fmt::Debug for Lookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lookup")
-            .field("node", &self.node)
+            .field("node", &self.scope.node)
             .finish_non_exhaustive()
     }
 }
 
 impl Lookup {
-    pub(super) fn new(client: Client, pace: Pace, node: NodeName, known: Arc<Known>) -> Self {
+    pub(super) fn new(client: Client, pace: Pace, scope: Scope, known: Arc<Known>) -> Self {
         Self {
             client,
             pace,
-            node,
+            scope,
             known,
         }
     }
@@ -63,7 +63,7 @@ impl Lookup {
             return Learnt::Known(self.inventory());
         }
         match self.ask_for_pod(key, until).await {
-            Ok(Some(pod)) if pod.node.as_ref() != Some(&self.node) => {
+            Ok(Some(pod)) if pod.node.as_ref() != Some(&self.scope.node) => {
                 return Learnt::Elsewhere(pod.node);
             }
             Ok(_) => {}
@@ -98,7 +98,7 @@ impl Lookup {
         let seen = seen_pod(pod);
         let cannot_be_used = |why| format!("{} cannot be used: {why}", seen.title);
         let (key, pod) = seen.parsed.map_err(cannot_be_used)?;
-        if pod.node.as_ref() == Some(&self.node) {
+        if pod.node.as_ref() == Some(&self.scope.node) {
             let learnt = pod.clone();
             self.known
                 .change(|store| store.pods.learn(key, seen.version, learnt));
@@ -112,7 +112,7 @@ impl Lookup {
             self.known.change(|store| store.namespaces.unlearn(name));
             return Ok(());
         };
-        let seen = seen_namespace(namespace);
+        let seen = seen_namespace(namespace, &self.scope.namespace_labels);
         let cannot_be_used = |why| format!("{} cannot be used: {why}", seen.title);
         let (name, namespace) = seen.parsed.map_err(cannot_be_used)?;
         self.known

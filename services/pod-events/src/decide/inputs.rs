@@ -1,0 +1,189 @@
+//! What a decision was made from, for people.
+
+use workload::keys;
+
+use super::{Policy, Selected};
+use crate::{
+    pod::{Namespace, Pod},
+    redirection::Asked,
+};
+
+/// Everything that was looked at, as name and value. A label that is not there has none.
+pub(super) fn of(
+    pod: &Pod,
+    namespace: &Namespace,
+    is_known: bool,
+    selected: Selected,
+    policy: &Policy<'_>,
+) -> Vec<(String, String)> {
+    let mut inputs = labels(pod, namespace, is_known, policy);
+    inputs.push((
+        "enablement selector".to_owned(),
+        matched(selected, policy.selectors.len()),
+    ));
+    inputs.extend(facts(pod, namespace, policy));
+    inputs.extend(permissions(pod, namespace, is_known, policy));
+    inputs
+}
+
+fn labels(
+    pod: &Pod,
+    namespace: &Namespace,
+    is_known: bool,
+    policy: &Policy<'_>,
+) -> Vec<(String, String)> {
+    let told = |owner: &str, key: &str, value: Option<&str>| {
+        let value = match value {
+            Some("") => "\"\"",
+            value => value.unwrap_or_default(),
+        };
+        (format!("{owner} label {key}"), value.to_owned())
+    };
+    let of_pod = policy.selectors.pod_keys().iter();
+    let of_pod = of_pod.map(|key| told("pod", key, pod.labels.get(key).map(String::as_str)));
+    let of_namespace = policy.selectors.namespace_keys().iter();
+    let of_namespace = of_namespace.map(|key| {
+        let value = namespace.label(key);
+        let unknown = || (!is_known).then_some("not known");
+        told("namespace", key, value.or_else(unknown))
+    });
+    of_pod.chain(of_namespace).collect()
+}
+
+fn matched(selected: Selected, entries: usize) -> String {
+    match selected {
+        Selected::By { entry, .. } => format!("entry {entry} of {entries}"),
+        Selected::Not { .. } => format!("none of {entries}"),
+        Selected::Depends => "depends on the namespace's labels".to_owned(),
+    }
+}
+
+fn facts(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> [(String, String); 5] {
+    [
+        (
+            format!("namespace annotation {}", keys::ON_UNKNOWN),
+            namespace.on_unknown.clone().unwrap_or_default(),
+        ),
+        ("pod hostNetwork".to_owned(), pod.host_network.to_string()),
+        (
+            format!("pod annotation {}", keys::SIDECAR_STATUS),
+            pod.has_sidecar.to_string(),
+        ),
+        ("pod is terminal".to_owned(), pod.terminal.to_string()),
+        (
+            "namespace is excluded".to_owned(),
+            policy.excludes(namespace).to_string(),
+        ),
+    ]
+}
+
+/// What the pod asks for beyond what it may choose by itself, and who permits what. Nothing where it asks for nothing.
+fn permissions(
+    pod: &Pod,
+    namespace: &Namespace,
+    is_known: bool,
+    policy: &Policy<'_>,
+) -> Vec<(String, String)> {
+    let permitted = namespace.allows.or(policy.pods_may);
+    let told = |asked: Asked| {
+        let Asked {
+            annotation, text, ..
+        } = asked;
+        let value = if permitted.include(asked.needs) {
+            text
+        } else if is_known {
+            format!("{text} (not permitted)")
+        } else {
+            format!("{text} (not known whether permitted)")
+        };
+        (format!("pod annotation {annotation}"), value)
+    };
+    let mut inputs: Vec<_> = pod.asks.asked().map(told).collect();
+    if !inputs.is_empty() {
+        inputs.push((
+            format!("namespace annotation {}", keys::ALLOW),
+            namespace.allows.words(),
+        ));
+        inputs.push(("setting pods_may".to_owned(), policy.pods_may.words()));
+    }
+    inputs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        decide::{Selectors, decide},
+        redirection::{Asks, Permissions},
+        testing::{namespace, pod},
+    };
+
+    fn told(
+        selectors: &str,
+        is_known: bool,
+        change: impl FnOnce(&mut Pod, &mut Namespace),
+    ) -> Vec<(String, String)> {
+        let (mut pod, mut namespace) = (pod("shop", "web"), namespace("shop"));
+        change(&mut pod, &mut namespace);
+        let selectors: Selectors = selectors.parse().unwrap();
+        let policy = Policy {
+            selectors: &selectors,
+            excluded: &[],
+            pods_may: Permissions::of("keep-existing"),
+        };
+        decide(&pod, &namespace, is_known, &policy).inputs
+    }
+
+    fn value<'a>(inputs: &'a [(String, String)], name: &str) -> Option<&'a str> {
+        let input = inputs.iter().find(|(known, _)| known == name);
+        input.map(|(_, value)| value.as_str())
+    }
+
+    #[test]
+    fn the_labels_that_are_read_are_told_with_their_values_and_no_other() {
+        let selectors = "[{podSelector: {matchLabels: {a: b}}}, {namespaceSelector: {matchExpressions: [{key: c, operator: Exists}]}}]";
+        let inputs = told(selectors, true, |pod, namespace| {
+            pod.labels = [("a", "x"), ("z", "z")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into();
+            namespace.labels = [("c".to_owned(), String::new())].into();
+        });
+        assert_eq!(value(&inputs, "pod label a"), Some("x"));
+        assert_eq!(value(&inputs, "namespace label c"), Some("\"\""));
+        assert_eq!(value(&inputs, "enablement selector"), Some("entry 2 of 2"));
+        assert_eq!(value(&inputs, "pod label z"), None);
+        assert_eq!(value(&inputs, "setting pods_may"), None);
+        let inputs = told(selectors, false, |_, _| ());
+        assert_eq!(value(&inputs, "namespace label c"), Some("not known"));
+        let selector = value(&inputs, "enablement selector");
+        assert_eq!(selector, Some("depends on the namespace's labels"));
+    }
+
+    #[test]
+    fn what_is_asked_for_is_told_with_whether_it_is_permitted_and_by_whom() {
+        let ask = |pod: &mut Pod| {
+            let all = [
+                (keys::EXCLUDE_OUTBOUND_PORTS, "5432"),
+                (keys::KEEP_EXISTING_CONNECTIONS, "true"),
+            ];
+            let all = all.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
+            pod.asks = Asks::of(Some(&all));
+        };
+        let excluded = format!("pod annotation {}", keys::EXCLUDE_OUTBOUND_PORTS);
+        let kept = format!("pod annotation {}", keys::KEEP_EXISTING_CONNECTIONS);
+        let inputs = told("[]", true, |pod, _| ask(pod));
+        assert_eq!(value(&inputs, &excluded), Some("5432 (not permitted)"));
+        assert_eq!(value(&inputs, &kept), Some("true"));
+        assert_eq!(value(&inputs, "setting pods_may"), Some("keep-existing"));
+        let inputs = told("[]", false, |pod, _| ask(pod));
+        let unknown = Some("5432 (not known whether permitted)");
+        assert_eq!(value(&inputs, &excluded), unknown);
+        let inputs = told("[]", true, |pod, namespace| {
+            ask(pod);
+            namespace.allows = Permissions::of("exclude");
+        });
+        assert_eq!(value(&inputs, &excluded), Some("5432"));
+        let allow = format!("namespace annotation {}", keys::ALLOW);
+        assert_eq!(value(&inputs, &allow), Some("exclude"));
+    }
+}

@@ -1,0 +1,195 @@
+//! The setting as text: YAML or JSON, a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
+
+use std::{collections::BTreeSet, str::FromStr};
+
+use serde_json::{Map, Value};
+
+use super::{Entry, Requirement, Selector, Selectors, Test};
+use crate::ztunnels::{is_label, is_name};
+
+/// Why a text is no list of selectors.
+#[derive(Debug, thiserror::Error)]
+pub enum InvalidSelectors {
+    /// It cannot be read.
+    #[error("setting enablement_selectors is neither YAML nor JSON: {0}")]
+    Text(String),
+    /// It is no list.
+    #[error(
+        "setting enablement_selectors is no list of {{podSelector, namespaceSelector}}; [] lets nobody join"
+    )]
+    NoList,
+    /// An entry cannot be used.
+    #[error("setting enablement_selectors, entry {entry}: {field}: {why}")]
+    Entry {
+        /// Which, counted from 1.
+        entry: usize,
+        /// The field, with its path from the entry.
+        field: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// What is wrong with a field, whose path grows on the way out.
+#[derive(Debug)]
+struct Bad {
+    field: String,
+    why: String,
+}
+
+impl Bad {
+    fn new(why: impl Into<String>) -> Self {
+        Self {
+            field: String::new(),
+            why: why.into(),
+        }
+    }
+
+    fn within(self, name: &str) -> Self {
+        let dot = if self.field.is_empty() || self.field.starts_with('[') {
+            ""
+        } else {
+            "."
+        };
+        Self {
+            field: format!("{name}{dot}{}", self.field),
+            ..self
+        }
+    }
+}
+
+impl FromStr for Selectors {
+    type Err = InvalidSelectors;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSelectors> {
+        let value: Value = serde_saphyr::from_str(text)
+            .map_err(|error| InvalidSelectors::Text(error.to_string()))?;
+        let entries = value.as_array().ok_or(InvalidSelectors::NoList)?;
+        let numbered = entries.iter().zip(1..);
+        let parsed = numbered.map(|(value, entry)| {
+            self::entry(value).map_err(|Bad { field, why }| {
+                let field = if field.is_empty() {
+                    "itself".to_owned()
+                } else {
+                    field
+                };
+                InvalidSelectors::Entry { entry, field, why }
+            })
+        });
+        parsed.collect::<Result<Vec<_>, _>>().map(Self::from)
+    }
+}
+
+fn entry(value: &Value) -> Result<Entry, Bad> {
+    let fields = object(value, &["podSelector", "namespaceSelector"])?;
+    Ok(Entry {
+        pods: field(fields, "podSelector", selector)?,
+        namespaces: field(fields, "namespaceSelector", selector)?,
+    })
+}
+
+fn selector(value: &Value) -> Result<Selector, Bad> {
+    let fields = object(value, &["matchLabels", "matchExpressions"])?;
+    let mut requirements = field(fields, "matchLabels", match_labels)?;
+    requirements.extend(field(fields, "matchExpressions", |value| {
+        list(value, requirement)
+    })?);
+    Ok(Selector(requirements))
+}
+
+fn match_labels(value: &Value) -> Result<Vec<Requirement>, Bad> {
+    let labels = value.as_object().ok_or_else(|| Bad::new("is no map"))?;
+    let equal = |(key, value): (&String, &Value)| {
+        let value = label_value(value).map_err(|bad| bad.within(key))?;
+        Ok(Requirement {
+            key: label_key(key)?,
+            test: Test::In(BTreeSet::from([value])),
+        })
+    };
+    labels.iter().map(equal).collect()
+}
+
+fn requirement(value: &Value) -> Result<Requirement, Bad> {
+    let fields = object(value, &["key", "operator", "values"])?;
+    let values: BTreeSet<String> = field(fields, "values", |value| list(value, label_value))?
+        .into_iter()
+        .collect();
+    let test = match text(fields, "operator")? {
+        "In" => Test::In(some(values)?),
+        "NotIn" => Test::NotIn(some(values)?),
+        "Exists" => none(values).map(|()| Test::Exists)?,
+        "DoesNotExist" => none(values).map(|()| Test::DoesNotExist)?,
+        other => {
+            let why = format!("{other:?} is not In, NotIn, Exists or DoesNotExist");
+            return Err(Bad::new(why).within("operator"));
+        }
+    };
+    let key = label_key(text(fields, "key")?).map_err(|bad| bad.within("key"))?;
+    Ok(Requirement { key, test })
+}
+
+fn some(values: BTreeSet<String>) -> Result<BTreeSet<String>, Bad> {
+    if values.is_empty() {
+        return Err(Bad::new("is empty: In and NotIn name at least one value").within("values"));
+    }
+    Ok(values)
+}
+
+fn none(values: BTreeSet<String>) -> Result<(), Bad> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    Err(Bad::new("is not empty: Exists and DoesNotExist name no value").within("values"))
+}
+
+/// What a field says; what an absent one does is said by `T`. As in Go, null is absent.
+fn field<T: Default>(
+    fields: &Map<String, Value>,
+    name: &str,
+    parse: impl Fn(&Value) -> Result<T, Bad>,
+) -> Result<T, Bad> {
+    let value = fields.get(name).filter(|value| !value.is_null());
+    value.map_or_else(
+        || Ok(T::default()),
+        |value| parse(value).map_err(|bad| bad.within(name)),
+    )
+}
+
+fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, Bad> {
+    let value = fields
+        .get(name)
+        .ok_or_else(|| Bad::new("is required").within(name))?;
+    value
+        .as_str()
+        .ok_or_else(|| Bad::new("is no text").within(name))
+}
+
+fn object<'a>(value: &'a Value, known: &[&str]) -> Result<&'a Map<String, Value>, Bad> {
+    let fields = value.as_object().ok_or_else(|| Bad::new("is no map"))?;
+    let unknown = fields.keys().find(|name| !known.contains(&name.as_str()));
+    unknown.map_or(Ok(fields), |name| {
+        let why = format!("is unknown; there are {}", known.join(" and "));
+        Err(Bad::new(why).within(name))
+    })
+}
+
+fn list<T>(value: &Value, parse: impl Fn(&Value) -> Result<T, Bad>) -> Result<Vec<T>, Bad> {
+    let items = value.as_array().ok_or_else(|| Bad::new("is no list"))?;
+    let parse = |(at, item)| parse(item).map_err(|bad| bad.within(&format!("[{at}]")));
+    items.iter().enumerate().map(parse).collect()
+}
+
+fn label_key(text: &str) -> Result<String, Bad> {
+    if is_label(text) {
+        return Ok(text.to_owned());
+    }
+    Err(Bad::new(format!("{text:?} is no name of a label")))
+}
+
+fn label_value(value: &Value) -> Result<String, Bad> {
+    match value.as_str() {
+        Some(text) if text.is_empty() || is_name(text) => Ok(text.to_owned()),
+        Some(text) => Err(Bad::new(format!("{text:?} is no value of a label"))),
+        None => Err(Bad::new(format!("{value} is no text; quote it"))),
+    }
+}

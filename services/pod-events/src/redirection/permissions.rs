@@ -1,0 +1,111 @@
+//! What pods may ask for that takes traffic past ztunnel: the node says it (setting `pods_may`), or the namespace
+//! (annotation `inpod.io/allow`). Nobody else is asked.
+
+use std::str::FromStr;
+
+use workload::keys;
+
+/// One thing that a pod may not do by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Permission {
+    /// Leave ports and networks alone.
+    Exclude,
+    /// Let connections from before the enrolment go on as they are.
+    KeepExisting,
+}
+
+impl FromStr for Permission {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            keys::ALLOW_EXCLUDE => Ok(Self::Exclude),
+            keys::ALLOW_KEEP_EXISTING => Ok(Self::KeepExisting),
+            _ => Err(format!(
+                "setting pods_may: \"{text}\" is not {} or {}",
+                keys::ALLOW_EXCLUDE,
+                keys::ALLOW_KEEP_EXISTING
+            )),
+        }
+    }
+}
+
+/// What is permitted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Permissions {
+    exclude: bool,
+    keep_existing: bool,
+}
+
+impl Permissions {
+    /// From an annotation's text. A word that is none permits nothing.
+    pub fn of(text: &str) -> Self {
+        let words = text.split(',').map(str::trim);
+        words.filter_map(|word| word.parse().ok()).collect()
+    }
+
+    /// Whether something is permitted.
+    pub fn include(self, permission: Permission) -> bool {
+        match permission {
+            Permission::Exclude => self.exclude,
+            Permission::KeepExisting => self.keep_existing,
+        }
+    }
+
+    /// What either permits.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self {
+            exclude: self.exclude || other.exclude,
+            keep_existing: self.keep_existing || other.keep_existing,
+        }
+    }
+
+    /// The words, with commas between them.
+    pub fn words(self) -> String {
+        let words = [
+            (self.exclude, keys::ALLOW_EXCLUDE),
+            (self.keep_existing, keys::ALLOW_KEEP_EXISTING),
+        ];
+        let words = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word);
+        words.collect::<Vec<_>>().join(",")
+    }
+}
+
+impl FromIterator<Permission> for Permissions {
+    fn from_iter<I: IntoIterator<Item = Permission>>(all: I) -> Self {
+        let mut permissions = Self::default();
+        for permission in all {
+            match permission {
+                Permission::Exclude => permissions.exclude = true,
+                Permission::KeepExisting => permissions.keep_existing = true,
+            }
+        }
+        permissions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_permit_and_what_is_no_word_permits_nothing() {
+        for (text, words) in [
+            ("", ""),
+            ("exclude", "exclude"),
+            (" keep-existing ,exclude", "exclude,keep-existing"),
+            ("Exclude,keep_existing,all,*", ""),
+            ("exclude;keep-existing", ""),
+        ] {
+            assert_eq!(Permissions::of(text).words(), words, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_setting_with_another_word_is_refused_and_the_words_are_named() {
+        let error = "everything".parse::<Permission>().unwrap_err();
+        let named = ["pods_may", "everything", "exclude", "keep-existing"];
+        assert!(named.iter().all(|word| error.contains(word)), "{error}");
+    }
+}

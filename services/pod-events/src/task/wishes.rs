@@ -1,0 +1,203 @@
+//! What a pod gets of what its annotations ask for, and that it is told what it does not get.
+
+use workload::{Failure, Reason, SandboxRef};
+
+use super::{Shared, Task};
+use crate::{
+    checkpoint::Record,
+    outputs::Kind,
+    pod::Pod,
+    redirection::{Asked, Permissions, Wishes, granted},
+    source::{Inventory, PodKey},
+};
+
+/// Whether what is known is enough to tell what a pod gets of what it asks for: the node permits it, or its namespace is
+/// known.
+pub(crate) fn is_permission_known(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> bool {
+    let is_free = |asked: Asked| pods_may.include(asked.needs);
+    pod.asks.asked().all(is_free) || !inventory.is_silent_on(&pod.pod.namespace)
+}
+
+fn wishes_from(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> Result<Wishes, Failure> {
+    if !is_permission_known(inventory, pod, pods_may) {
+        let message = format!(
+            "it is not known what namespace {} permits its pods",
+            pod.pod.namespace
+        );
+        return Err(Failure::new(Reason::NamespaceUnknown, message).at_field("pod.namespace"));
+    }
+    let namespace = inventory.namespace(&pod.pod.namespace);
+    granted(&pod.asks, namespace.allows, pods_may).map_err(|malformed| {
+        let failure = Failure::new(Reason::InvalidField, malformed.to_string());
+        failure.at_field(malformed.annotation)
+    })
+}
+
+/// What a sandbox is to be enrolled with. What stands keeps what it has as long as nobody can tell. Else what cannot be
+/// understood is refused, and what nobody can permit now is left out.
+fn wishes_for(
+    told: Result<Wishes, Failure>,
+    stands: Option<&Wishes>,
+    pod: &Pod,
+    pods_may: Permissions,
+) -> Result<Wishes, Failure> {
+    match (told, stands) {
+        (Err(_), Some(stands)) => Ok(stands.clone()),
+        (Err(failure), None) if failure.reason == Reason::NamespaceUnknown => {
+            granted(&pod.asks, Permissions::default(), pods_may).map_err(|_| failure)
+        }
+        (told, _) => told,
+    }
+}
+
+impl Shared {
+    /// What a pod gets of what it asks for, as far as the node or its namespace permits it.
+    ///
+    /// # Errors
+    ///
+    /// INVALID_FIELD where an annotation that is permitted cannot be understood, NAMESPACE_UNKNOWN where it is not known
+    /// what is permitted. A pod that stands in the mesh keeps what it has then.
+    pub fn wishes_of(&self, pod: &Pod) -> Result<Wishes, Failure> {
+        let inventory = self.source.inventory();
+        wishes_from(&inventory, pod, self.config.pods_may())
+    }
+
+    /// Tells people what the pod of a sandbox that was enrolled asks for and does not get.
+    pub(super) fn tell_refused(&self, key: &PodKey, record: &Record) {
+        let inventory = self.source.inventory();
+        let Some(pod) = inventory.pod(key).filter(|pod| record.is_of(pod)) else {
+            return;
+        };
+        let namespace = inventory.namespace(&pod.pod.namespace);
+        let permitted = namespace.allows.or(self.config.pods_may());
+        let asked = pod.asks.asked();
+        let refused = asked.filter(|asked| !permitted.include(asked.needs));
+        let refused: Vec<_> = refused.map(|asked| asked.annotation).collect();
+        if !refused.is_empty() {
+            let message = format!("Left out, as nobody permits it: {}", refused.join(", "));
+            let outputs = &self.outputs;
+            outputs.event(&pod.pod, Kind::Warning, Reason::NotPermitted, &message);
+        }
+    }
+}
+
+impl Task {
+    /// Refuses a pod that asks for what is permitted in words that nobody understands. One that stands in the mesh keeps
+    /// what it has.
+    pub(super) fn refuse_malformed(
+        &mut self,
+        sandbox: &SandboxRef,
+        pod: &Pod,
+    ) -> Result<(), Failure> {
+        let known = self.index_of(sandbox).and_then(|at| self.records.get(at));
+        let stands = known.is_some_and(|record| record.intent.has_stood());
+        match self.shared.wishes_of(pod) {
+            Err(failure) if failure.reason == Reason::InvalidField && !stands => {
+                self.failure = Some(failure.clone());
+                Err(failure)
+            }
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Writes into the current record what it is to be enrolled with.
+    ///
+    /// # Errors
+    ///
+    /// When an annotation cannot be understood and nothing stands.
+    pub(super) fn renew_wishes(&mut self) -> Result<(), Failure> {
+        let inventory = self.shared.source.inventory();
+        let Some(record) = self.records.last_mut() else {
+            return Ok(());
+        };
+        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
+            return Ok(());
+        };
+        let told = self.shared.wishes_of(pod);
+        if let Err(failure) = &told {
+            self.timeline.note(failure.to_string());
+        }
+        let stands = record.intent.has_stood().then_some(&record.wishes);
+        record.wishes = wishes_for(told, stands, pod, self.shared.config.pods_may())?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use workload::keys;
+
+    use super::*;
+    use crate::{
+        redirection::Asks,
+        testing::{namespace, pod},
+    };
+
+    fn asking(ports: &str) -> Pod {
+        let annotation = (keys::EXCLUDE_OUTBOUND_PORTS.to_owned(), ports.to_owned());
+        Pod {
+            asks: Asks::of(Some(&[annotation].into())),
+            ..pod("shop", "web")
+        }
+    }
+
+    /// An inventory whose namespace permits something, or `None`: is not known.
+    fn permitting(words: Option<&str>) -> Inventory {
+        let mut inventory = Inventory {
+            namespaces_exist: true,
+            ..Inventory::default()
+        };
+        if let Some(words) = words {
+            let mut namespace = namespace("shop");
+            namespace.allows = Permissions::of(words);
+            inventory
+                .namespaces
+                .insert(namespace.name.clone(), namespace);
+        }
+        inventory
+    }
+
+    fn ports(wishes: &Wishes) -> usize {
+        wishes.exclusions.outbound_ports.len()
+    }
+
+    #[test]
+    fn a_grant_is_unknown_only_where_the_namespace_would_decide_and_is_not_known() {
+        let of = |namespace, node, pod: &Pod| {
+            wishes_from(&permitting(namespace), pod, Permissions::of(node))
+        };
+        let asks = asking("80");
+        assert_eq!(ports(&of(Some("exclude"), "", &asks).unwrap()), 1);
+        assert_eq!(ports(&of(Some(""), "", &asks).unwrap()), 0);
+        assert_eq!(ports(&of(None, "exclude", &asks).unwrap()), 1);
+        assert_eq!(ports(&of(None, "", &pod("shop", "web")).unwrap()), 0);
+        let unknown = of(None, "keep-existing", &asks).unwrap_err();
+        assert_eq!(unknown.reason, Reason::NamespaceUnknown);
+    }
+
+    #[test]
+    fn what_stands_keeps_what_it_has_and_what_does_not_is_refused_or_left_out() {
+        let stands = wishes_from(
+            &permitting(Some("exclude")),
+            &asking("80,443"),
+            Permissions::default(),
+        )
+        .unwrap();
+        let renewed = |namespace, ports, stands: Option<&Wishes>| {
+            let (pod, node) = (asking(ports), Permissions::default());
+            let told = wishes_from(&permitting(namespace), &pod, node);
+            wishes_for(told, stands, &pod, node)
+        };
+        let malformed = renewed(Some("exclude"), "http", Some(&stands)).unwrap();
+        assert_eq!(malformed, stands);
+        let unknown = renewed(None, "80", Some(&stands)).unwrap();
+        assert_eq!(unknown, stands);
+        let withdrawn = renewed(Some(""), "80,443", Some(&stands)).unwrap();
+        assert_eq!(ports(&withdrawn), 0);
+        let refused = renewed(Some("exclude"), "http", None).unwrap_err();
+        assert_eq!(refused.reason, Reason::InvalidField);
+        assert_eq!(refused.field, keys::EXCLUDE_OUTBOUND_PORTS);
+        assert_eq!(ports(&renewed(None, "80", None).unwrap()), 0);
+        assert_eq!(ports(&renewed(None, "http", None).unwrap()), 0);
+    }
+}
