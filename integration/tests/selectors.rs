@@ -182,8 +182,12 @@ fn pods_of_a_namespace_that_a_restart_finds_excluded_leave_the_mesh_and_others_s
     until_out(&node, &pod, Reason::NamespaceExcluded);
     node.until_whole(&other.spec).unwrap();
     assert_eq!(rules(&other), untouched);
-    let list = fs::read_to_string(node.state_dir().join("enrolled-namespaces")).unwrap();
-    assert!(list.contains("bank") && !list.contains("shop"), "{list}");
+    eventually("the plugin knows", PATIENCE, || {
+        let list = fs::read_to_string(node.state_dir().join("enrolled-namespaces"))?;
+        ensure!(list.contains("bank") && !list.contains("shop"), "{list}");
+        anyhow::Ok(())
+    })
+    .unwrap();
 }
 
 /// A pod that asks for its port 8080 to be left alone in both directions, and an outsider, each with two applications.

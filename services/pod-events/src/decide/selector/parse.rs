@@ -117,8 +117,8 @@ fn requirement(value: &Value) -> Result<Requirement, Bad> {
     let test = match text(fields, "operator")? {
         "In" => Test::In(some(values)?),
         "NotIn" => Test::NotIn(some(values)?),
-        "Exists" => none(values).map(|()| Test::Exists)?,
-        "DoesNotExist" => none(values).map(|()| Test::DoesNotExist)?,
+        "Exists" => none(&values).map(|()| Test::Exists)?,
+        "DoesNotExist" => none(&values).map(|()| Test::DoesNotExist)?,
         other => {
             let why = format!("{other:?} is not In, NotIn, Exists or DoesNotExist");
             return Err(Bad::new(why).within("operator"));
@@ -135,7 +135,7 @@ fn some(values: BTreeSet<String>) -> Result<BTreeSet<String>, Bad> {
     Ok(values)
 }
 
-fn none(values: BTreeSet<String>) -> Result<(), Bad> {
+fn none(values: &BTreeSet<String>) -> Result<(), Bad> {
     if values.is_empty() {
         return Ok(());
     }
