@@ -1,5 +1,7 @@
 //! A real API server with its etcd, in a network namespace of its own that nodes are plugged into.
 
+mod chart;
+
 use std::{
     fs,
     io::Write as _,
@@ -12,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use netns::Netns;
 use nix::{
     sys::signal::{Signal, kill},
@@ -30,8 +32,17 @@ use crate::{
 /// How long the server may take to come up on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
-/// The identity of pod-events and its rights, as they are deployed.
-const RBAC: &str = include_str!("../../deploy/kubernetes/pod-events-rbac.yaml");
+/// What the server writes down: every change that pod-events asks for, once it is answered.
+const AUDIT: &str = r#"
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: Request
+  users: ["system:serviceaccount:inpod-system:pod-events"]
+  verbs: [create, patch, update, delete]
+- level: None
+"#;
 
 /// The server's address, and the first of those that nodes get.
 const ADDRESS: &str = "10.78.0.1";
@@ -72,6 +83,7 @@ impl ApiServer {
         let dir = PathBuf::from("/run").join(&name);
         fs::create_dir_all(dir.join("certs"))?;
         fs::write(dir.join("tokens.csv"), "admin,admin,admin,system:masters\n")?;
+        fs::write(dir.join("audit.yaml"), AUDIT)?;
         let key = dir.join("sa.key");
         run(
             "openssl",
@@ -100,9 +112,7 @@ impl ApiServer {
             next_address: AtomicU32::new(2),
         };
         server.run()?;
-        for document in RBAC.split("\n---\n") {
-            server.create_yaml(document)?;
-        }
+        server.deploy()?;
         Ok(server)
     }
 
@@ -140,6 +150,8 @@ impl ApiServer {
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--service-account-key-file={}", file("sa.key")),
             format!("--service-account-signing-key-file={}", file("sa.key")),
+            format!("--audit-policy-file={}", file("audit.yaml")),
+            format!("--audit-log-path={}", file("audit.log")),
             // Pods may name service accounts that nobody made.
             "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
@@ -207,30 +219,33 @@ impl ApiServer {
         exec_in(node.path(), &["ip", "link", "set", "api0", "up"]).map(drop)
     }
 
-    /// A kubeconfig with the identity of pod-events, from a token that the server gives.
+    /// Every change that pod-events asked for in a namespace, in their order, as the server wrote it down.
     ///
     /// # Errors
     ///
-    /// When the server gives none.
-    pub fn kubeconfig(&self) -> anyhow::Result<String> {
-        let path = "/api/v1/namespaces/inpod-system/serviceaccounts/pod-events/token";
-        let request =
-            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
-        let answer = self.create(path, &request)?;
-        let token = answer.pointer("/status/token").and_then(Value::as_str);
-        let authority = self.dir.join("certs/apiserver.crt");
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "it",
-            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
-            "clusters": [{"name": "it", "cluster": {
-                "server": format!("https://{ADDRESS}:6443"),
-                "certificate-authority": authority,
-            }}],
-            "users": [{"name": "it", "user": {"token": token.context("no token")?}}],
-        });
-        Ok(config.to_string())
+    /// When its log cannot be read.
+    pub fn changes_in(&self, namespace: &str) -> anyhow::Result<Vec<Value>> {
+        let log = fs::read_to_string(self.dir.join("audit.log"))?;
+        // The last line may not be whole yet.
+        let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
+        let all = lines.map(serde_json::from_str::<Value>);
+        let all = all.collect::<Result<Vec<_>, _>>()?;
+        let is_meant = |change: &Value| {
+            change
+                .pointer("/objectRef/namespace")
+                .and_then(Value::as_str)
+                == Some(namespace)
+        };
+        Ok(all.into_iter().filter(is_meant).collect())
+    }
+
+    /// Reads an object.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses, or there is none.
+    pub fn get(&self, path: &str) -> anyhow::Result<Value> {
+        self.curl("GET", path, "application/json", None)
     }
 
     /// Makes an object.
@@ -261,6 +276,21 @@ impl ApiServer {
         self.curl("PATCH", path, "application/merge-patch+json", Some(&change))
     }
 
+    /// Asks with a token of one's own.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses, in its words.
+    pub fn ask_as(
+        &self,
+        token: &str,
+        (method, content): (&str, &str),
+        path: &str,
+        object: &Value,
+    ) -> anyhow::Result<Value> {
+        self.curl_as(token, (method, content), path, Some(&object.to_string()))
+    }
+
     /// Deletes an object, at once.
     ///
     /// # Errors
@@ -273,41 +303,21 @@ impl ApiServer {
             .map(drop)
     }
 
-    /// Makes one of the objects that are deployed.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
-    pub fn create_yaml(&self, document: &str) -> anyhow::Result<()> {
-        let kind = document
-            .lines()
-            .find_map(|line| line.strip_prefix("kind: "));
-        let path = match kind.context("a document has a kind")? {
-            "Namespace" => "/api/v1/namespaces",
-            "ServiceAccount" => "/api/v1/namespaces/inpod-system/serviceaccounts",
-            "ClusterRole" => "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-            "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-            other => bail!("{other} is not deployed"),
-        };
-        self.curl("POST", path, "application/yaml", Some(document))
-            .map(drop)
-    }
-
-    /// Makes the binding again that was deleted.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
-    pub fn bind_again(&self) -> anyhow::Result<()> {
-        let binding = RBAC.rsplit("\n---\n").next();
-        self.create_yaml(binding.context("the last document is the binding")?)
-    }
-
     fn curl(
         &self,
         method: &str,
         path: &str,
         content: &str,
+        body: Option<&str>,
+    ) -> anyhow::Result<Value> {
+        self.curl_as("admin", (method, content), path, body)
+    }
+
+    fn curl_as(
+        &self,
+        token: &str,
+        (method, content): (&str, &str),
+        path: &str,
         body: Option<&str>,
     ) -> anyhow::Result<Value> {
         let mut command = enter(&self.netns, Path::new("curl"));
@@ -321,7 +331,12 @@ impl ApiServer {
         command
             .arg("--cacert")
             .arg(self.dir.join("certs/apiserver.crt"));
-        command.args(["-X", method, "-H", "Authorization: Bearer admin"]);
+        command.args([
+            "-X",
+            method,
+            "-H",
+            &format!("Authorization: Bearer {token}"),
+        ]);
         command.args(["-H", &format!("Content-Type: {content}")]);
         if body.is_some() {
             command.args(["--data-binary", "@-"]);

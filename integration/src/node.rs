@@ -96,7 +96,7 @@ impl Node {
         let mut node = Self::new()?;
         server.plug(&node.netns)?;
         let kubeconfig = node.dir.join("kubeconfig");
-        fs::write(&kubeconfig, server.kubeconfig()?)?;
+        fs::write(&kubeconfig, server.kubeconfig(&node.name)?)?;
         node.pods_from = vec![
             "--pods-from=kubernetes".to_owned(),
             format!("--kubeconfig={}", kubeconfig.display()),

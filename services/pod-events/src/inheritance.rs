@@ -4,12 +4,14 @@
 use std::{fs, path::PathBuf};
 
 use inpod_cni::spool::boot_id;
+use tokio::sync::watch;
 use workload::{Failure, Reason};
 
 /// A file beside the checkpoint tells the later runs of a boot.
 #[derive(Debug)]
 pub(crate) struct Inheritance {
     file: PathBuf,
+    closed: watch::Sender<bool>,
     /// Whether this run is still to look.
     open: bool,
     /// Whether no run of this boot ever looked.
@@ -22,6 +24,7 @@ impl Inheritance {
         let known = fs::read_to_string(&file).is_ok_and(|boot| boot == boot_id());
         Self {
             file,
+            closed: watch::Sender::new(false),
             open: true,
             unknown: !known,
         }
@@ -37,6 +40,11 @@ impl Inheritance {
         self.unknown
     }
 
+    /// Follows whether this run has looked.
+    pub(crate) fn closed(&self) -> watch::Receiver<bool> {
+        self.closed.subscribe()
+    }
+
     /// Everything of before is in the checkpoint.
     ///
     /// # Errors
@@ -48,6 +56,7 @@ impl Inheritance {
             Failure::new(Reason::CheckpointFailed, message)
         })?;
         (self.open, self.unknown) = (false, false);
+        self.closed.send_replace(true);
         Ok(())
     }
 }
@@ -62,7 +71,10 @@ mod tests {
         let file = directory.path().join("inherited");
         let mut first = Inheritance::open(file.clone());
         assert!(first.is_open() && first.is_unknown());
+        let closed = first.closed();
+        assert!(!*closed.borrow());
         first.close().unwrap();
+        assert!(*closed.borrow());
         assert!(!first.is_open() && !first.is_unknown());
         let second = Inheritance::open(file.clone());
         assert!(second.is_open() && !second.is_unknown());

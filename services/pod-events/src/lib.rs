@@ -91,10 +91,10 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         revisions: Revisions::default(),
     };
     let shared = Arc::new(Shared {
+        outputs: Outputs::of(&source, &config.node_name),
         pipeline,
         source,
         config,
-        outputs: Outputs::silent(),
         shown: Shown::default(),
         repairs: Repairs::default(),
     });
@@ -115,6 +115,9 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     )
     .await;
     let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
+    daemon
+        .metrics()
+        .register(|told| shared.outputs.register(told));
     keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
     if let Some(address) = shared.config.metrics_address.0 {
         let (joined, conditions) = (Joined::new(&daemon), conditions.clone());
@@ -136,13 +139,17 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
 
 /// Has the other services follow this one, and this one its source.
 fn keep_told(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     registry: &Registry,
     conditions: &Readiness,
     synced: watch::Sender<Synced>,
     inheritance: Inheritance,
 ) {
     let (source, agents) = (&shared.source, &shared.pipeline.agents);
+    let taken_over = inheritance.closed();
+    shared
+        .outputs
+        .start(shared, registry, conditions, taken_over);
     let before = (inheritance, source.health());
     let (known, told) = (registry.clone(), conditions.clone());
     let broker = Sync::start(agents.clone(), known, told, synced, before);

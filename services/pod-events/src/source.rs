@@ -19,6 +19,7 @@ use crate::{
 
 pub use directory::DirectoryError;
 pub use kubernetes::KubernetesError;
+pub(crate) use kubernetes::told_of_api;
 pub use shared_map::SharedMap;
 
 /// A pod's name in its namespace: pods of one name succeed each other.
@@ -169,6 +170,14 @@ impl Source {
                     looks: Looks::Kubernetes(lookup),
                 })
             }
+        }
+    }
+
+    /// The way to the API server that the pods come from.
+    pub(crate) fn client(&self) -> Option<kube::Client> {
+        match &self.looks {
+            Looks::Kubernetes(lookup) => Some(lookup.client()),
+            Looks::Directory(_) => None,
         }
     }
 

@@ -241,7 +241,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// What an API call or a watch failed of, for people. A refusal names verb and resource.
-fn told_of_api(error: &kube::Error) -> String {
+pub(crate) fn told_of_api(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error {
         return format!("the API server answers {}: {}", status.code, status.message);
     }

@@ -70,7 +70,11 @@ impl Task {
             let wanted = self.wanted(&current);
             let action = next(&current.intent, wanted, Moment::now(), self.shared.timing());
             match self.act(action).await {
-                Ok(Step::Again) => self.attempts = 0,
+                Ok(Step::Again) => {
+                    self.attempts = 0;
+                    // Whoever tells others of the pod hears of each step.
+                    self.show();
+                }
                 Ok(Step::Rest) => {
                     self.attempts = 0;
                     self.all_is_well(wanted);

@@ -47,6 +47,11 @@ impl Lookup {
         }
     }
 
+    /// The way to the API server.
+    pub(in crate::source) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
     fn inventory(&self) -> Arc<Inventory> {
         Arc::clone(&self.known.inventory.borrow())
     }
