@@ -19,6 +19,7 @@ mod process;
 mod proxy;
 mod state;
 mod traffic;
+mod verbs;
 
 pub use api::Api;
 pub use api_proxy::{Act, ApiProxy, Asked, Cut, Verb};
@@ -34,6 +35,7 @@ pub use process::{bin, run};
 pub use proxy::{Held, Moment, Proxy, Step};
 pub use state::State;
 pub use traffic::{App, ask, connect, connect_marked, exchange, source_seen};
+pub use verbs::{Answer, Called, Named, Verbs, number};
 
 use std::{
     fmt::Display,

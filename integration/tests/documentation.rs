@@ -9,6 +9,7 @@ use std::{
 };
 
 use daemon::{Key, config::COMMON};
+use pod_events::metrics::{Metric, OF_ISTIO, OWN};
 use workload::keys;
 
 const SETTINGS: &str =
@@ -36,6 +37,29 @@ fn row(service: &str, key: &Key) -> String {
         "| {service} | `{}` | {default} | {} |\n",
         key.name, key.help
     )
+}
+
+const METRICS_MARK: &str =
+    "<!-- metrics: integration/tests/documentation.rs compares this table with the code -->\n";
+
+fn metrics_table() -> String {
+    let mut table = "| Metric | Labels | What it counts |\n|---|---|---|\n".to_owned();
+    let mut row = |prefix: &str, ending: &str, metric: &Metric, when: &str| {
+        let labels = Some(metric.labels).filter(|labels| !labels.is_empty());
+        let (name, labels, help) = (metric.name, labels.unwrap_or("-"), metric.help);
+        writeln!(
+            table,
+            "| `{prefix}{name}{ending}` | {labels} | {help}{when}. |"
+        )
+        .unwrap();
+    };
+    for (metric, ending) in OWN {
+        row("inpod_pod_events_", ending, metric, "");
+    }
+    for (metric, ending) in OF_ISTIO {
+        row("", ending, metric, ". Only with `istio_metrics`");
+    }
+    table
 }
 
 fn table() -> String {
@@ -76,18 +100,18 @@ fn keys_table() -> String {
     table
 }
 
-/// Compares the table that follows a mark in the README, or writes it.
+/// Compares the table that follows a mark in a page, or writes it.
 #[expect(
     clippy::disallowed_methods,
     reason = "asks whether to rewrite the page"
 )]
-fn compare(mark: &str, table: &str) {
+fn compare(page: &str, mark: &str, table: &str) {
     // Two tests of one process write the same page.
     static PAGE: Mutex<()> = Mutex::new(());
     let _turn = PAGE.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = root().join("README.md");
-    let readme = fs::read_to_string(&path).unwrap();
-    let (before, rest) = readme.split_once(mark).unwrap();
+    let path = root().join(page);
+    let text = fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once(mark).unwrap();
     let end = rest.find("\n\n").unwrap() + 1;
     let (written, after) = rest.split_at(end);
     if std::env::var("UPDATE_DOCS").is_ok() {
@@ -102,12 +126,17 @@ fn compare(mark: &str, table: &str) {
 
 #[test]
 fn the_readme_lists_every_setting_with_its_default() {
-    compare(SETTINGS, &table());
+    compare("README.md", SETTINGS, &table());
 }
 
 #[test]
 fn the_readme_lists_every_label_and_annotation() {
-    compare(KEYS, &keys_table());
+    compare("README.md", KEYS, &keys_table());
+}
+
+#[test]
+fn every_metric_of_pod_events_is_listed_with_its_labels() {
+    compare("services/README.md", METRICS_MARK, &metrics_table());
 }
 
 /// Every relative link of every page.

@@ -21,6 +21,7 @@ use workload::{Failure, NetnsId, NetnsRef, Reason, SandboxRef};
 use crate::{
     checkpoint::Record,
     redirection::{Capture, ambient},
+    trace,
 };
 
 pub use find::Found;
@@ -51,6 +52,7 @@ pub struct Claimed {
 fn request<T>(message: T, deadline: Instant) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline.saturating_duration_since(Instant::now()));
+    trace::pass_on(request.metadata_mut());
     request
 }
 

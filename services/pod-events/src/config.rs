@@ -2,6 +2,7 @@
 
 use std::{
     net::SocketAddr,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
@@ -99,6 +100,16 @@ pub const KEYS: &[Key] = &[
         default: Some("127.0.0.1:15014"),
         help: "Where GET /metrics answers with the metrics of all services of the node; empty for nowhere",
     },
+    Key {
+        name: "max_adds",
+        default: Some("4"),
+        help: "How many ADDs of pods of the mesh are worked on at once; the others wait, the earliest deadline first",
+    },
+    Key {
+        name: "istio_metrics",
+        default: Some("false"),
+        help: "Whether metrics are also counted under the names of Istio's node agent (true or false)",
+    },
 ];
 
 /// What the settings say.
@@ -138,6 +149,10 @@ pub struct Config {
     /// Where metrics are read.
     #[serde(deserialize_with = "daemon::config::parsed")]
     pub metrics_address: MetricsAddress,
+    /// How many ADDs are worked on at once.
+    pub max_adds: NonZeroUsize,
+    /// Whether the incumbent's metrics are kept, too.
+    pub istio_metrics: bool,
 }
 
 /// An address and port, or nothing.

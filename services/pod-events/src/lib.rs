@@ -4,6 +4,7 @@
 //! broker carry it out. It owns the desired state of every pod of the node and the only checkpoint; it has no right on
 //! the kernel. Start reading at [`plan`] for what is done when, at [`pipeline`] for how, and at [`task`] for the order.
 
+pub mod admission;
 pub mod agents;
 mod away;
 pub mod checkpoint;
@@ -30,6 +31,8 @@ pub mod task;
 #[cfg(test)]
 mod testing;
 pub mod timeline;
+mod trace;
+mod underway;
 pub mod ztunnels;
 
 use std::sync::Arc;
@@ -40,6 +43,7 @@ use inpod_proto::podevents::v1::pod_events_service_server::PodEventsServiceServe
 use tokio::sync::watch;
 
 use crate::{
+    admission::Admission,
     agents::Agents,
     away::Away,
     checkpoint::Checkpoint,
@@ -47,7 +51,7 @@ use crate::{
     drift::Repairs,
     inheritance::Inheritance,
     joined::Joined,
-    metrics::Metrics,
+    metrics::{Counters, Istio, Metrics},
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     registry::Registry,
@@ -92,6 +96,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     };
     let shared = Arc::new(Shared {
         outputs: Outputs::of(&source, &config.node_name),
+        admission: Admission::new(config.max_adds),
+        counters: Counters::default(),
         pipeline,
         source,
         config,
@@ -102,11 +108,13 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let conditions = daemon.readiness().clone();
     let metrics = daemon.metrics().register(|metrics| {
         shared.repairs.register(metrics);
-        Metrics::register(metrics, &registry)
+        Metrics::register(metrics, &registry, &shared)
     });
     if shared.config.ready_needs_ztunnel {
         conditions.require("ztunnel", "no ztunnel is up to date");
     }
+    let istio = shared.config.istio_metrics;
+    let istio = istio.then(|| daemon.metrics().register_foreign(Istio::register));
     Away::start(
         Arc::clone(&shared),
         registry.clone(),
@@ -119,6 +127,9 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .metrics()
         .register(|told| shared.outputs.register(told));
     keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
+    if let Some(istio) = istio.clone() {
+        tokio::spawn(istio.follow(shared.source.changes()));
+    }
     if let Some(address) = shared.config.metrics_address.0 {
         let (joined, conditions) = (Joined::new(&daemon), conditions.clone());
         tokio::spawn(daemon::metrics::serve(address, conditions, joined));
@@ -128,10 +139,12 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         shared,
         conditions,
         metrics,
+        istio,
         version: SERVICE.version,
     };
     daemon
         .server()
+        .lanes(server::LANES)
         .add_service(PodEventsServiceServer::new(server))
         .serve()
         .await

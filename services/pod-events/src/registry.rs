@@ -23,10 +23,13 @@ use workload::{Failure, NetworkName, PodUid, Reason, Revision, SandboxRef, Workl
 use crate::{
     checkpoint::Record,
     drift::Kind,
-    pipeline::{forward, is_passing, workload_of},
+    metrics::Phase,
+    pipeline::{is_passing, workload_of},
     resolve::resolve,
     source::PodKey,
-    task::{AddCall, Added, Command, Interrupts, Shared, Task, View},
+    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, refused},
+    trace,
+    underway::Underway,
 };
 
 /// How long a synchronisation waits for the slowest task. One that is later claims for itself.
@@ -45,6 +48,7 @@ pub struct Registry {
     tasks: Arc<Mutex<Tasks>>,
     /// Whether what ran before us is written down.
     inherited: Arc<AtomicBool>,
+    underway: Underway,
 }
 
 #[derive(Debug, Default)]
@@ -95,6 +99,7 @@ impl Registry {
             shared,
             tasks: Arc::default(),
             inherited: Arc::default(),
+            underway: Underway::default(),
         };
         let mut by_pod: BTreeMap<PodKey, Vec<Record>> = BTreeMap::new();
         for record in records.into_values() {
@@ -167,16 +172,36 @@ impl Registry {
         records.filter(|record| key_of(record) == *key).collect()
     }
 
-    /// A sandbox was created. Waits for services that are restarted meanwhile, as long as the caller does.
+    /// A sandbox was created. Waits for services that are restarted meanwhile, as long as the caller does. A DEL of the
+    /// sandbox ends it.
     ///
     /// # Errors
     ///
     /// As the task says.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
-        let until = forward(call.deadline);
+        let added = {
+            let mut ended = self.underway.begin(key, &call.sandbox);
+            tokio::select! {
+                biased;
+                ended = ended.by_delete() => Err(ended),
+                added = self.add_until(key, &call) => added,
+            }
+        };
+        if let Err(failure) = &added {
+            refused(key, &call.sandbox, &call.trace, failure);
+        }
+        added
+    }
+
+    async fn add_until(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
+        let until = call.forward;
         loop {
-            let resolved = resolve(&self.shared, key, &call).await?;
+            let resolved = {
+                let _decides = call.phases.enter(Phase::Decide);
+                resolve(&self.shared, key, call).await?
+            };
             let (reply, answer) = oneshot::channel();
+            call.phases.set(Phase::Queue);
             self.ask(key, Command::Add(call.clone(), Box::new(resolved), reply));
             let ended = |_| Err(Failure::new(Reason::Internal, "the pod's task has ended"));
             match answer.await.unwrap_or_else(ended) {
@@ -197,11 +222,16 @@ impl Registry {
 
     /// A sandbox ends. Tells whether that was written down for later; an unknown one is done.
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
-        let Some(key) = self.owner(sandbox) else {
+        // One that waits for its turn, for its pod or for a ztunnel. What it has begun its task undoes first.
+        let adding = self.underway.end(sandbox).await;
+        let Some(key) = self.owner(sandbox).or(adding) else {
             return false;
         };
         let (reply, answer) = oneshot::channel();
-        self.ask(&key, Command::Delete(sandbox.clone(), reply));
+        self.ask(
+            &key,
+            Command::Delete(sandbox.clone(), trace::current(), reply),
+        );
         answer.await.unwrap_or(true)
     }
 

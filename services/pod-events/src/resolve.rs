@@ -11,7 +11,6 @@ use workload::{Enrollment, Failure, InvalidIdentifier, PodRef, PodUid, Reason};
 
 use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},
-    pipeline::forward,
     pod::Pod,
     redirection::{Asks, Permissions},
     source::{Inventory, Learnt, PodKey},
@@ -54,7 +53,7 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
     {
         return Ok(resolved);
     }
-    let until = forward(call.deadline).max(Instant::now());
+    let until = call.forward.max(Instant::now());
     match shared.source.refresh(key, until, is_enough).await {
         Learnt::Known(inventory) => {
             decided(&inventory).ok_or_else(|| refusal(shared, &inventory, key, call))

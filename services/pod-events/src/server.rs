@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, str::FromStr, time::Duration};
 
-use daemon::Readiness;
+use daemon::{Lane, Readiness, Trace};
 use inpod_proto::{
     Invalid, addresses_from, into_status,
     podevents::v1::{self as wire, pod_events_service_server::PodEventsService},
@@ -19,10 +19,12 @@ use crate::{
     agents::Agents,
     checkpoint::{Intent, Record},
     explain,
-    metrics::Metrics,
+    metrics::{Istio, Metrics, Phases},
+    pipeline::forward,
     registry::Registry,
     source::{PodKey, Source},
     task::{AddCall, Shared},
+    trace,
 };
 
 /// Answers for the pods of this node.
@@ -36,6 +38,8 @@ pub struct Server {
     pub conditions: Readiness,
     /// What is counted.
     pub metrics: Metrics,
+    /// What is counted under the incumbent's names, if that is wanted.
+    pub istio: Option<Istio>,
     /// The version to tell.
     pub version: &'static str,
 }
@@ -69,7 +73,18 @@ fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodU
     Ok((key, uid.map(|uid| text("pod.uid", &uid)).transpose()?))
 }
 
+/// The verbs of the runtime neither take places from each other nor from those who look: a DEL is not refused because
+/// ADDs wait. Only the first can wait long.
+pub const LANES: &[Lane] = &[
+    &["/inpod.podevents.v1.PodEventsService/AddPod"],
+    &[
+        "/inpod.podevents.v1.PodEventsService/DeletePod",
+        "/inpod.podevents.v1.PodEventsService/CollectGarbage",
+    ],
+];
+
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
+    let (phases, trace) = (Phases::default(), Trace::of(request.metadata().as_ref()));
     let deadline = daemon::deadline(&request);
     let message = request.into_inner();
     let (key, uid) = selected(message.pod)?;
@@ -79,6 +94,9 @@ fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), 
         netns: required("netns", message.netns)?,
         addresses: addresses_from(&message.addresses, "addresses")?,
         deadline,
+        forward: forward(deadline),
+        trace,
+        phases,
     };
     Ok((key, call))
 }
@@ -108,6 +126,12 @@ fn attachments(
 impl Server {
     fn agents(&self) -> &Agents {
         &self.shared.pipeline.agents
+    }
+
+    fn count(&self, added: Result<Enrollment, Reason>) {
+        if let Some(istio) = &self.istio {
+            istio.added(added);
+        }
     }
 
     fn source(&self) -> &Source {
@@ -214,10 +238,13 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::AddPodRequest>,
     ) -> Result<Response<wire::AddPodResponse>, Status> {
-        let (key, call) = add_call(request).map_err(failed)?;
-        let timer = self.metrics.add();
+        let parsed = add_call(request).inspect_err(|_| self.count(Err(Reason::InvalidField)));
+        let (key, call) = parsed.map_err(failed)?;
+        let timer = self.metrics.add(call.phases.clone());
         let added = self.registry.add(&key, call).await;
         timer.answered(&added);
+        let kind = added.as_ref().map(|added| added.enrollment);
+        self.count(kind.map_err(|failure| failure.reason));
         let added = added.map_err(failed)?;
         Ok(Response::new(wire::AddPodResponse {
             enrollment: types::Enrollment::from(added.enrollment).into(),
@@ -242,9 +269,10 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::DeletePodRequest>,
     ) -> Result<Response<wire::DeletePodResponse>, Status> {
+        let trace = Trace::of(request.metadata().as_ref());
         let sandbox: SandboxRef =
             required("sandbox", request.into_inner().sandbox).map_err(failed)?;
-        let deferred = self.registry.delete(&sandbox).await;
+        let deferred = trace::on_behalf_of(trace, self.registry.delete(&sandbox)).await;
         Ok(Response::new(wire::DeletePodResponse { deferred }))
     }
 

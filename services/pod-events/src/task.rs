@@ -23,6 +23,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use daemon::Trace;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
@@ -30,10 +31,12 @@ use tokio::{
 use workload::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
 
 use crate::{
+    admission::Admission,
     checkpoint::Record,
     config::Config,
     decide::{Decision, decide_from},
     drift::{Brake, Drift, Kind, Repairs},
+    metrics::{Counters, Phase},
     moment::Moment,
     outputs::Outputs,
     pipeline::{Pipeline, Stop},
@@ -43,6 +46,7 @@ use crate::{
     shown::Shown,
     source::{PodKey, Source},
     timeline::Timeline,
+    trace,
 };
 
 pub(crate) use stranger::is_missed;
@@ -62,7 +66,7 @@ pub enum Command {
         oneshot::Sender<Result<Added, Failure>>,
     ),
     /// A sandbox ends. Answered with whether that was written down for later.
-    Delete(SandboxRef, oneshot::Sender<bool>),
+    Delete(SandboxRef, Trace, oneshot::Sender<bool>),
     /// The source says something new of the pod, or a service is back.
     Look,
     /// netconfig was restarted. Answered when the claims are back, as far as they come back.
@@ -109,6 +113,10 @@ pub struct View {
 /// What all tasks have in common.
 #[derive(Debug)]
 pub struct Shared {
+    /// How many ADDs are worked on at once.
+    pub admission: Admission,
+    /// What tasks count.
+    pub counters: Counters,
     /// The effects.
     pub pipeline: Pipeline,
     /// Where pods come from.
@@ -171,6 +179,15 @@ pub(crate) struct Task {
 
 fn wall_clock(then: Instant) -> SystemTime {
     SystemTime::now() + then.saturating_duration_since(Instant::now())
+}
+
+/// The one line of an ADD that failed. What was left behind is part of it.
+pub(crate) fn refused(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure: &Failure) {
+    let (namespace, name) = key;
+    tracing::warn!(
+        pod = format!("{namespace}/{name}"), %sandbox, trace_id = trace.id(),
+        %failure, undo = ?failure.undo_failures, "Refused",
+    );
 }
 
 /// How an action went.
@@ -265,16 +282,27 @@ impl Task {
         self.seen.count(&command);
         match command {
             Command::Add(call, resolved, mut reply) => {
+                if reply.is_closed() {
+                    // Nothing was begun for it.
+                    return;
+                }
+                call.phases.set(Phase::Other);
+                let (about, trace) = (call.sandbox.clone(), call.trace.clone());
                 let result = {
                     let gone = pin!(reply.closed());
-                    self.add(call, *resolved, gone).await
+                    trace::on_behalf_of(trace.clone(), self.add(call, *resolved, gone)).await
                 };
                 self.show();
+                if let Err(failure) = &result
+                    && reply.is_closed()
+                {
+                    refused(&self.key, &about, &trace, failure);
+                }
                 // A caller who is gone has its answer in the undoing.
                 reply.send(result).unwrap_or_default();
             }
-            Command::Delete(sandbox, reply) => {
-                let deferred = self.delete(&sandbox).await;
+            Command::Delete(sandbox, trace, reply) => {
+                let deferred = trace::on_behalf_of(trace, self.delete(&sandbox)).await;
                 self.show();
                 reply.send(deferred).unwrap_or_default();
             }

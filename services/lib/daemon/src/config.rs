@@ -59,7 +59,7 @@ pub const COMMON: &[Key] = &[
         name: "max_calls",
         // A burst of 500 ADDs, which is a node's pods and then some, with as many DELs.
         default: Some("1024"),
-        help: "How many calls may be under way at once; further ones are refused as OVERLOADED",
+        help: "How many calls may be under way at once; further ones are refused as OVERLOADED. pod-events counts ADDs, DELs with GC, and all other calls each for themselves",
     },
 ];
 

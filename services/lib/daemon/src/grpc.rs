@@ -16,6 +16,7 @@ use tower::Service;
 
 use crate::{Daemon, Metrics, Readiness, Shutdown, peer::Policy, uds};
 use health::Health;
+pub use layers::Lane;
 use reflection::{Reflection, V1, V1alpha};
 
 /// How long a drain may take: calls that are under way are answered, watchers are cut.
@@ -33,6 +34,7 @@ pub struct Server {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
+    lanes: &'static [Lane],
     routes: Routes,
     names: Vec<&'static str>,
 }
@@ -46,9 +48,17 @@ impl Server {
             readiness: daemon.readiness.clone(),
             metrics: daemon.metrics.clone(),
             max_calls: daemon.max_calls,
+            lanes: &[],
             routes: Routes::default(),
             names: Vec::new(),
         }
+    }
+
+    /// Gives methods a limit of their own, each lane as many calls as the setting allows. A method of no lane shares
+    /// one limit with all others of that kind.
+    #[must_use]
+    pub fn lanes(self, lanes: &'static [Lane]) -> Self {
+        Self { lanes, ..self }
     }
 
     /// Serves a service's calls as well.
@@ -92,7 +102,7 @@ impl Server {
             // For curl, that metrics can be read without a client of HTTP/2.
             .accept_http1(true)
             .max_concurrent_streams(STREAMS)
-            .layer(layers::stack(&self.metrics, self.max_calls))
+            .layer(layers::stack(&self.metrics, self.max_calls, self.lanes))
             .add_routes(routes)
             .serve_with_incoming_shutdown(connections, self.shutdown.clone().requested());
         let drained = async {

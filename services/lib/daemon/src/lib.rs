@@ -12,15 +12,17 @@ pub mod metrics;
 pub mod peer;
 mod readiness;
 mod shutdown;
+mod trace;
 pub mod uds;
 
 pub use cgroup::containers;
 pub use config::{Key, list};
 pub use deadline::deadline;
-pub use grpc::Server;
+pub use grpc::{Lane, Server};
 pub use metrics::Metrics;
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
+pub use trace::{TRACEPARENT, Trace};
 
 use std::{
     ffi::OsString,

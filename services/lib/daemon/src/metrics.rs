@@ -71,6 +71,11 @@ impl Metrics {
         add(self.lock().sub_registry_with_prefix(&*self.prefix))
     }
 
+    /// Adds metrics whose names are another program's, without a prefix.
+    pub fn register_foreign<T>(&self, add: impl FnOnce(&mut Registry) -> T) -> T {
+        add(&mut self.lock())
+    }
+
     /// All of them in the OpenMetrics text format.
     pub fn text(&self) -> String {
         let mut text = String::new();

@@ -7,12 +7,14 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use daemon::Trace;
 use inpod_cni::spool::{Entry, SCHEMA, SpooledVerb, now_unix_ms};
 use serde::Deserialize;
 use tokio::time::Instant;
 use workload::{InvalidIdentifier, SandboxRef};
 
 use crate::{
+    metrics::Phases,
     moment::Moment,
     source::PodKey,
     task::{AddCall, Admitted, Settled},
@@ -229,6 +231,9 @@ fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, NoEvent> {
         netns: (&netns).into(),
         addresses: entry.addresses,
         deadline: Instant::now(),
+        forward: Instant::now(),
+        trace: Trace::default(),
+        phases: Phases::default(),
     };
     let at = Moment::after_boot(Moment::now().since_boot().saturating_sub(age));
     let key = (pod.namespace.parse()?, pod.name.parse()?);

@@ -11,7 +11,9 @@ use workload::{Failure, Reason};
 
 use super::{Pipeline, believed, workload_of};
 use crate::{
+    admission::Turn,
     checkpoint::{Intent, Record},
+    metrics::{Phase, Phases},
     timeline::Timeline,
 };
 
@@ -48,8 +50,14 @@ impl From<Stop> for Failure {
 pub struct Run<'a> {
     /// When its caller stops waiting.
     pub deadline: Instant,
+    /// Until when steps forward may begin.
+    pub forward: Instant,
     /// Resolves when it is to be given up.
     pub stop: Pin<&'a mut (dyn Future<Output = Stop> + Send)>,
+    /// The right to work; what nobody waits for needs none.
+    pub turn: Option<Turn>,
+    /// What the time goes into.
+    pub phases: Phases,
 }
 
 impl std::fmt::Debug for Run<'_> {
@@ -60,13 +68,39 @@ impl std::fmt::Debug for Run<'_> {
     }
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// One that nobody waits for.
+    pub fn unhurried(
+        deadline: Instant,
+        stop: Pin<&'a mut (dyn Future<Output = Stop> + Send)>,
+    ) -> Self {
+        Self {
+            deadline,
+            forward: forward(deadline),
+            stop,
+            turn: None,
+            phases: Phases::default(),
+        }
+    }
+
+    /// Takes the turn up again that was laid down.
+    async fn resume(&mut self) -> Result<(), Failure> {
+        let Some(turn) = &mut self.turn else {
+            return Ok(());
+        };
+        let _waits = self.phases.enter(Phase::Queue);
+        tokio::select! {
+            resumed = turn.resume() => resumed,
+            stop = self.stop.as_mut() => Err(stop.into()),
+        }
+    }
+
     /// No step forward starts for a caller who is gone or out of time.
     fn go_on(&mut self) -> Result<(), Failure> {
         if let Some(stop) = self.stop.as_mut().now_or_never() {
             return Err(stop.into());
         }
-        if Instant::now() >= self.deadline {
+        if Instant::now() >= self.forward {
             return Err(Failure::new(
                 Reason::DeadlineExceeded,
                 "the caller's time is over",
@@ -129,18 +163,17 @@ impl Pipeline {
         log: &mut Timeline,
         mut run: Run<'_>,
     ) -> Result<(), Failure> {
-        let forward = forward(run.deadline);
+        let forward = run.forward;
         run.go_on()?;
         let began = Instant::now();
-        let claimed = self
-            .agents
-            .claim(
-                &record.sandbox,
-                &believed(record),
-                &record.addresses,
-                forward,
-            )
-            .await?;
+        let claimed = {
+            let _claims = run.phases.enter(Phase::Claim);
+            let (netns, addresses) = (believed(record), &record.addresses);
+            let claimed = self
+                .agents
+                .claim(&record.sandbox, &netns, addresses, forward);
+            claimed.await?
+        };
         log.note_since(format!("claimed {}", claimed.id), began);
         record.netns_id = Some(claimed.id);
         record.addresses = claimed.addresses;
@@ -148,20 +181,25 @@ impl Pipeline {
         run.go_on()?;
         let began = Instant::now();
         let workload = workload_of(record);
+        // The wait for a ztunnel is nobody's work.
+        if let Some(turn) = &mut run.turn {
+            turn.rest();
+        }
+        let hands_over = run.phases.enter(Phase::HandOver);
         // The broker keeps its own reserve of this deadline. A call that is dropped it undoes by itself.
         tokio::select! {
             added = self.agents.add_workload(broker, &workload, run.deadline) => added?,
             stop = run.stop.as_mut() => return Err(stop.into()),
         }
+        drop(hands_over);
         log.note_since("acknowledged by ztunnel", began);
-        if Instant::now() >= run.deadline {
-            return Err(Failure::new(
-                Reason::DeadlineExceeded,
-                "the caller's time is over",
-            ));
-        }
+        run.resume().await?;
+        run.go_on()?;
         let began = Instant::now();
-        let fingerprint = self.agents.apply(record, forward).await?;
+        let fingerprint = {
+            let _applies = run.phases.enter(Phase::Rules);
+            self.agents.apply(record, forward).await?
+        };
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
         Ok(self.checkpoint.write(record)?)
@@ -244,29 +282,12 @@ mod tests {
         let soon = Instant::now() + Duration::from_secs(30);
         let mut gone = Box::pin(async { Stop::CallerGone });
         let mut waits = Box::pin(std::future::pending::<Stop>());
+        assert!(Run::unhurried(soon, gone.as_mut()).go_on().is_err());
         assert!(
-            Run {
-                deadline: soon,
-                stop: gone.as_mut()
-            }
-            .go_on()
-            .is_err()
+            Run::unhurried(Instant::now(), waits.as_mut())
+                .go_on()
+                .is_err()
         );
-        assert!(
-            Run {
-                deadline: Instant::now(),
-                stop: waits.as_mut()
-            }
-            .go_on()
-            .is_err()
-        );
-        assert!(
-            Run {
-                deadline: soon,
-                stop: waits.as_mut()
-            }
-            .go_on()
-            .is_ok()
-        );
+        assert!(Run::unhurried(soon, waits.as_mut()).go_on().is_ok());
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     checkpoint::{Intent, Record},
     moment::Moment,
     timeline::Timeline,
+    trace,
 };
 
 impl Pipeline {
@@ -73,7 +74,7 @@ impl Pipeline {
         }
         self.take_out(record).await?;
         log.note(format!("left the mesh, {flows} captured connections cut"));
-        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, cut = flows, "Withdrew");
+        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, cut = flows, trace_id = trace::current().id(), "Withdrew");
         Ok(true)
     }
 

@@ -11,6 +11,7 @@ use crate::{
     moment::Moment,
     pipeline::{Run, is_passing},
     plan::{Action, Wanted, next},
+    trace,
 };
 
 /// How often it is looked whether peers have been told that a pod leaves. Whoever tells them wakes the task, too.
@@ -125,10 +126,7 @@ impl Task {
     /// Enrols the current sandbox because it is wanted, and nobody waits. Anything new of the pod comes first.
     async fn enroll_unhurried(&mut self) -> Result<Step, Failure> {
         let mut stop = pin!(interrupt::anything(self.sent.clone(), self.seen));
-        let run = Run {
-            deadline: Instant::now() + UNHURRIED,
-            stop: stop.as_mut(),
-        };
+        let run = Run::unhurried(Instant::now() + UNHURRIED, stop.as_mut());
         match self.enroll(run).await {
             Ok(()) => Ok(Step::Again),
             // A look follows when that has passed.
@@ -158,7 +156,11 @@ impl Task {
             .pipeline
             .enroll(&broker, stood, record, &mut self.timeline, run)
             .await?;
-        tracing::info!(pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, "Enrolled");
+        let trace = trace::current();
+        tracing::info!(
+            pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, trace_id = trace.id(),
+            "Enrolled",
+        );
         shared.tell_refused(&self.key, record);
         self.failure = None;
         self.check_listeners_later();
@@ -190,6 +192,7 @@ impl Task {
         } else {
             tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
         }
+        self.shared.counters.retry(failure.reason);
         self.attempts = self.attempts.saturating_add(1);
         self.failure = Some(failure);
         self.wake_in(wait);

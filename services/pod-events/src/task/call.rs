@@ -5,12 +5,15 @@ use std::{
     pin::{Pin, pin},
 };
 
+use daemon::Trace;
 use tokio::time::Instant;
 use workload::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
 
 use super::{Added, POLL, Stop, Task, interrupt};
 use crate::{
+    admission::Turn,
     checkpoint::{Intent, Record},
+    metrics::{Phase, Phases},
     moment::Moment,
     pipeline::{Life, Run},
     pod::Pod,
@@ -30,6 +33,12 @@ pub struct AddCall {
     pub addresses: Vec<IpAddr>,
     /// When the caller stops waiting.
     pub deadline: Instant,
+    /// Until when steps forward may begin: what is left then is for undoing them.
+    pub forward: Instant,
+    /// The trace that the plugin began.
+    pub trace: Trace,
+    /// What its time goes into.
+    pub phases: Phases,
 }
 
 impl Task {
@@ -38,7 +47,7 @@ impl Task {
         &mut self,
         call: AddCall,
         resolved: Resolved,
-        gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+        mut gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<Added, Failure> {
         let (pod, decision) = match resolved {
             Resolved::Pod(pod, decision) => (pod, decision),
@@ -52,10 +61,12 @@ impl Task {
         if self.is_further_interface(&call.sandbox) {
             return Ok(added);
         }
+        let mut turn = None;
         if added.enrollment == Enrollment::Ambient {
             // Before anything is written down: there is nothing to undo.
             self.shared.pipeline.broker()?;
             self.refuse_malformed(&call.sandbox, &pod)?;
+            turn = Some(self.turn(&call, gone.as_mut()).await?);
         }
         let record = self.fresh(&call, &pod);
         self.adopt(&call, record).await?;
@@ -65,14 +76,35 @@ impl Task {
             call.sandbox, added.enrollment, added.reason
         ));
         match added.enrollment {
-            Enrollment::Ambient => self.enroll_for(&call, gone).await?,
-            Enrollment::None | Enrollment::Sidecar | Enrollment::Unknown => self.look_now().await,
+            Enrollment::Ambient => self.enroll_for(&call, turn, gone).await?,
+            Enrollment::None | Enrollment::Sidecar | Enrollment::Unknown => {
+                self.look_now().await;
+                tracing::info!(
+                    pod = %added.pod, uid = %added.pod.uid, sandbox = %call.sandbox,
+                    trace_id = call.trace.id(), enrollment = %added.enrollment,
+                    reason = %added.reason, "Added",
+                );
+            }
         }
-        tracing::info!(
-            pod = %added.pod, uid = %added.pod.uid, sandbox = %call.sandbox,
-            enrollment = %added.enrollment, reason = %added.reason, "Added",
-        );
         Ok(added)
+    }
+
+    /// Waits until the ADD may be worked on. It may be given up meanwhile, as later.
+    async fn turn(
+        &mut self,
+        call: &AddCall,
+        gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+    ) -> Result<Turn, Failure> {
+        let _waits = call.phases.enter(Phase::Queue);
+        let firm = interrupt::firm(self.sent.clone(), self.seen);
+        let turn = tokio::select! {
+            biased;
+            () = gone => Err(Stop::CallerGone.into()),
+            stop = firm => Err(stop.into()),
+            turn = self.shared.admission.turn(call.forward) => turn,
+        };
+        self.failure = turn.as_ref().err().cloned();
+        turn
     }
 
     /// Writes down a sandbox of which nobody can tell whether it is to be in the mesh. When that is known it is enrolled
@@ -96,7 +128,7 @@ impl Task {
             ..self.fresh(call, pod)
         };
         self.adopt(call, record).await?;
-        tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, why, "Let through outside the mesh");
+        tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, trace_id = call.trace.id(), why, "Let through outside the mesh");
         self.timeline
             .note(format!("sandbox {} let through: {why}", call.sandbox));
         self.look_now().await;
@@ -207,6 +239,7 @@ impl Task {
     async fn enroll_for(
         &mut self,
         call: &AddCall,
+        turn: Option<Turn>,
         gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<(), Failure> {
         let firm = interrupt::firm(self.sent.clone(), self.seen);
@@ -219,7 +252,10 @@ impl Task {
         let result = self
             .enroll(Run {
                 deadline: call.deadline,
+                forward: call.forward,
                 stop: stop.as_mut(),
+                turn,
+                phases: call.phases.clone(),
             })
             .await;
         let Err(mut failure) = result else {
@@ -227,7 +263,6 @@ impl Task {
         };
         let left = failure.undo_failures.clone();
         if let Some(record) = self.records.last_mut() {
-            tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, %failure, undo = ?left, "Refused");
             if !left.is_empty() {
                 // What could not be undone now is undone as the end of the sandbox.
                 record.intent = Intent::Deleting {

@@ -9,6 +9,7 @@ use crate::{
     checkpoint::{Intent, Record},
     moment::Moment,
     pipeline::Life,
+    trace,
 };
 
 /// How often a sandbox is looked at whose pod is gone and which is outside of the mesh.
@@ -26,6 +27,8 @@ impl Task {
                 && record.netns_id.is_none()
                 && pipeline.forget(record).await.is_ok()
             {
+                let trace = trace::current();
+                tracing::info!(pod = %record.pod, %sandbox, trace_id = trace.id(), "Deleted");
                 self.records.remove(index);
                 return false;
             }
@@ -94,7 +97,7 @@ impl Task {
             return Ok(Step::Rest);
         };
         self.shared.pipeline.forget(record).await?;
-        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Deleted");
+        tracing::info!(pod = %record.pod, sandbox = %record.sandbox, trace_id = trace::current().id(), "Deleted");
         self.records.pop();
         self.failure = None;
         Ok(Step::Again)

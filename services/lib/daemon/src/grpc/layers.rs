@@ -26,6 +26,7 @@ use tower::{Layer, Service, layer::util::Stack};
 use crate::Metrics;
 use deadline::Deadline;
 use gate::Gate;
+pub use limit::Lane;
 use limit::Limit;
 use measure::Measure;
 use scrape::Scrape;
@@ -104,12 +105,12 @@ pub(super) type Inner =
 pub(super) type Outer = Stack<Through<Gate>, Stack<Through<Measure>, Through<Span>>>;
 
 /// All of them in their order.
-pub(super) fn stack(metrics: &Metrics, max_calls: usize) -> Inner {
+pub(super) fn stack(metrics: &Metrics, max_calls: usize, lanes: &'static [Lane]) -> Inner {
     let calls = metrics.calls();
     let outer = Stack::new(Through(Measure(calls.clone())), Through(Span));
     let outer = Stack::new(Through(Gate(calls.clone())), outer);
     let inner = Stack::new(Through(Scrape(metrics.clone())), outer);
-    let inner = Stack::new(Through(Limit::new(max_calls, calls)), inner);
+    let inner = Stack::new(Through(Limit::new(max_calls, lanes, calls)), inner);
     Stack::new(Through(Deadline), inner)
 }
 

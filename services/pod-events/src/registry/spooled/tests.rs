@@ -3,12 +3,16 @@ use std::{fs, path::PathBuf, sync::Arc};
 use tokio::{sync::watch, time::Instant};
 use workload::{NetnsId, NetnsRef};
 
+use daemon::Trace;
+
 use super::*;
 use crate::{
+    admission::Admission,
     agents::Agents,
     checkpoint::{Checkpoint, Intent, Record},
     config::PodsFrom,
     drift::Repairs,
+    metrics::{Counters, Phases},
     moment::Moment,
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
@@ -39,6 +43,8 @@ impl Scene {
         let nobody = || daemon::channel(&dir.path().join("nobody.sock"));
         let known = checkpoint.load().unwrap();
         let shared = Arc::new(Shared {
+            admission: Admission::new(config().max_adds),
+            counters: Counters::default(),
             source: source(dir.path().to_owned()).await,
             config: config(),
             pipeline: Pipeline {
@@ -86,7 +92,7 @@ fn config() -> crate::config::Config {
         "node_name": "node-1", "pods_from": "dir:/nowhere", "kubeconfig": "", "exclude_namespaces": "",
         "enablement_selectors": "[]", "pods_may": "",
         "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "listener_check_seconds": 60, "ready_needs_ztunnel": false, "plugin_state_dir": "/nowhere",
-        "metrics_address": "", "ztunnel_pods": "istio-system/app=ztunnel", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
+        "metrics_address": "", "max_adds": 4, "istio_metrics": false, "ztunnel_pods": "istio-system/app=ztunnel", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
     }))
     .unwrap()
 }
@@ -98,6 +104,9 @@ fn admission(container_id: &str, at: Moment) -> Admitted {
         netns: NetnsRef::at("/run/netns/web"),
         addresses: Vec::new(),
         deadline: Instant::now(),
+        forward: Instant::now(),
+        trace: Trace::default(),
+        phases: Phases::default(),
     };
     Admitted { call, at }
 }

@@ -90,7 +90,7 @@ fn counted(metrics: &Metrics, method: &str, code: &str) -> bool {
 async fn success_is_counted_from_the_trailers_and_once_the_body_was_read() {
     let metrics = metrics();
     let server = ServiceBuilder::new()
-        .layer(stack(&metrics, 9))
+        .layer(stack(&metrics, 9, &[]))
         .service(ready());
     let answer = server.oneshot(call(LOOK)).await.unwrap();
     assert!(!metrics.text().contains("requests_total{"), "not over yet");
@@ -111,7 +111,7 @@ async fn an_error_is_counted_from_the_head() {
     let fails =
         service_fn(|_: Call| async { Ok::<_, Infallible>(Status::not_found("no").into_http()) });
     let server = ServiceBuilder::new()
-        .layer(stack(&metrics, 9))
+        .layer(stack(&metrics, 9, &[]))
         .service(fails);
     let answer = server.oneshot(call(CHANGE)).await.unwrap();
     assert_eq!(status(answer).await.code(), Code::NotFound);
@@ -125,7 +125,7 @@ async fn an_error_is_counted_from_the_head() {
 #[tokio::test]
 async fn a_caller_who_goes_away_before_the_answer_or_within_it_is_counted_as_cancelled() {
     let metrics = metrics();
-    let stack = stack(&metrics, 9);
+    let stack = stack(&metrics, 9, &[]);
     let never = ServiceBuilder::new()
         .layer(stack.clone())
         .service(waiting(&Arc::default()));
@@ -149,7 +149,7 @@ async fn a_caller_who_goes_away_before_the_answer_or_within_it_is_counted_as_can
 async fn who_may_not_call_is_refused_before_the_handler_and_counted_by_class() {
     let metrics = metrics();
     let server = ServiceBuilder::new()
-        .layer(stack(&metrics, 9))
+        .layer(stack(&metrics, 9, &[]))
         .service(ready());
     let refused = status(server.clone().oneshot(unproven(CHANGE)).await.unwrap()).await;
     assert_eq!(failure_of(&refused).reason, Reason::CallerRefused);
@@ -175,7 +175,7 @@ async fn who_may_not_call_is_refused_before_the_handler_and_counted_by_class() {
 async fn a_call_over_the_limit_is_refused_with_details_and_those_of_grpc_and_metrics_are_not() {
     let (metrics, go_on) = (metrics(), Arc::default());
     let server = ServiceBuilder::new()
-        .layer(stack(&metrics, 1))
+        .layer(stack(&metrics, 1, &[]))
         .service(waiting(&go_on));
     let (told, first) = oneshot::channel();
     let held = server.clone();
@@ -203,11 +203,32 @@ async fn a_call_over_the_limit_is_refused_with_details_and_those_of_grpc_and_met
     assert_eq!(again.code(), Code::Ok, "the place is free again");
 }
 
+#[tokio::test]
+async fn a_lane_that_is_full_takes_no_place_from_the_calls_beside_it() {
+    let (metrics, go_on) = (metrics(), Arc::default());
+    let server = ServiceBuilder::new()
+        .layer(stack(&metrics, 1, &[&[CHANGE]]))
+        .service(waiting(&go_on));
+    let held = [CHANGE, LOOK].map(|path| tokio::spawn(server.clone().oneshot(call(path))));
+    while !metrics.text().contains("grpc_in_flight 2\n") {
+        tokio::task::yield_now().await;
+    }
+    for path in [CHANGE, LOOK] {
+        let refused = status(server.clone().oneshot(call(path)).await.unwrap()).await;
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{path}");
+    }
+    go_on.notify_waiters();
+    for answer in held {
+        let answer = answer.await.unwrap().unwrap();
+        assert_eq!(status(answer).await.code(), Code::Ok);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_is_late_is_answered_for_with_details_before_the_callers_time_is_over() {
     let metrics = metrics();
     let server = ServiceBuilder::new()
-        .layer(stack(&metrics, 1))
+        .layer(stack(&metrics, 1, &[]))
         .service(waiting(&Arc::default()));
     let began = tokio::time::Instant::now();
     let late = status(server.oneshot(hurried(CHANGE, "2S")).await.unwrap()).await;
@@ -231,7 +252,7 @@ async fn a_handler_that_is_late_is_answered_for_with_details_before_the_callers_
 async fn a_path_that_nobody_declared_is_told_so_in_the_callers_own_protocol() {
     let metrics = metrics();
     let server = ServiceBuilder::new()
-        .layer(stack(&metrics, 9))
+        .layer(stack(&metrics, 9, &[]))
         .service(ready());
     let unknown = server
         .clone()

@@ -1,0 +1,209 @@
+//! Where the time of an ADD goes, as the metrics tell it; and the one id by which the logs of all processes name it.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{collections::BTreeMap, path::PathBuf, thread, time::Duration};
+
+use anyhow::ensure;
+use integration::{
+    Call, Moment, Named, Node, PATIENCE, Proxy, Spec, Step, Verbs, eventually, number,
+};
+use pod_events::metrics::{OF_ISTIO, OWN};
+
+/// How long a step is held.
+const HELD: Duration = Duration::from_millis(700);
+
+const PHASES: [&str; 6] = ["queue", "decide", "claim", "hand-over", "rules", "other"];
+
+struct Bench {
+    proxy: Proxy,
+    behind: PathBuf,
+    node: Node,
+    verbs: Verbs,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let node = Node::new().unwrap();
+        let behind = node.run_dir().with_file_name("behind");
+        let proxy = Proxy::start(&node.run_dir(), &behind).unwrap();
+        for service in ["netconfig", "ztunnel-broker"] {
+            node.start_at(&behind, service, &["--peer", "uid"]).unwrap();
+        }
+        let settings = [
+            "--peer",
+            "uid",
+            "--max-adds",
+            "1",
+            "--istio-metrics",
+            "true",
+        ];
+        node.start_with("pod-events", &settings).unwrap();
+        node.start_ztunnel(&[]).unwrap();
+        node.ready().unwrap();
+        let verbs = Verbs::at(&daemon::socket(&node.run_dir(), "pod-events")).unwrap();
+        Self {
+            proxy,
+            behind,
+            node,
+            verbs,
+        }
+    }
+
+    fn metrics(&self) -> String {
+        let socket = daemon::socket(&self.node.run_dir(), "pod-events");
+        self.verbs.metrics(&socket).unwrap()
+    }
+
+    /// The seconds of each phase, and of whole ADDs.
+    fn seconds(&self) -> (BTreeMap<&'static str, f64>, f64) {
+        let metrics = self.metrics();
+        let sum = |phase| {
+            let name =
+                format!("inpod_pod_events_add_phase_duration_seconds_sum{{phase=\"{phase}\"}}");
+            (phase, number(&metrics, &name))
+        };
+        let whole = "inpod_pod_events_add_duration_seconds_sum{outcome=\"ambient\"}";
+        (PHASES.map(sum).into(), number(&metrics, whole))
+    }
+
+    /// An ADD of which one call is held for a while, and what that made of the metrics.
+    fn held(
+        &self,
+        name: &str,
+        method: &'static str,
+        meanwhile: bool,
+    ) -> (BTreeMap<&'static str, f64>, f64) {
+        let pod = self.node.sandbox(Spec::new(name).ambient()).unwrap();
+        let other = self
+            .node
+            .sandbox(Spec::new(&format!("{name}-2")).ambient())
+            .unwrap();
+        for pod in [&pod, &other] {
+            self.node.until_known(&pod.spec).unwrap();
+        }
+        let before = self.seconds();
+        let held = self.proxy.hold(Step {
+            method,
+            moment: Moment::Before,
+        });
+        let mut adds = vec![self.verbs.add(&Named::of(&pod), PATIENCE)];
+        held.reached().unwrap();
+        if meanwhile {
+            adds.push(self.verbs.add(&Named::of(&other), PATIENCE));
+        }
+        thread::sleep(HELD);
+        held.release();
+        for answer in self.verbs.answers(adds).unwrap() {
+            answer.result.unwrap();
+        }
+        let after = self.seconds();
+        let moved = |phase: &'static str| (phase, after.0[phase] - before.0[phase]);
+        (PHASES.map(moved).into(), after.1 - before.1)
+    }
+}
+
+#[test]
+fn a_step_that_is_slow_shows_in_its_phase_alone_and_all_phases_are_the_whole() {
+    let bench = Bench::new();
+    for (phase, method) in [
+        ("claim", "ClaimNetns"),
+        ("hand-over", "AddWorkload"),
+        ("rules", "ApplyRules"),
+    ] {
+        let (moved, whole) = bench.held(&method.to_lowercase(), method, false);
+        for (name, seconds) in &moved {
+            let is_slow = *seconds >= HELD.as_secs_f64();
+            assert_eq!(is_slow, *name == phase, "{method}: {moved:?}");
+        }
+        let sum: f64 = moved.values().sum();
+        assert!(
+            (sum - whole).abs() <= 0.05 * whole,
+            "{moved:?} is not {whole}"
+        );
+    }
+}
+
+#[test]
+fn an_add_that_waits_for_its_turn_is_counted_as_queueing() {
+    let bench = Bench::new();
+    let (moved, whole) = bench.held("queued", "ClaimNetns", true);
+    let held = HELD.as_secs_f64();
+    // One is held in its claim; the other waits in the queue, having come a moment later.
+    assert!(
+        moved["claim"] >= held && moved["queue"] >= 0.8 * held,
+        "{moved:?}"
+    );
+    assert!(moved["rules"] < held && moved["other"] < held, "{moved:?}");
+    let sum: f64 = moved.values().sum();
+    assert!(
+        (sum - whole).abs() <= 0.05 * whole,
+        "{moved:?} is not {whole}"
+    );
+}
+
+#[test]
+fn every_metric_that_is_documented_is_declared_and_the_incumbents_count_adds_and_views() {
+    let bench = Bench::new();
+    let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
+    let add = bench.verbs.add(&Named::of(&pod), PATIENCE);
+    bench
+        .verbs
+        .answers(vec![add])
+        .unwrap()
+        .remove(0)
+        .result
+        .unwrap();
+    let metrics = bench.metrics();
+    for (metric, ending) in OWN {
+        let family = ending.replace("_total", "");
+        let line = format!("# TYPE inpod_pod_events_{}{family} ", metric.name);
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
+    for (metric, _) in OF_ISTIO {
+        let line = format!("# TYPE {} counter", metric.name);
+        assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    }
+    let requests = "istio_cni_plugin_requests_total{response_code=\"200\"}";
+    assert!((number(&metrics, requests) - 1.0).abs() < 0.5, "{metrics}");
+    let events = "nodeagent_reconcile_events_total{type=\"add\"}";
+    // The pod, and the namespace of the node's manifests.
+    assert!((number(&metrics, events) - 2.0).abs() < 0.5, "{metrics}");
+}
+
+#[test]
+fn one_id_names_an_add_in_the_logs_of_all_processes() {
+    let bench = Bench::new();
+    let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
+    let socket = daemon::socket(&bench.behind, "pod-events");
+    let call = Call::add(&pod, &socket, &bench.node.state_dir());
+    let outcome = call.run().unwrap();
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let (_, rest) = outcome.stderr.split_once("\"trace_id\":\"").unwrap();
+    let id = &rest[..32];
+    for (process, words) in [
+        ("pod-events", &["Enrolled"][..]),
+        ("netconfig", &["Claimed", "Applied rules"]),
+        ("ztunnel-broker", &["AddWorkload"]),
+    ] {
+        for word in words {
+            eventually(
+                &format!("{process} logs {word} with {id}"),
+                PATIENCE,
+                || {
+                    let log = bench.node.tail(process, 1_000);
+                    let lines = log
+                        .lines()
+                        .filter(|line| line.contains(word) && line.contains(id));
+                    let count = lines.count();
+                    ensure!(count > 0, "not in\n{log}");
+                    ensure!(
+                        process != "pod-events" || count == 1,
+                        "{count} lines for one transition"
+                    );
+                    anyhow::Ok(())
+                },
+            )
+            .unwrap();
+        }
+    }
+}

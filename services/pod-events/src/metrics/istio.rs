@@ -1,0 +1,139 @@
+//! What Istio's node agent counts, under its names, as far as the same thing happens here.
+
+use std::{hash::Hash, sync::Arc};
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use tokio::sync::watch;
+use workload::{Enrollment, Reason};
+
+use super::Metric;
+use crate::source::{Inventory, SharedMap};
+
+/// Requests of the plugin. Istio's plugin asks its agent only for pods of the mesh (istio-ambient.md section 3).
+pub(super) const REQUESTS: Metric = Metric {
+    name: "istio_cni_plugin_requests",
+    labels: "response_code",
+    help: "ADDs of pods of the mesh: 200 where they succeeded, 400 where the request could not be read, else 500",
+};
+
+/// Events of pods and namespaces (istio-ambient.md section 4.1).
+pub(super) const EVENTS: Metric = Metric {
+    name: "nodeagent_reconcile_events",
+    labels: "type",
+    help: "Pods and namespaces that were added, updated or deleted in the view of this node; changes that came at once count once",
+};
+
+type ByCode = [(&'static str, &'static str); 1];
+
+/// The incumbent's counters. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Istio {
+    requests: Family<ByCode, Counter>,
+    events: Family<ByCode, Counter>,
+}
+
+impl Istio {
+    /// Declares them.
+    pub fn register(registry: &mut Registry) -> Self {
+        let istio = Self {
+            requests: Family::default(),
+            events: Family::default(),
+        };
+        registry.register(REQUESTS.name, REQUESTS.help, istio.requests.clone());
+        registry.register(EVENTS.name, EVENTS.help, istio.events.clone());
+        istio
+    }
+
+    /// An ADD was answered.
+    pub(crate) fn added(&self, added: Result<Enrollment, Reason>) {
+        if let Some(code) = response_code(added) {
+            let labels = [("response_code", code)];
+            self.requests.get_or_create(&labels).inc();
+        }
+    }
+
+    /// Counts what changes, for ever. What is there at the start was added.
+    pub(crate) async fn follow(self, mut changes: watch::Receiver<Arc<Inventory>>) {
+        let mut before = Arc::default();
+        loop {
+            let now = Arc::clone(&changes.borrow_and_update());
+            self.changed(&before, &now);
+            before = now;
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    fn changed(&self, before: &Inventory, now: &Inventory) {
+        let pods = difference(&before.pods, &now.pods);
+        let namespaces = difference(&before.namespaces, &now.namespaces);
+        for (kind, counts) in [("pods", pods), ("namespaces", namespaces)] {
+            tracing::trace!(kind, ?counts, "The view changed");
+            for (what, count) in ["add", "update", "delete"].into_iter().zip(counts) {
+                self.events.get_or_create(&[("type", what)]).inc_by(count);
+            }
+        }
+    }
+}
+
+fn response_code(added: Result<Enrollment, Reason>) -> Option<&'static str> {
+    match added {
+        Ok(Enrollment::Ambient) => Some("200"),
+        Ok(Enrollment::None | Enrollment::Sidecar | Enrollment::Unknown) => None,
+        Err(Reason::InvalidField) => Some("400"),
+        Err(_) => Some("500"),
+    }
+}
+
+/// How many were added, updated and deleted.
+fn difference<K, V>(before: &SharedMap<K, V>, now: &SharedMap<K, V>) -> [u64; 3]
+where
+    K: Hash + Ord + Clone,
+    V: Clone + PartialEq,
+{
+    let mut counts = [0, 0, 0];
+    let [added, updated, deleted] = &mut counts;
+    for key in now.differences(before) {
+        match (before.contains_key(&key), now.contains_key(&key)) {
+            (false, _) => *added += 1,
+            (true, true) => *updated += 1,
+            (true, false) => *deleted += 1,
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_adds_of_the_mesh_count_as_requests() {
+        let codes = [
+            Ok(Enrollment::Ambient),
+            Ok(Enrollment::None),
+            Err(Reason::InvalidField),
+            Err(Reason::Overloaded),
+        ]
+        .map(response_code);
+        assert_eq!(codes, [Some("200"), None, Some("400"), Some("500")]);
+    }
+
+    #[test]
+    fn each_pod_that_differs_counts_once() {
+        let map = |entries: &[(&'static str, u32)]| {
+            let mut map = SharedMap::default();
+            for (key, value) in entries {
+                map.insert(*key, *value);
+            }
+            map
+        };
+        let before = map(&[("a", 1), ("b", 1), ("c", 1)]);
+        let now = map(&[("b", 2), ("c", 1), ("d", 1), ("e", 1)]);
+        assert_eq!(difference(&before, &now), [2, 1, 1]);
+    }
+}
