@@ -88,7 +88,15 @@ fn parsed(entries: &[Both]) -> Selectors {
 
 /// All labels that the namespace `shop` could have, as far as the selectors of these tests tell them apart.
 fn possible() -> Vec<Labels> {
-    let values = [None, Some(""), Some("x"), Some("y"), Some("z")];
+    let values = [
+        None,
+        Some(""),
+        Some("x"),
+        Some("y"),
+        Some("z"),
+        Some("shop"),
+        Some("bank"),
+    ];
     let mut all = Vec::new();
     for a in values {
         for b in values {
