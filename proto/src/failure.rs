@@ -129,6 +129,8 @@ impl From<&Failure> for v1::Failure {
             remedy: failure.reason.remedy().to_owned(),
             retry_after: failure.retry_after.and_then(|wait| wait.try_into().ok()),
             undo_failures: failure.undo_failures.clone(),
+            // The status says it.
+            message: String::new(),
         }
     }
 }
@@ -150,6 +152,29 @@ mod tests {
             (status.code(), failure_of(&status)),
             (Code::Unavailable, failure)
         );
+    }
+
+    #[test]
+    fn every_reason_arrives_as_itself_under_a_code_that_means_it_with_what_helps() {
+        for reason in Reason::ALL {
+            let status = into_status(&Failure::new(*reason, "it did not work"));
+            assert_eq!(failure_of(&status).reason, *reason);
+            assert!(
+                !matches!(status.code(), Code::Ok | Code::Unknown),
+                "{reason}"
+            );
+            let wire = v1::Failure::from(&Failure::new(*reason, ""));
+            assert_ne!(wire.reason(), v1::Reason::Unspecified, "{reason}");
+            assert!(!wire.remedy.is_empty(), "{reason}");
+        }
+    }
+
+    #[test]
+    fn a_status_of_any_code_that_carries_no_failure_has_a_reason_all_the_same() {
+        for code in (1..17).map(Code::from_i32) {
+            let failure = failure_of(&Status::new(code, "no"));
+            assert_ne!(failure.reason.number(), 0, "{code:?}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod broker;
 mod find;
+mod plan;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 

@@ -1,30 +1,41 @@
 //! What is known of a pod, put into words for people.
 
+mod bypass;
+mod next_step;
+mod report;
+
+use std::sync::Arc;
+
 use daemon::Readiness;
-use inpod_proto::{
-    addresses_to,
-    netconfig::v1::{InspectNetnsResponse, VerifyRulesResponse},
-    podevents::v1 as wire,
-    types::v1 as types,
-    ztunnelbroker::v1::{ListWorkloadsResponse, WorkloadPhase},
-};
-use workload::{Enrollment, PodRef, Reason, keys};
+use inpod_proto::{addresses_to, podevents::v1 as wire, types::v1 as types};
+use workload::{Enrollment, Failure, PodRef, PodUid, Reason, keys};
+
+pub(crate) use report::{Seen, ztunnels};
 
 use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
+    drift::Kind,
+    pod::Pod,
     registry::Registry,
-    source::PodKey,
+    source::{Inventory, PodKey},
     task::{Shared, View},
     timeline::Entry,
 };
 
-/// Everything that pod-events itself knows of a pod; `None` where neither source nor checkpoint knows it.
-pub(crate) fn of(
-    shared: &Shared,
-    registry: &Registry,
-    key: &PodKey,
-) -> Option<wire::ExplainPodResponse> {
+/// Everything that pod-events itself knows of a pod.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// The pod: as the source shows it, else as the checkpoint has it.
+    pub(crate) pod: PodRef,
+    key: PodKey,
+    decision: Decision,
+    view: View,
+    inventory: Arc<Inventory>,
+}
+
+/// What is known of a pod; `None` where neither source nor checkpoint knows it.
+pub(crate) fn known(shared: &Shared, registry: &Registry, key: &PodKey) -> Option<Known> {
     let view = registry.view(key).unwrap_or_default();
     let inventory = shared.source.inventory();
     let shown = inventory.pod(key);
@@ -38,7 +49,13 @@ pub(crate) fn of(
         None if guessed || unanswered => undecided(),
         None => gone(),
     };
-    Some(answer(&pod, decision, &view))
+    Some(Known {
+        pod,
+        key: key.clone(),
+        decision,
+        view,
+        inventory,
+    })
 }
 
 /// A pod that the source does not show (any more).
@@ -59,43 +76,100 @@ fn undecided() -> Decision {
     }
 }
 
-fn answer(pod: &PodRef, decision: Decision, view: &View) -> wire::ExplainPodResponse {
-    let current = view.records.last();
-    let reason = view
-        .failure
-        .as_ref()
-        .map_or(decision.reason, |failure| failure.reason);
+impl Known {
+    /// The record of its current sandbox.
+    pub(crate) fn current(&self) -> Option<&Record> {
+        self.view.records.last()
+    }
+
+    /// Whether a runtime or a person who says this UID means it.
+    pub(crate) fn is_called(&self, uid: &PodUid) -> bool {
+        let of_record = |record: &Record| record.pod.uid == *uid;
+        self.shown().is_some_and(|pod| pod.is_called(uid)) || self.current().is_some_and(of_record)
+    }
+
+    fn shown(&self) -> Option<&Pod> {
+        self.inventory.pod(&self.key)
+    }
+
+    fn is_let_through(&self) -> bool {
+        self.current().is_some_and(|record| record.let_through)
+    }
+
+    fn failure(&self) -> Option<types::Failure> {
+        let failure = self.view.failure.as_ref()?;
+        Some(types::Failure {
+            message: failure.message.clone(),
+            ..failure.into()
+        })
+    }
+}
+
+/// A pod in a line.
+pub(crate) fn summary(known: &Known) -> wire::PodSummary {
+    wire::PodSummary {
+        pod: Some((&known.pod).into()),
+        desired: types::Enrollment::from(known.decision.enrollment).into(),
+        reason: known.decision.reason.number(),
+        state: state(known.current()).into(),
+        sandbox: known.current().map(|record| (&record.sandbox).into()),
+        last_failure: known.failure(),
+        let_through: known.is_let_through(),
+        since: known.view.since.map(Into::into),
+        next_attempt_at: known.view.next_attempt.map(Into::into),
+    }
+}
+
+/// A pod in full, with what the other services see of it.
+pub(crate) fn answer(known: &Known, seen: Seen) -> wire::ExplainPodResponse {
+    let (decision, view, current) = (&known.decision, &known.view, known.current());
+    let reason = |failure: &Failure| failure.reason;
+    let blamed = view.failure.as_ref().map_or(decision.reason, reason);
     let state = state(current);
+    let unavailable = seen.unavailable();
+    let ztunnels = seen.ztunnels(current);
+    let rules = seen.rules();
     wire::ExplainPodResponse {
-        pod: Some(pod.into()),
+        pod: Some((&known.pod).into()),
         desired: types::Enrollment::from(decision.enrollment).into(),
         reason: decision.reason.number(),
-        remedy: reason.remedy().to_owned(),
-        inputs: decision
-            .inputs
-            .into_iter()
-            .map(|(name, value)| wire::Input { name, value })
-            .collect(),
+        remedy: blamed.remedy().to_owned(),
+        inputs: decision.inputs.iter().map(input).collect(),
         state: state.into(),
-        last_failure: view.failure.as_ref().map(Into::into),
+        last_failure: known.failure(),
         sandbox: current.map(|record| (&record.sandbox).into()),
         netns: current.and_then(|record| record.netns_id).map(Into::into),
-        netns_path: current
-            .map(|record| record.netns.path.display().to_string())
-            .unwrap_or_default(),
-        addresses: current
-            .map(|record| addresses_to(&record.addresses))
-            .unwrap_or_default(),
-        rules: None,
-        ztunnels: Vec::new(),
+        netns_path: current.map(path).unwrap_or_default(),
+        addresses: current.map(addresses).unwrap_or_default(),
+        bypasses: bypass::sentences(known, rules.as_ref()),
+        rules,
+        ztunnels,
         timeline: view.timeline.entries().map(entry).collect(),
         redirection_annotation: annotation(state),
-        shown_annotation: String::new(),
-        bypasses: Vec::new(),
+        shown_annotation: shown_annotation(known),
         next_attempt_at: view.next_attempt.map(Into::into),
-        next_step: String::new(),
-        drift: Vec::new(),
+        next_step: next_step::words(view).to_owned(),
+        drift: known.view.drift.iter().map(drift).collect(),
+        unavailable,
     }
+}
+
+fn input((name, value): &(String, String)) -> wire::Input {
+    let (name, value) = (name.clone(), value.clone());
+    wire::Input { name, value }
+}
+
+fn path(record: &Record) -> String {
+    record.netns.path.display().to_string()
+}
+
+fn addresses(record: &Record) -> Vec<String> {
+    addresses_to(&record.addresses)
+}
+
+fn shown_annotation(known: &Known) -> String {
+    let shown = known.shown().and_then(|pod| pod.redirection.clone());
+    shown.unwrap_or_default()
 }
 
 /// Where a pod stands, by its current sandbox.
@@ -121,66 +195,18 @@ fn annotation(state: wire::PodState) -> String {
     }
 }
 
+fn drift((kind, count): (&Kind, &u64)) -> wire::Drift {
+    wire::Drift {
+        kind: kind.name().to_owned(),
+        count: *count,
+    }
+}
+
 fn entry(entry: &Entry) -> wire::TimelineEntry {
     wire::TimelineEntry {
         at: Some(entry.at.into()),
         event: entry.event.clone(),
         took: entry.took.and_then(|took| took.try_into().ok()),
-    }
-}
-
-/// The rules and what uses them.
-pub(crate) fn rules(rules: VerifyRulesResponse, seen: InspectNetnsResponse) -> wire::RulesReport {
-    wire::RulesReport {
-        fingerprint: rules.fingerprint,
-        differences: rules.differences,
-        listening_ports: seen.listening_ports,
-        captured_flows: seen.captured_flows,
-        direct_flows: seen.direct_flows,
-        findings: Vec::new(),
-        transaction: String::new(),
-    }
-}
-
-/// What each ztunnel said of a sandbox.
-pub(crate) fn ztunnels(all: &ListWorkloadsResponse, record: &Record) -> Vec<wire::ZtunnelReport> {
-    let sandbox = types::SandboxRef::from(&record.sandbox);
-    let states = all.workloads.iter().flat_map(|workload| &workload.states);
-    let own = states.filter(|state| state.sandbox.as_ref() == Some(&sandbox));
-    own.map(|state| wire::ZtunnelReport {
-        session_id: state.session_id,
-        state: phase(state.phase()).to_owned(),
-        acknowledged_at: state.acknowledged_at,
-        error: state.error.clone(),
-    })
-    .collect()
-}
-
-fn phase(phase: WorkloadPhase) -> &'static str {
-    match phase {
-        WorkloadPhase::Unspecified => "unknown",
-        WorkloadPhase::Queued => "queued",
-        WorkloadPhase::Sent => "sent",
-        WorkloadPhase::Added => "added",
-        WorkloadPhase::Kept => "kept",
-        WorkloadPhase::Refused => "refused",
-        WorkloadPhase::Removed => "removed",
-        WorkloadPhase::Quarantined => "quarantined",
-    }
-}
-
-/// A pod in a line.
-pub(crate) fn summary(answer: wire::ExplainPodResponse) -> wire::PodSummary {
-    wire::PodSummary {
-        pod: answer.pod,
-        desired: answer.desired,
-        reason: answer.reason,
-        state: answer.state,
-        sandbox: answer.sandbox,
-        last_failure: answer.last_failure,
-        let_through: false,
-        since: None,
-        next_attempt_at: answer.next_attempt_at,
     }
 }
 

@@ -141,6 +141,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         metrics,
         istio,
         version: SERVICE.version,
+        instance_id: daemon.instance_id().to_owned(),
+        shutdown: daemon.shutdown(),
     };
     daemon
         .server()

@@ -5,7 +5,7 @@ mod looks;
 mod spooled;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -283,6 +283,11 @@ impl Registry {
             .collect()
     }
 
+    /// Every pod that has a task.
+    pub(crate) fn keys(&self) -> Vec<PodKey> {
+        self.tasks().running.keys().cloned().collect()
+    }
+
     /// How many pods with a task there are of each kind.
     pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
         let mut counts = BTreeMap::new();
@@ -316,6 +321,21 @@ impl Registry {
     /// From now on pods are looked for of which no verb was seen: what ran before us is written down.
     pub fn look_for_strangers(&self) {
         self.inherited.store(true, Ordering::Relaxed);
+    }
+
+    /// Has the tasks of these pods verify and mend what is in place, and attempt what waits; returns when each has.
+    pub(crate) async fn resync(&self, pods: &BTreeSet<PodKey>) {
+        let answers: Vec<_> = {
+            let tasks = self.tasks();
+            let ask = |key| {
+                let (reply, answer) = oneshot::channel();
+                let handle: &Handle = tasks.running.get(key)?;
+                handle.send(Command::Resync(reply)).then_some(answer)
+            };
+            pods.iter().filter_map(ask).collect()
+        };
+        // A task that ends meanwhile has nothing left to look at.
+        join_all(answers).await;
     }
 
     /// netconfig has let a netns go.

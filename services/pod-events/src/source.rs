@@ -65,6 +65,19 @@ impl Inventory {
         known.unwrap_or_else(|| Namespace::bare(name.clone()))
     }
 
+    /// The pods of which something else is to be concluded than before: they or their namespaces changed, or it is known
+    /// now that everything is known, or no more.
+    pub fn touched_since(&self, before: &Self) -> BTreeSet<PodKey> {
+        let changes = self.since(before);
+        let mut touched: BTreeSet<_> = changes.pods.into_iter().collect();
+        if changes.completeness || !changes.namespaces.is_empty() {
+            let is_concerned =
+                |key: &&PodKey| changes.completeness || changes.namespaces.contains(&key.0);
+            touched.extend(self.pods.keys().filter(is_concerned).cloned());
+        }
+        touched
+    }
+
     /// What is otherwise than it was, found without a look at what is not.
     pub fn since(&self, before: &Self) -> Changes {
         let namespaces = self.namespaces.differences(&before.namespaces);

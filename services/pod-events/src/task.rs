@@ -36,11 +36,12 @@ use crate::{
     config::Config,
     decide::{Decision, decide_from},
     drift::{Brake, Drift, Kind, Repairs},
+    explain::state,
     metrics::{Counters, Phase},
     moment::Moment,
     outputs::Outputs,
     pipeline::{Pipeline, Stop},
-    plan::Timing,
+    plan::{Action, Timing},
     pod::Pod,
     resolve::Resolved,
     shown::Shown,
@@ -71,6 +72,8 @@ pub enum Command {
     Look,
     /// netconfig was restarted. Answered when the claims are back, as far as they come back.
     Reclaim(oneshot::Sender<()>),
+    /// A person wants it looked at. Answered when what is in place was verified and mended, as far as that can be now.
+    Resync(oneshot::Sender<()>),
     /// netconfig sees other rules in a netns than were applied.
     Differs(SandboxRef, Kind),
     /// netconfig has let a netns go.
@@ -106,8 +109,24 @@ pub struct View {
     pub timeline: Timeline,
     /// When something is attempted next, if anything is due.
     pub next_attempt: Option<SystemTime>,
+    /// What is attempted then; `None`: its netns is claimed again.
+    pub next: Option<Action>,
+    /// Since when the current sandbox has been in its state; `None` where it was so before this run.
+    pub since: Option<SystemTime>,
     /// How often something was not as it was left.
     pub drift: Drift,
+}
+
+impl View {
+    /// Since when a pod that was seen so stands where these records say.
+    fn stands_since(&self, records: &[Record]) -> Option<SystemTime> {
+        let place = |record: &Record| (record.sandbox.clone(), state(Some(record)));
+        let before = self.records.last().map(place);
+        match records.last().map(place) {
+            now if now == before => self.since,
+            now => now.map(|_| SystemTime::now()),
+        }
+    }
 }
 
 /// What all tasks have in common.
@@ -163,6 +182,8 @@ pub(crate) struct Task {
     gone_since: Option<Moment>,
     attempts: u32,
     wake: Option<Instant>,
+    /// What was attempted last, and is attempted next.
+    next: Option<Action>,
     /// Whether netconfig may not hold what it should.
     unclaimed: bool,
     /// What netconfig sees that is not as it was left.
@@ -210,6 +231,10 @@ impl Task {
         sent: watch::Receiver<Interrupts>,
     ) -> Self {
         records.sort_by_key(|record| record.revision);
+        view.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .records
+            .clone_from(&records);
         let task = Self {
             shared,
             key,
@@ -222,6 +247,7 @@ impl Task {
             gone_since: None,
             attempts: 0,
             wake: None,
+            next: None,
             unclaimed: false,
             differing: None,
             drift: Drift::default(),
@@ -266,14 +292,17 @@ impl Task {
     }
 
     fn show(&self) {
-        let view = View {
+        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        *view = View {
+            since: view.stands_since(&self.records),
             records: self.records.clone(),
             failure: self.failure.clone(),
             timeline: self.timeline.clone(),
             next_attempt: self.wake.map(wall_clock),
             drift: self.drift.clone(),
+            next: self.next,
         };
-        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+        drop(view);
         self.shared.shown.tell(&self.key);
     }
 
@@ -307,7 +336,7 @@ impl Task {
                 reply.send(deferred).unwrap_or_default();
             }
             Command::Look => self.look_now().await,
-            Command::Reclaim(reply) => {
+            Command::Reclaim(reply) | Command::Resync(reply) => {
                 self.unclaimed = true;
                 self.look_now().await;
                 self.show();

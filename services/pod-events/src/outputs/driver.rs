@@ -110,14 +110,8 @@ impl Driver {
         if now.is_complete() && !before.is_complete() {
             self.inner.ledger().hurry(Instant::now());
         }
-        let changes = now.since(before);
-        changes.pods.iter().for_each(|key| self.look(key));
-        if changes.completeness || !changes.namespaces.is_empty() {
-            let concerned =
-                |key: &&PodKey| changes.completeness || changes.namespaces.contains(&key.0);
-            let pods = now.pods.keys().filter(concerned);
-            pods.for_each(|key| self.look(key));
-        }
+        let touched = now.touched_since(before);
+        touched.iter().for_each(|key| self.look(key));
     }
 
     /// What is wished and what is under way changes under one lock: whoever asks whether a pod has withdrawn sees both.

@@ -50,7 +50,7 @@ impl Task {
 
     /// Takes the current sandbox the next steps towards what is wanted, and sets when to look again.
     pub(super) async fn advance(&mut self) {
-        self.wake = None;
+        (self.wake, self.next) = (None, None);
         if let Err(failure) = self.mend().await {
             return self.retry_later(failure);
         }
@@ -70,6 +70,7 @@ impl Task {
             };
             let wanted = self.wanted(&current);
             let action = next(&current.intent, wanted, Moment::now(), self.shared.timing());
+            self.next = Some(action);
             match self.act(action).await {
                 Ok(Step::Again) => {
                     self.attempts = 0;

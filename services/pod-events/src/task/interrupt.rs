@@ -17,7 +17,7 @@ impl Interrupts {
     pub fn count(&mut self, command: &Command) {
         match command {
             Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
-            Command::Look | Command::Admitted(..) => self.looks += 1,
+            Command::Look | Command::Resync(_) | Command::Admitted(..) => self.looks += 1,
             Command::Add(..)
             | Command::Differs(..)
             | Command::Released(..)

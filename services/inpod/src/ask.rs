@@ -1,0 +1,134 @@
+//! The services of a node, asked over their sockets.
+
+use std::{
+    error::Error as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use inpod_proto::{failure_of, podevents::v1::pod_events_service_client::PodEventsServiceClient};
+use tokio::time::timeout;
+use tonic::{Code, Request, Response, Status, transport::Channel};
+use workload::{Failure, Reason};
+
+use crate::error::Error;
+
+/// The service that decides.
+pub(crate) const POD_EVENTS: &str = "pod-events";
+
+/// How much longer an answer is waited for than the service was told.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Where the services are, and how long they may take.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    run_dir: PathBuf,
+    timeout: Duration,
+}
+
+impl Node {
+    pub(crate) fn new(run_dir: &Path, timeout: Duration) -> Self {
+        let run_dir = run_dir.to_owned();
+        Self { run_dir, timeout }
+    }
+
+    pub(crate) fn channel(&self, service: &str) -> Channel {
+        daemon::channel(&daemon::socket(&self.run_dir, service))
+    }
+
+    pub(crate) fn pod_events(&self) -> PodEventsServiceClient<Channel> {
+        // A node's pods in one message may be more than the 4 MiB that are the default.
+        PodEventsServiceClient::new(self.channel(POD_EVENTS)).max_decoding_message_size(64 << 20)
+    }
+
+    /// A question, with the time that it has.
+    pub(crate) fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.timeout);
+        request
+    }
+
+    /// Waits for an answer.
+    pub(crate) async fn answer<T>(
+        &self,
+        service: &'static str,
+        answer: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Error> {
+        match timeout(self.timeout + GRACE, answer).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(self.error(service, &status)),
+            Err(_elapsed) => Err(self.unreachable(service, "no answer in time".to_owned())),
+        }
+    }
+
+    pub(crate) fn unreachable(&self, service: &'static str, cause: String) -> Error {
+        let socket = daemon::socket(&self.run_dir, service);
+        Error::Unreachable {
+            service,
+            socket,
+            cause,
+        }
+    }
+
+    /// What a status means. A service says its failures in the details; without them it was not the service.
+    pub(crate) fn error(&self, service: &'static str, status: &Status) -> Error {
+        if status.details().is_empty() && is_of_transport(status.code()) {
+            return self.unreachable(service, cause(status));
+        }
+        Error::Failed {
+            service,
+            socket: daemon::socket(&self.run_dir, service),
+            failure: failure_of(status),
+        }
+    }
+}
+
+/// Whether a watcher only has to read again.
+pub(crate) fn is_behind(error: &Error) -> bool {
+    let overloaded = |failure: &Failure| failure.reason == Reason::Overloaded;
+    matches!(error, Error::Failed { failure, .. } if overloaded(failure))
+}
+
+fn is_of_transport(code: Code) -> bool {
+    matches!(
+        code,
+        Code::Unavailable
+            | Code::Unknown
+            | Code::Internal
+            | Code::Cancelled
+            | Code::DeadlineExceeded
+    )
+}
+
+/// The words of the innermost error: "tcp connect error" is not what went wrong.
+fn cause(status: &Status) -> String {
+    let mut source = status.source();
+    let mut words = status.message().to_owned();
+    while let Some(error) = source {
+        words = error.to_string();
+        source = error.source();
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_that_a_service_tells_is_not_a_service_that_is_away() {
+        let node = Node::new(Path::new("/run/x"), Duration::from_secs(1));
+        let told = inpod_proto::into_status(&Failure::new(Reason::SourceUnavailable, "no"));
+        assert_eq!(node.error(POD_EVENTS, &told).exit_code(), 1);
+        let away = node.error(POD_EVENTS, &Status::unavailable("tcp connect error"));
+        assert_eq!(away.exit_code(), 3);
+        let text = away.to_string();
+        assert!(
+            text.contains("/run/x/pod-events/grpc.sock") && text.contains("What to do"),
+            "{text}"
+        );
+        let behind = inpod_proto::into_status(&Failure::new(Reason::Overloaded, "read again"));
+        assert!(is_behind(&node.error(POD_EVENTS, &behind)));
+        assert!(!is_behind(&away));
+    }
+}

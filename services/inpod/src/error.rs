@@ -1,0 +1,48 @@
+use std::{io, path::PathBuf};
+
+use workload::Failure;
+
+/// Why the program did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The service answered that it could not.
+    #[error("{service} at {} answered: {failure}\n  What to do: {}", .socket.display(), .failure.reason.remedy())]
+    Failed {
+        service: &'static str,
+        socket: PathBuf,
+        failure: Failure,
+    },
+    /// The service did not answer.
+    #[error("cannot reach {service} at {}: {cause}\n  What to do: check that {service} runs on this node and that this user may open its socket (--run-dir says where sockets are).", .socket.display())]
+    Unreachable {
+        service: &'static str,
+        socket: PathBuf,
+        cause: String,
+    },
+    /// Something that is told is not as it should be.
+    #[error("{0} is not ready")]
+    NotReady(&'static str),
+    /// An answer cannot be put into JSON: it is of another release's contract.
+    #[error("the answer cannot be written as JSON: {0}")]
+    Json(String),
+    /// Standard output.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[from] io::Error),
+    /// The runtime.
+    #[error("cannot start: {0}")]
+    Runtime(io::Error),
+}
+
+impl Error {
+    /// As `--help` says.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Unreachable { .. } => 3,
+            Self::Failed { .. }
+            | Self::NotReady(_)
+            | Self::Json(_)
+            | Self::Output(_)
+            | Self::Runtime(_) => 1,
+        }
+    }
+}

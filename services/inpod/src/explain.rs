@@ -1,0 +1,202 @@
+//! `inpod explain`: everything that is known of a pod.
+
+use std::{fmt::Write as _, time::SystemTime};
+
+use inpod_proto::{
+    podevents::v1::{ExplainPodRequest, ExplainPodResponse, RulesReport},
+    types::v1::{NetnsId, PodSelector},
+};
+
+use crate::{
+    arguments::Format,
+    ask::{Node, POD_EVENTS},
+    error::Error,
+    json,
+    out::Out,
+    table::{Table, clean},
+    time, words,
+};
+
+/// Prints it.
+pub(crate) async fn run(
+    node: &Node,
+    pod: &PodSelector,
+    format: Format,
+    out: &mut Out,
+) -> Result<(), Error> {
+    let request = ExplainPodRequest {
+        pod: Some(pod.clone()),
+    };
+    let mut client = node.pod_events();
+    let answer = client.explain_pod(node.request(request));
+    let answer = node.answer(POD_EVENTS, answer).await?;
+    match format {
+        Format::Json => out.line(&json::pretty(&answer, "ExplainPodResponse")?),
+        Format::Table => out.text(&text(&answer, SystemTime::now())),
+    }
+}
+
+/// The facts, then a paragraph for each list that is not empty.
+fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
+    let mut text = String::new();
+    for (name, value) in facts(known, now) {
+        if !value.is_empty() {
+            writeln!(text, "{name:11}{}", clean(&value)).unwrap_or_default();
+        }
+    }
+    let lists = [
+        ("Bypasses", known.bypasses.clone()),
+        ("Not told", known.unavailable.clone()),
+        ("Rules", known.rules.as_ref().map(rules).unwrap_or_default()),
+        ("Ztunnels", ztunnels(known, now)),
+        ("Drift", drift(known)),
+        ("Decided by", inputs(known)),
+        ("Timeline", timeline(known, now)),
+    ];
+    for (name, lines) in lists.iter().filter(|(_, lines)| !lines.is_empty()) {
+        writeln!(text, "\n{name}").unwrap_or_default();
+        for line in lines {
+            writeln!(text, "  {}", clean(line)).unwrap_or_default();
+        }
+    }
+    text
+}
+
+fn facts(known: &ExplainPodResponse, now: SystemTime) -> [(&'static str, String); 11] {
+    let pod = known.pod.clone().unwrap_or_default();
+    let desired = words::enrollment(known.desired());
+    let sandbox = known.sandbox.as_ref().map(|sandbox| {
+        let (network, container) = (&sandbox.network_name, &sandbox.container_id);
+        format!("{network}/{container}/{}", sandbox.ifname)
+    });
+    [
+        ("Pod", format!("{}/{}", pod.namespace, pod.name)),
+        ("UID", pod.uid),
+        ("State", words::state(known.state()).to_owned()),
+        (
+            "Desired",
+            format!("{desired}, because {}", words::reason(known.reason)),
+        ),
+        ("Failure", failure(known)),
+        ("To do", known.remedy.clone()),
+        ("Next", next(known, now)),
+        ("Annotation", annotation(known)),
+        ("Sandbox", sandbox.unwrap_or_default()),
+        ("Netns", netns(&known.netns_path, known.netns.as_ref())),
+        ("Addresses", known.addresses.join(", ")),
+    ]
+}
+
+fn failure(known: &ExplainPodResponse) -> String {
+    let Some(failure) = &known.last_failure else {
+        return String::new();
+    };
+    let mut text = format!("{}: {}", words::reason(failure.reason), failure.message);
+    if !failure.field.is_empty() {
+        write!(text, " (field {})", failure.field).unwrap_or_default();
+    }
+    for left in &failure.undo_failures {
+        write!(text, "; not undone: {left}").unwrap_or_default();
+    }
+    text
+}
+
+fn next(known: &ExplainPodResponse, now: SystemTime) -> String {
+    let when = time::ahead(known.next_attempt_at, now);
+    if known.next_step.is_empty() {
+        return when;
+    }
+    format!("{when}: {}", known.next_step)
+}
+
+fn annotation(known: &ExplainPodResponse) -> String {
+    let value = |text: &str| if text.is_empty() { "none" } else { text }.to_owned();
+    let (right, shown) = (
+        value(&known.redirection_annotation),
+        value(&known.shown_annotation),
+    );
+    if right == shown {
+        return right;
+    }
+    format!("{right} would be right, {shown} is shown")
+}
+
+fn netns(path: &str, id: Option<&NetnsId>) -> String {
+    let Some(id) = id else {
+        return path.to_owned();
+    };
+    let NetnsId {
+        device,
+        inode,
+        cookie,
+    } = id;
+    format!("{path} (device {device}, inode {inode}, cookie {cookie})")
+}
+
+fn rules(rules: &RulesReport) -> Vec<String> {
+    let mut lines = Vec::new();
+    match (rules.fingerprint.as_str(), rules.differences.is_empty()) {
+        ("", _) => {}
+        (fingerprint, true) => lines.push(format!("as they belong, {fingerprint}")),
+        (fingerprint, false) => lines.push(format!("not as they belong, {fingerprint}:")),
+    }
+    lines.extend(rules.differences.iter().map(|it| format!("  {it}")));
+    if !rules.transaction.is_empty() {
+        lines.push("what would be done:".to_owned());
+        lines.extend(rules.transaction.lines().map(|line| format!("  {line}")));
+    }
+    let ports: Vec<_> = rules.listening_ports.iter().map(u32::to_string).collect();
+    let ports = if ports.is_empty() {
+        "nothing".to_owned()
+    } else {
+        ports.join(", ")
+    };
+    lines.push(format!("listening: {ports}"));
+    let (captured, direct) = (rules.captured_flows, rules.direct_flows);
+    lines.push(format!("connections: {captured} captured, {direct} direct"));
+    lines.extend(rules.findings.iter().map(|it| format!("found: {it}")));
+    lines
+}
+
+fn ztunnels(known: &ExplainPodResponse, now: SystemTime) -> Vec<String> {
+    let rows = known.ztunnels.iter().map(|it| {
+        vec![
+            it.session_id.to_string(),
+            it.state.clone(),
+            time::age(it.acknowledged_at, now),
+            it.error.clone(),
+        ]
+    });
+    columns(&["SESSION", "STATE", "ACKNOWLEDGED", "ERROR"], rows)
+}
+
+fn drift(known: &ExplainPodResponse) -> Vec<String> {
+    let kinds = known.drift.iter();
+    kinds
+        .map(|it| format!("{} {}", it.count, it.kind))
+        .collect()
+}
+
+fn inputs(known: &ExplainPodResponse) -> Vec<String> {
+    let rows = known.inputs.iter();
+    let rows = rows.map(|it| vec![it.name.clone(), it.value.clone()]);
+    columns(&["INPUT", "VALUE"], rows)
+}
+
+fn timeline(known: &ExplainPodResponse, now: SystemTime) -> Vec<String> {
+    let rows = known
+        .timeline
+        .iter()
+        .map(|it| vec![time::age(it.at, now), time::took(it.took), it.event.clone()]);
+    columns(&["AGO", "TOOK", "EVENT"], rows)
+}
+
+/// The lines of a table; none where it has no rows.
+fn columns(header: &[&str], rows: impl ExactSizeIterator<Item = Vec<String>>) -> Vec<String> {
+    if rows.len() == 0 {
+        return Vec::new();
+    }
+    let mut table = Table::new(header);
+    rows.for_each(|row| table.push(row));
+    table.take().lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,59 @@
+//! Messages in protobuf's JSON mapping, as grpcurl writes them.
+
+use std::sync::LazyLock;
+
+use inpod_proto::DESCRIPTORS;
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage};
+
+use crate::error::Error;
+
+static POOL: LazyLock<Result<DescriptorPool, String>> =
+    LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).map_err(|error| error.to_string()));
+
+fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, Error> {
+    let pool = POOL.as_ref().map_err(|error| Error::Json(error.clone()))?;
+    let name = format!("inpod.podevents.v1.{name}");
+    let unknown = || Error::Json(format!("{name} is not described"));
+    let descriptor = pool.get_message_by_name(&name).ok_or_else(unknown)?;
+    let bytes = message.encode_to_vec();
+    let odd = |error: prost::DecodeError| Error::Json(error.to_string());
+    DynamicMessage::decode(descriptor, bytes.as_slice()).map_err(odd)
+}
+
+/// A message of pod-events, over many lines.
+pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, Error> {
+    let message = described(message, name)?;
+    serde_json::to_string_pretty(&message).map_err(|error| Error::Json(error.to_string()))
+}
+
+/// The same, in one line.
+pub(crate) fn line(message: &impl Message, name: &str) -> Result<String, Error> {
+    let message = described(message, name)?;
+    serde_json::to_string(&message).map_err(|error| Error::Json(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use inpod_proto::{podevents::v1 as wire, types::v1 as types};
+
+    use super::*;
+
+    #[test]
+    fn a_message_is_written_with_the_names_of_its_contract() {
+        let summary = wire::PodSummary {
+            state: wire::PodState::Enrolled.into(),
+            desired: types::Enrollment::Ambient.into(),
+            since: Some(prost_types::Timestamp {
+                seconds: 86_400,
+                nanos: 0,
+            }),
+            let_through: true,
+            ..wire::PodSummary::default()
+        };
+        assert_eq!(
+            line(&summary, "PodSummary").unwrap(),
+            r#"{"desired":"ENROLLMENT_AMBIENT","state":"POD_STATE_ENROLLED","letThrough":true,"since":"1970-01-02T00:00:00Z"}"#
+        );
+    }
+}

@@ -1,0 +1,80 @@
+//! For people on a node: which of its pods are in the mesh, why or why not, and have them looked at anew.
+//!
+//! Everything is asked of the services' sockets; this program holds no credential and knows nothing by itself. What is
+//! printed for people may change from release to release; `-o json` is the contract (`proto/`), in protobuf's JSON
+//! mapping.
+
+mod arguments;
+mod ask;
+mod error;
+mod explain;
+mod json;
+mod out;
+mod pods;
+mod resync;
+mod status;
+mod table;
+mod time;
+mod watch;
+mod words;
+
+use std::{
+    ffi::OsString,
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use crate::{
+    arguments::{Arguments, Command, Refused},
+    ask::Node,
+    error::Error,
+    out::Out,
+};
+
+/// Runs the program with its command line, the name first. The exit code is told by `--help`.
+pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
+    let arguments = match Arguments::parse(command_line) {
+        Ok(arguments) => arguments,
+        Err(Refused::Help(text)) => return ended(Out::stdout().text(&text)),
+        Err(Refused::Usage(text)) => {
+            complain(&text);
+            return ExitCode::from(2);
+        }
+    };
+    ended(run(&arguments))
+}
+
+fn run(arguments: &Arguments) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Error::Runtime)?;
+    let node = Node::new(&arguments.run_dir, arguments.timeout);
+    let mut out = Out::stdout();
+    runtime.block_on(async {
+        match &arguments.command {
+            Command::Pods(query) if query.watch => watch::run(&node, query, &mut out).await,
+            Command::Pods(query) => pods::run(&node, query, &mut out).await,
+            Command::Explain(pod, format) => explain::run(&node, pod, *format, &mut out).await,
+            Command::Resync(pod, format) => resync::run(&node, pod, *format, &mut out).await,
+            Command::Status => status::run(&node, &mut out).await,
+        }
+    })
+}
+
+fn ended(result: Result<(), Error>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // Whoever reads has seen enough.
+        Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            complain(&format!("inpod: {error}\n"));
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn complain(text: &str) {
+    // Nobody is left to tell when this fails.
+    io::stderr().write_all(text.as_bytes()).unwrap_or_default();
+}

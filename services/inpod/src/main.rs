@@ -1,0 +1,5 @@
+//! `inpod`: see the library.
+
+fn main() -> std::process::ExitCode {
+    inpod::main(std::env::args_os())
+}

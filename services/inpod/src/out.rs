@@ -1,0 +1,27 @@
+//! Standard output.
+
+use std::io::{self, BufWriter, StdoutLock, Write};
+
+use crate::error::Error;
+
+/// Where answers go. Written to for good with each call: a watcher's reader waits for every line.
+#[derive(Debug)]
+pub(crate) struct Out<W: Write = BufWriter<StdoutLock<'static>>>(W);
+
+impl Out {
+    pub(crate) fn stdout() -> Self {
+        Self(BufWriter::new(io::stdout().lock()))
+    }
+}
+
+impl<W: Write> Out<W> {
+    pub(crate) fn text(&mut self, text: &str) -> Result<(), Error> {
+        self.0.write_all(text.as_bytes())?;
+        Ok(self.0.flush()?)
+    }
+
+    pub(crate) fn line(&mut self, line: &str) -> Result<(), Error> {
+        writeln!(self.0, "{line}")?;
+        Ok(self.0.flush()?)
+    }
+}

@@ -1,0 +1,135 @@
+//! `inpod pods`: the pods of the node, a line each.
+
+use std::time::SystemTime;
+
+use inpod_proto::{
+    podevents::v1::{ListPodsRequest, PodSummary},
+    types::v1::PodSelector,
+};
+
+use crate::{
+    arguments::{Format, Query},
+    ask::{Node, POD_EVENTS},
+    error::Error,
+    json,
+    out::Out,
+    table::Table,
+    time, words,
+};
+
+const HEADER: [&str; 8] = [
+    "NAMESPACE",
+    "NAME",
+    "STATE",
+    "DESIRED",
+    "REASON",
+    "SINCE",
+    "NEXT",
+    "AMISS",
+];
+
+/// Prints them once.
+pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), Error> {
+    let request = ListPodsRequest {
+        pod: selector(query),
+        states: query.states.iter().map(|state| (*state).into()).collect(),
+        desired: Vec::new(),
+        amiss: query.amiss,
+        let_through: query.let_through,
+    };
+    let mut client = node.pod_events();
+    let answer = client.list_pods(node.request(request));
+    let answer = node.answer(POD_EVENTS, answer).await?;
+    match query.format {
+        Format::Json => out.line(&json::pretty(&answer, "ListPodsResponse")?),
+        Format::Table => out.text(&table(&answer.pods)),
+    }
+}
+
+pub(crate) fn selector(query: &Query) -> Option<PodSelector> {
+    let namespace = query.namespace.clone()?;
+    Some(PodSelector {
+        namespace,
+        ..PodSelector::default()
+    })
+}
+
+/// The pods under their header.
+pub(crate) fn table(pods: &[PodSummary]) -> String {
+    let mut table = empty();
+    let now = SystemTime::now();
+    pods.iter().for_each(|pod| table.push(row(pod, now)));
+    table.take()
+}
+
+pub(crate) fn empty() -> Table {
+    Table::new(&HEADER)
+}
+
+/// A pod's cells.
+pub(crate) fn row(pod: &PodSummary, now: SystemTime) -> Vec<String> {
+    let who = pod.pod.clone().unwrap_or_default();
+    vec![
+        who.namespace,
+        who.name,
+        words::state(pod.state()).to_owned(),
+        words::enrollment(pod.desired()).to_owned(),
+        words::reason(pod.reason),
+        time::age(pod.since, now),
+        time::ahead(pod.next_attempt_at, now),
+        amiss(pod),
+    ]
+}
+
+fn amiss(pod: &PodSummary) -> String {
+    let failure = pod.last_failure.as_ref();
+    let failure = failure.map(|failure| words::reason(failure.reason));
+    let let_through = pod.let_through.then(|| "let through".to_owned());
+    let all: Vec<_> = [let_through, failure].into_iter().flatten().collect();
+    all.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use inpod_proto::types::v1 as types;
+
+    use super::*;
+
+    #[test]
+    fn each_pod_has_its_line() {
+        let pod = |name: &str| types::PodRef {
+            namespace: "shop".into(),
+            name: name.into(),
+            uid: "u".into(),
+        };
+        let web = PodSummary {
+            pod: Some(pod("web-0")),
+            desired: types::Enrollment::Ambient.into(),
+            reason: types::Reason::LabelOnNamespace.into(),
+            state: 3,
+            ..PodSummary::default()
+        };
+        let db = PodSummary {
+            pod: Some(pod("db")),
+            desired: types::Enrollment::Unknown.into(),
+            reason: types::Reason::SourceUnavailable.into(),
+            state: 1,
+            let_through: true,
+            last_failure: Some(types::Failure {
+                reason: 35,
+                ..types::Failure::default()
+            }),
+            ..PodSummary::default()
+        };
+        assert_eq!(
+            table(&[web, db]),
+            "NAMESPACE  NAME   STATE     DESIRED  REASON              SINCE  NEXT  AMISS\n\
+             shop       web-0  enrolled  ambient  LABEL_ON_NAMESPACE  -      -     -\n\
+             shop       db     out       unknown  SOURCE_UNAVAILABLE  -      -     let through, SOURCE_UNAVAILABLE\n"
+        );
+        assert_eq!(
+            table(&[]),
+            "NAMESPACE  NAME  STATE  DESIRED  REASON  SINCE  NEXT  AMISS\n"
+        );
+    }
+}

@@ -1,0 +1,29 @@
+//! `inpod resync`: have pods looked at anew.
+
+use inpod_proto::{podevents::v1::ResyncRequest, types::v1::PodSelector};
+
+use crate::{
+    arguments::Format,
+    ask::{Node, POD_EVENTS},
+    error::Error,
+    json,
+    out::Out,
+    pods,
+};
+
+/// Prints the pods as they stand after it.
+pub(crate) async fn run(
+    node: &Node,
+    pod: &Option<PodSelector>,
+    format: Format,
+    out: &mut Out,
+) -> Result<(), Error> {
+    let request = ResyncRequest { pod: pod.clone() };
+    let mut client = node.pod_events();
+    let answer = client.resync(node.request(request));
+    let answer = node.answer(POD_EVENTS, answer).await?;
+    match format {
+        Format::Json => out.line(&json::pretty(&answer, "ResyncResponse")?),
+        Format::Table => out.text(&pods::table(&answer.pods)),
+    }
+}

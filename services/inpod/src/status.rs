@@ -1,0 +1,78 @@
+//! `inpod status`: whether the services are ready.
+
+use std::time::SystemTime;
+
+use inpod_proto::podevents::v1::{Condition, GetStatusRequest};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use crate::{
+    ask::{Node, POD_EVENTS},
+    error::Error,
+    out::Out,
+    table::Table,
+    time,
+};
+
+const SERVICES: [&str; 3] = [POD_EVENTS, "netconfig", "ztunnel-broker"];
+
+/// Prints each service's health and what pod-events depends on. The first service that is away or not ready is the
+/// error.
+pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), Error> {
+    let mut table = Table::new(&["SERVICE", "CONDITION", "OK", "SINCE", "MESSAGE"]);
+    let mut result = Ok(());
+    for service in SERVICES {
+        let health = health(node, service).await;
+        let message = health.as_ref().err().map(first_line).unwrap_or_default();
+        table.push(cells([service, "ready", yes(health.is_ok()), "", &message]));
+        result = result.and(health);
+    }
+    let mut client = node.pod_events();
+    let answer = client.get_status(node.request(GetStatusRequest {}));
+    match node.answer(POD_EVENTS, answer).await {
+        Ok(status) => {
+            let now = SystemTime::now();
+            let rows = status.conditions.iter().map(|it| condition(it, now));
+            rows.for_each(|row| table.push(row));
+            let about = format!("node {}, version {}", status.node_name, status.version);
+            out.line(&crate::table::clean(&about))?;
+        }
+        Err(error) => result = result.and(Err(error)),
+    }
+    out.text(&table.take())?;
+    result
+}
+
+async fn health(node: &Node, service: &'static str) -> Result<(), Error> {
+    let mut client = HealthClient::new(node.channel(service));
+    let question = HealthCheckRequest {
+        service: String::new(),
+    };
+    let answer = node
+        .answer(service, client.check(node.request(question)))
+        .await?;
+    if answer.status() == ServingStatus::Serving {
+        return Ok(());
+    }
+    Err(Error::NotReady(service))
+}
+
+fn first_line(error: &Error) -> String {
+    let text = error.to_string();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+fn condition(condition: &Condition, now: SystemTime) -> Vec<String> {
+    let since = time::age(condition.since, now);
+    let Condition { name, message, .. } = condition;
+    cells([POD_EVENTS, name, yes(condition.ok), &since, message])
+}
+
+fn yes(ok: bool) -> &'static str {
+    if ok { "yes" } else { "no" }
+}
+
+fn cells(cells: [&str; 5]) -> Vec<String> {
+    cells.map(str::to_owned).into()
+}

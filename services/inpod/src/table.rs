@@ -1,0 +1,94 @@
+//! Text in columns.
+
+use std::iter::zip;
+
+/// Between two columns.
+const GAP: &str = "  ";
+
+/// Rows of equally many cells under a header.
+#[derive(Clone, Debug)]
+pub(crate) struct Table {
+    widths: Vec<usize>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    pub(crate) fn new(header: &[&str]) -> Self {
+        let mut table = Self {
+            widths: vec![0; header.len()],
+            rows: Vec::new(),
+        };
+        table.push(header.iter().map(|cell| (*cell).to_owned()).collect());
+        table
+    }
+
+    /// Adds a row. What would disturb a terminal is escaped; nothing is shown as a dash.
+    pub(crate) fn push(&mut self, row: Vec<String>) {
+        let row: Vec<_> = row.iter().map(|cell| shown(cell)).collect();
+        for (width, cell) in zip(&mut self.widths, &row) {
+            *width = (*width).max(cell.chars().count());
+        }
+        self.rows.push(row);
+    }
+
+    /// All rows so far, which are forgotten; the columns stay as wide as they are.
+    pub(crate) fn take(&mut self) -> String {
+        let rows = std::mem::take(&mut self.rows);
+        rows.iter().map(|row| self.render(row) + "\n").collect()
+    }
+
+    fn render(&self, row: &[String]) -> String {
+        let cells = zip(row, &self.widths).map(|(cell, width)| format!("{cell:width$}"));
+        let line = cells.collect::<Vec<_>>().join(GAP);
+        line.trim_end().to_owned()
+    }
+}
+
+fn shown(cell: &str) -> String {
+    if cell.is_empty() {
+        return "-".to_owned();
+    }
+    clean(cell)
+}
+
+/// Text of others, of which nothing moves a cursor or begins a line.
+pub(crate) fn clean(text: &str) -> String {
+    let is_odd =
+        |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_odd(c) {
+            clean.extend(c.escape_default());
+        } else {
+            clean.push(c);
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(cells: [&str; 2]) -> Vec<String> {
+        cells.map(str::to_owned).into()
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell_and_lines_end_where_their_text_does() {
+        let mut table = Table::new(&["NAME", "STATE"]);
+        table.push(row(["a-long-name", "out"]));
+        table.push(row(["b", ""]));
+        let text = "NAME         STATE\na-long-name  out\nb            -\n";
+        assert_eq!(table.take(), text);
+        table.push(row(["c", "enrolled"]));
+        assert_eq!(table.take(), "c            enrolled\n");
+    }
+
+    #[test]
+    fn what_others_wrote_moves_no_cursor() {
+        let mut table = Table::new(&["NAME", "STATE"]);
+        table.push(row(["\u{1b}[2J\nx", "\u{202e}out"]));
+        assert!(table.take().contains("\\u{1b}[2J\\nx  \\u{202e}out"));
+    }
+}

@@ -1,0 +1,37 @@
+//! The names of the contract, as people read them.
+
+use inpod_proto::{
+    podevents::v1::PodState,
+    types::v1::{Enrollment, Reason},
+};
+
+/// Where a pod stands.
+pub(crate) fn state(state: PodState) -> &'static str {
+    match state {
+        PodState::Unspecified => "unknown",
+        PodState::Out => "out",
+        PodState::Enrolling => "enrolling",
+        PodState::Enrolled => "enrolled",
+        PodState::Withdrawing => "withdrawing",
+        PodState::Deleting => "deleting",
+    }
+}
+
+/// What a pod should be.
+pub(crate) fn enrollment(enrollment: Enrollment) -> &'static str {
+    match enrollment {
+        Enrollment::Unspecified | Enrollment::Unknown => "unknown",
+        Enrollment::None => "none",
+        Enrollment::Ambient => "ambient",
+        Enrollment::Sidecar => "sidecar",
+    }
+}
+
+/// Why, as in logs and Events. A newer service may have reasons that have no name here.
+pub(crate) fn reason(number: i32) -> String {
+    let name = |reason: Reason| {
+        let name = reason.as_str_name();
+        name.strip_prefix("REASON_").unwrap_or(name).to_owned()
+    };
+    Reason::try_from(number).map_or_else(|_| number.to_string(), name)
+}

@@ -1,0 +1,29 @@
+//! What netconfig would do.
+
+use inpod_proto::netconfig::v1::{PlanRulesRequest, PlanRulesResponse};
+use tokio::time::Instant;
+use workload::Failure;
+
+use super::{Agents, call, request};
+use crate::{checkpoint::Record, redirection::ambient};
+
+impl Agents {
+    /// What differs between the rules in a netns and those that belong there, and what applying them would do.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn plan(
+        &self,
+        record: &Record,
+        deadline: Instant,
+    ) -> Result<PlanRulesResponse, Failure> {
+        let message = PlanRulesRequest {
+            sandbox: Some((&record.sandbox).into()),
+            redirection: Some(ambient(self.capture, &record.wishes)),
+        };
+        let mut client = self.netconfig.clone();
+        let answer = client.plan_rules(request(message, deadline));
+        call("netconfig", deadline, answer).await
+    }
+}

@@ -1,0 +1,184 @@
+//! What of a pod's traffic goes past ztunnel, or why none of it goes there although it should.
+
+use inpod_proto::podevents::v1::RulesReport;
+use workload::{Enrollment, keys};
+
+use super::Known;
+use crate::checkpoint::{Intent, Record};
+
+/// A sentence each. What keeps a pod out by decision is its reason, and no bypass.
+pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<String> {
+    let Some(record) = known.current() else {
+        return missing(known).into_iter().collect();
+    };
+    if record.let_through {
+        let why = "It was let through without a decision: none of its traffic is captured.";
+        return vec![why.to_owned()];
+    }
+    let in_place = matches!(
+        record.intent,
+        Intent::Enrolled { .. } | Intent::Leaving { .. }
+    );
+    let flows = rules.map_or(0, |rules| rules.direct_flows);
+    let differ = rules.is_some_and(|rules| !rules.differences.is_empty());
+    [
+        standing(known, record),
+        (record.intent.is_held() && record.wishes.bypass_inbound_capture).then(inbound),
+        (in_place && differ).then(|| "Its rules are not the ones that belong there.".to_owned()),
+        (record.intent.is_held() && flows > 0).then(|| direct(flows)),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// A pod that should be in the mesh and of which no sandbox is known.
+fn missing(known: &Known) -> Option<String> {
+    let wanted = known.decision.enrollment == Enrollment::Ambient;
+    let why =
+        "It should be in the mesh, and no sandbox of it is known: none of its traffic is captured.";
+    wanted.then(|| why.to_owned())
+}
+
+fn standing(known: &Known, record: &Record) -> Option<String> {
+    let wanted = known.decision.enrollment == Enrollment::Ambient;
+    let sentence = match record.intent {
+        Intent::Out | Intent::Enrolling if wanted => {
+            "It should be in the mesh and is not yet: its traffic may not be captured."
+        }
+        Intent::Leaving { .. } => {
+            "It leaves the mesh: its peers are told to send to it without HBONE."
+        }
+        Intent::Draining { .. } => {
+            "It leaves the mesh: new connections go direct, captured ones live on."
+        }
+        Intent::Out
+        | Intent::Enrolling
+        | Intent::Inherited
+        | Intent::Enrolled { .. }
+        | Intent::Announcing
+        | Intent::Deleting { .. } => return None,
+    };
+    Some(sentence.to_owned())
+}
+
+fn inbound() -> String {
+    let key = keys::BYPASS_INBOUND_CAPTURE;
+    format!("Its annotation {key} leaves inbound connections alone.")
+}
+
+fn direct(flows: u32) -> String {
+    let are = if flows == 1 {
+        "connection goes"
+    } else {
+        "connections go"
+    };
+    format!("{flows} established {are} past ztunnel.")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use workload::Reason;
+
+    use super::*;
+    use crate::{
+        decide::Decision,
+        moment::Moment,
+        redirection::Wishes,
+        source::Inventory,
+        task::View,
+        testing::{pod, record},
+    };
+
+    fn of(enrollment: Enrollment, records: Vec<Record>, flows: u32) -> Vec<String> {
+        let pod = pod("shop", "web").pod;
+        let known = Known {
+            key: (pod.namespace.clone(), pod.name.clone()),
+            pod,
+            decision: Decision {
+                enrollment,
+                reason: Reason::NotSelected,
+                inputs: Vec::new(),
+            },
+            view: View {
+                records,
+                ..View::default()
+            },
+            inventory: Arc::new(Inventory::default()),
+        };
+        let rules = RulesReport {
+            direct_flows: flows,
+            ..RulesReport::default()
+        };
+        sentences(&known, Some(&rules))
+    }
+
+    fn with(intent: Intent) -> Vec<Record> {
+        vec![Record {
+            intent,
+            ..record("c1")
+        }]
+    }
+
+    fn enrolled() -> Intent {
+        let fingerprint = "f".to_owned();
+        Intent::Enrolled { fingerprint }
+    }
+
+    #[test]
+    fn a_pod_that_is_where_it_belongs_bypasses_nothing() {
+        let none: Vec<String> = Vec::new();
+        assert_eq!(of(Enrollment::Ambient, with(enrolled()), 0), none);
+        assert_eq!(of(Enrollment::None, with(Intent::Out), 7), none);
+        assert_eq!(of(Enrollment::None, Vec::new(), 0), none);
+    }
+
+    #[test]
+    fn what_goes_direct_of_a_captured_pod_is_counted() {
+        let told = of(Enrollment::Ambient, with(enrolled()), 1);
+        assert_eq!(told, ["1 established connection goes past ztunnel."]);
+        let told = of(Enrollment::Ambient, with(enrolled()), 2);
+        assert_eq!(told, ["2 established connections go past ztunnel."]);
+    }
+
+    #[test]
+    fn each_way_around_ztunnel_has_its_sentence() {
+        let since = Moment::BOOT;
+        let let_through = vec![Record {
+            let_through: true,
+            ..record("c1")
+        }];
+        let ingress = vec![Record {
+            intent: enrolled(),
+            wishes: Wishes {
+                bypass_inbound_capture: true,
+                ..Wishes::default()
+            },
+            ..record("c1")
+        }];
+        for (enrollment, records, said) in [
+            (Enrollment::Unknown, let_through, "let through"),
+            (Enrollment::Ambient, ingress, keys::BYPASS_INBOUND_CAPTURE),
+            (
+                Enrollment::None,
+                with(Intent::Leaving { since }),
+                "without HBONE",
+            ),
+            (
+                Enrollment::None,
+                with(Intent::Draining { since }),
+                "new connections go direct",
+            ),
+            (Enrollment::Ambient, with(Intent::Enrolling), "not yet"),
+            (Enrollment::Ambient, Vec::new(), "no sandbox of it is known"),
+        ] {
+            let told = of(enrollment, records, 0);
+            assert!(
+                told.len() == 1 && told[0].contains(said),
+                "{said}: {told:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What the other services see of a pod.
+
+use inpod_proto::{
+    netconfig::v1::{Finding, InspectNetnsResponse, PlanRulesResponse},
+    podevents::v1 as wire,
+    types::v1 as types,
+    ztunnelbroker::v1::{ListWorkloadsResponse, WorkloadPhase},
+};
+use workload::Failure;
+
+use crate::checkpoint::Record;
+
+/// What they answered; `None` where there was nothing to ask.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    /// netconfig, of the rules.
+    pub(crate) plan: Option<Result<PlanRulesResponse, Failure>>,
+    /// netconfig, of what is in the netns.
+    pub(crate) netns: Option<Result<InspectNetnsResponse, Failure>>,
+    /// The broker.
+    pub(crate) workloads: Option<Result<ListWorkloadsResponse, Failure>>,
+}
+
+impl Seen {
+    /// What was not told, and why.
+    pub(super) fn unavailable(&self) -> Vec<String> {
+        fn failure<T>(answer: &Option<Result<T, Failure>>) -> Option<&Failure> {
+            answer.as_ref()?.as_ref().err()
+        }
+        let sentence = |who, what, why: Option<&Failure>| Some(format!("{who}: {what}: {}", why?));
+        [
+            sentence("netconfig", "the rules", failure(&self.plan)),
+            sentence("netconfig", "what is in the netns", failure(&self.netns)),
+            sentence("ztunnel-broker", "the ztunnels", failure(&self.workloads)),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
+    /// What each ztunnel said.
+    pub(super) fn ztunnels(&self, record: Option<&Record>) -> Vec<wire::ZtunnelReport> {
+        match (&self.workloads, record) {
+            (Some(Ok(all)), Some(record)) => ztunnels(all, record),
+            (_, _) => Vec::new(),
+        }
+    }
+
+    /// The rules and what uses them, as far as either was told.
+    pub(super) fn rules(self) -> Option<wire::RulesReport> {
+        let plan = self.plan.and_then(Result::ok);
+        let netns = self.netns.and_then(Result::ok);
+        if plan.is_none() && netns.is_none() {
+            return None;
+        }
+        let (plan, netns) = (plan.unwrap_or_default(), netns.unwrap_or_default());
+        Some(wire::RulesReport {
+            fingerprint: plan.fingerprint,
+            differences: plan.differences,
+            transaction: plan.transaction,
+            listening_ports: netns.listening_ports,
+            captured_flows: netns.captured_flows,
+            direct_flows: netns.direct_flows,
+            findings: netns.findings.into_iter().map(finding).collect(),
+        })
+    }
+}
+
+fn finding(finding: Finding) -> String {
+    format!("{}: {}", finding.subject, finding.sentence)
+}
+
+/// What each ztunnel said of a sandbox.
+pub(crate) fn ztunnels(all: &ListWorkloadsResponse, record: &Record) -> Vec<wire::ZtunnelReport> {
+    let sandbox = types::SandboxRef::from(&record.sandbox);
+    let states = all.workloads.iter().flat_map(|workload| &workload.states);
+    let own = states.filter(|state| state.sandbox.as_ref() == Some(&sandbox));
+    own.map(|state| wire::ZtunnelReport {
+        session_id: state.session_id,
+        state: phase(state.phase()).to_owned(),
+        acknowledged_at: state.acknowledged_at,
+        error: state.error.clone(),
+    })
+    .collect()
+}
+
+fn phase(phase: WorkloadPhase) -> &'static str {
+    match phase {
+        WorkloadPhase::Unspecified => "unknown",
+        WorkloadPhase::Queued => "queued",
+        WorkloadPhase::Sent => "sent",
+        WorkloadPhase::Added => "added",
+        WorkloadPhase::Kept => "kept",
+        WorkloadPhase::Refused => "refused",
+        WorkloadPhase::Removed => "removed",
+        WorkloadPhase::Quarantined => "quarantined",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use workload::Reason;
+
+    use super::*;
+
+    fn away<T>() -> Option<Result<T, Failure>> {
+        let failure = Failure::new(Reason::DependencyUnavailable, "cannot reach it");
+        Some(Err(failure))
+    }
+
+    #[test]
+    fn what_was_not_asked_is_not_said_to_be_missing() {
+        assert!(Seen::default().unavailable().is_empty());
+        assert_eq!(Seen::default().rules(), None);
+    }
+
+    #[test]
+    fn an_answer_that_fails_hides_no_other() {
+        let seen = Seen {
+            plan: away(),
+            netns: Some(Ok(InspectNetnsResponse {
+                direct_flows: 2,
+                ..InspectNetnsResponse::default()
+            })),
+            workloads: away(),
+        };
+        let told = seen.unavailable();
+        assert_eq!(
+            told.iter().map(String::as_str).collect::<Vec<_>>(),
+            [
+                "netconfig: the rules: cannot reach it [DEPENDENCY_UNAVAILABLE]",
+                "ztunnel-broker: the ztunnels: cannot reach it [DEPENDENCY_UNAVAILABLE]",
+            ]
+        );
+        assert_eq!(seen.rules().unwrap().direct_flows, 2);
+        let seen = Seen {
+            plan: Some(Ok(PlanRulesResponse {
+                fingerprint: "f".into(),
+                ..PlanRulesResponse::default()
+            })),
+            netns: away(),
+            workloads: None,
+        };
+        assert_eq!(seen.unavailable().len(), 1);
+        assert_eq!(seen.rules().unwrap().fingerprint, "f");
+    }
+}

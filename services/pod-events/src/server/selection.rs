@@ -1,0 +1,189 @@
+//! Which pods are meant.
+
+use inpod_proto::{Invalid, podevents::v1 as wire, types::v1 as types};
+use workload::{NamespaceName, PodName, PodUid};
+
+use super::text;
+use crate::{explain::Known, source::PodKey};
+
+/// Pods by name and UID; what is not said is any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Selection {
+    pub(super) namespace: Option<NamespaceName>,
+    pub(super) name: Option<PodName>,
+    pub(super) uid: Option<PodUid>,
+}
+
+fn said(text: String) -> Option<String> {
+    Some(text).filter(|text| !text.is_empty())
+}
+
+impl Selection {
+    pub(super) fn parse(selector: Option<types::PodSelector>) -> Result<Self, Invalid> {
+        let types::PodSelector {
+            namespace,
+            name,
+            uid,
+        } = selector.unwrap_or_default();
+        let namespace = said(namespace).map(|it| text("pod.namespace", &it));
+        let name = said(name).map(|it| text("pod.name", &it));
+        let uid = said(uid).map(|it| text("pod.uid", &it));
+        Ok(Self {
+            namespace: namespace.transpose()?,
+            name: name.transpose()?,
+            uid: uid.transpose()?,
+        })
+    }
+
+    /// The name of one pod, if that is what is said.
+    pub(super) fn key(&self) -> Option<PodKey> {
+        self.namespace.clone().zip(self.name.clone())
+    }
+
+    /// Whether pods are meant that must be there.
+    pub(super) fn is_particular(&self) -> bool {
+        self.name.is_some() || self.uid.is_some()
+    }
+
+    /// Whether a pod of this name may be meant.
+    pub(super) fn takes(&self, (namespace, name): &PodKey) -> bool {
+        self.namespace.as_ref().is_none_or(|it| it == namespace)
+            && self.name.as_ref().is_none_or(|it| it == name)
+    }
+
+    /// Whether it is this pod, by its UID or by what kubelet calls a static one.
+    pub(super) fn is_of(&self, known: &Known) -> bool {
+        self.uid.as_ref().is_none_or(|uid| known.is_called(uid))
+    }
+}
+
+/// What of a pod's summary is asked for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Filter {
+    pub(super) selection: Selection,
+    states: Vec<i32>,
+    desired: Vec<i32>,
+    amiss: bool,
+    let_through: bool,
+}
+
+impl Filter {
+    pub(super) fn parse(request: wire::ListPodsRequest) -> Result<Self, Invalid> {
+        let state = |number: &i32| {
+            wire::PodState::try_from(*number).is_ok_and(|it| it != wire::PodState::Unspecified)
+        };
+        let enrollment = |number: &i32| {
+            types::Enrollment::try_from(*number)
+                .is_ok_and(|it| it != types::Enrollment::Unspecified)
+        };
+        if !request.states.iter().all(state) {
+            return Err(Invalid::new("states", "a state is none of the list"));
+        }
+        if !request.desired.iter().all(enrollment) {
+            return Err(Invalid::new("desired", "an enrollment is none of the list"));
+        }
+        Ok(Self {
+            selection: Selection::parse(request.pod)?,
+            states: request.states,
+            desired: request.desired,
+            amiss: request.amiss,
+            let_through: request.let_through,
+        })
+    }
+
+    pub(super) fn takes(&self, pod: &wire::PodSummary) -> bool {
+        let among = |all: &[i32], one: i32| all.is_empty() || all.contains(&one);
+        among(&self.states, pod.state)
+            && among(&self.desired, pod.desired)
+            && (!self.amiss || pod.last_failure.is_some() || pod.let_through)
+            && (!self.let_through || pod.let_through)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selection(namespace: &str, name: &str) -> Selection {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let uid = String::new();
+        Selection::parse(Some(types::PodSelector {
+            namespace,
+            name,
+            uid,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_is_not_said_is_any() {
+        let key = ("shop".parse().unwrap(), "web".parse().unwrap());
+        for (namespace, name, takes) in [
+            ("", "", true),
+            ("shop", "", true),
+            ("", "web", true),
+            ("shop", "web", true),
+            ("bank", "", false),
+            ("shop", "db", false),
+        ] {
+            assert_eq!(
+                selection(namespace, name).takes(&key),
+                takes,
+                "{namespace}/{name}"
+            );
+        }
+        assert_eq!(Selection::parse(None).unwrap(), Selection::default());
+    }
+
+    #[test]
+    fn each_filter_narrows_what_the_others_leave() {
+        let filter = |change: fn(&mut wire::ListPodsRequest)| {
+            let mut request = wire::ListPodsRequest::default();
+            change(&mut request);
+            Filter::parse(request)
+        };
+        let refused = wire::PodSummary {
+            state: wire::PodState::Out.into(),
+            desired: types::Enrollment::Ambient.into(),
+            last_failure: Some(types::Failure::default()),
+            ..wire::PodSummary::default()
+        };
+        let through = wire::PodSummary {
+            state: wire::PodState::Out.into(),
+            desired: types::Enrollment::Unknown.into(),
+            let_through: true,
+            ..wire::PodSummary::default()
+        };
+        let takes = |change| {
+            let filter = filter(change).unwrap();
+            (filter.takes(&refused), filter.takes(&through))
+        };
+        assert_eq!(takes(|_| ()), (true, true));
+        assert_eq!(takes(|it| it.amiss = true), (true, true));
+        assert_eq!(takes(|it| it.let_through = true), (false, true));
+        assert_eq!(takes(|it| it.states = vec![3]), (false, false));
+        assert_eq!(takes(|it| it.states = vec![3, 1]), (true, true));
+        assert_eq!(takes(|it| it.desired = vec![2]), (true, false));
+        for unknown in [0, 99, -1] {
+            let request = wire::ListPodsRequest {
+                states: vec![unknown],
+                ..wire::ListPodsRequest::default()
+            };
+            assert_eq!(Filter::parse(request).unwrap_err().field(), "states");
+            let request = wire::ListPodsRequest {
+                desired: vec![1, unknown],
+                ..wire::ListPodsRequest::default()
+            };
+            assert_eq!(Filter::parse(request).unwrap_err().field(), "desired");
+        }
+        assert_eq!(
+            filter(|it| it.pod = Some(types::PodSelector {
+                uid: "-".into(),
+                ..Default::default()
+            }))
+            .unwrap_err()
+            .field(),
+            "pod.uid"
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! What a container runtime asks.
+
+use std::collections::BTreeSet;
+
+use daemon::Trace;
+use inpod_proto::{
+    Invalid, addresses_from,
+    podevents::v1::{self as wire},
+    required,
+    types::v1 as types,
+};
+use tokio::time::Instant;
+use tonic::Request;
+use workload::{Enrollment, Failure, NetworkName, PodUid, Reason, SandboxRef};
+
+use super::{LOOK, Server, text};
+use crate::{
+    checkpoint::{Intent, Record},
+    explain,
+    metrics::Phases,
+    pipeline::forward,
+    source::PodKey,
+    task::AddCall,
+};
+
+/// A pod's name, and its UID where that is said.
+fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodUid>), Invalid> {
+    let selector = selector.ok_or_else(|| Invalid::new("pod", "pod is required"))?;
+    let key = (
+        text("pod.namespace", &selector.namespace)?,
+        text("pod.name", &selector.name)?,
+    );
+    let uid = Some(selector.uid).filter(|uid| !uid.is_empty());
+    Ok((key, uid.map(|uid| text("pod.uid", &uid)).transpose()?))
+}
+
+fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
+    let (phases, trace) = (Phases::default(), Trace::of(request.metadata().as_ref()));
+    let deadline = daemon::deadline(&request);
+    let message = request.into_inner();
+    let (key, uid) = selected(message.pod)?;
+    let call = AddCall {
+        sandbox: required("sandbox", message.sandbox)?,
+        uid,
+        netns: required("netns", message.netns)?,
+        addresses: addresses_from(&message.addresses, "addresses")?,
+        deadline,
+        forward: forward(deadline),
+        trace,
+        phases,
+    };
+    Ok((key, call))
+}
+
+fn attachments(
+    message: &wire::CollectGarbageRequest,
+) -> Result<(NetworkName, BTreeSet<SandboxRef>), Invalid> {
+    let network: NetworkName = text("network_name", &message.network_name)?;
+    if network.as_str().is_empty() {
+        return Err(Invalid::new("network_name", "network_name is required"));
+    }
+    let sandbox = |attachment: &wire::Attachment| {
+        Ok(SandboxRef {
+            network_name: network.clone(),
+            container_id: text("valid_attachments.container_id", &attachment.container_id)?,
+            ifname: text("valid_attachments.ifname", &attachment.ifname)?,
+        })
+    };
+    let valid = message
+        .valid_attachments
+        .iter()
+        .map(sandbox)
+        .collect::<Result<_, Invalid>>()?;
+    Ok((network, valid))
+}
+
+impl Server {
+    pub(super) async fn add(
+        &self,
+        request: Request<wire::AddPodRequest>,
+    ) -> Result<wire::AddPodResponse, Failure> {
+        let parsed = add_call(request).inspect_err(|_| self.count(Err(Reason::InvalidField)));
+        let (key, call) = parsed?;
+        let timer = self.metrics.add(call.phases.clone());
+        let added = self.registry.add(&key, call).await;
+        timer.answered(&added);
+        let kind = added.as_ref().map(|added| added.enrollment);
+        self.count(kind.map_err(|failure| failure.reason));
+        let added = added?;
+        Ok(wire::AddPodResponse {
+            enrollment: types::Enrollment::from(added.enrollment).into(),
+            reason: added.reason.number(),
+            pod: Some((&added.pod).into()),
+        })
+    }
+
+    pub(super) async fn collect(
+        &self,
+        request: &wire::CollectGarbageRequest,
+    ) -> Result<Vec<types::SandboxRef>, Invalid> {
+        let (network, valid) = attachments(request)?;
+        let recorded = self.registry.sandboxes_of(&network).into_iter();
+        let mut dropped = Vec::new();
+        for sandbox in recorded.filter(|sandbox| !valid.contains(sandbox)) {
+            self.registry.delete(&sandbox).await;
+            dropped.push((&sandbox).into());
+        }
+        Ok(dropped)
+    }
+
+    pub(super) async fn check(&self, sandbox: &SandboxRef) -> Result<Enrollment, Failure> {
+        let unknown = || {
+            Failure::new(
+                Reason::SandboxUnknown,
+                format!("sandbox {sandbox} is not recorded"),
+            )
+        };
+        let record = self.registry.record(sandbox).ok_or_else(unknown)?;
+        if !matches!(record.intent, Intent::Enrolled { .. }) {
+            return Ok(Enrollment::None);
+        }
+        let deadline = Instant::now() + LOOK;
+        let differences = self.agents().verify(&record, deadline).await?.differences;
+        if !differences.is_empty() {
+            return Err(Failure::new(Reason::RulesDiffer, differences.join("; ")));
+        }
+        self.served(&record, deadline)
+            .await
+            .map(|()| Enrollment::Ambient)
+    }
+
+    /// Whether a ztunnel has acknowledged the sandbox.
+    async fn served(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
+        let workloads = self.agents().workloads(deadline).await?;
+        let reports = explain::ztunnels(&workloads, record);
+        if reports
+            .iter()
+            .any(|report| report.acknowledged_at.is_some())
+        {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Reason::ZtunnelSilent,
+            format!("no ztunnel has acknowledged {}", record.pod),
+        ))
+    }
+}
