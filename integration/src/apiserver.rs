@@ -257,15 +257,6 @@ impl ApiServer {
         self.curl("POST", path, "application/json", Some(&object.to_string()))
     }
 
-    /// An object as it stands.
-    ///
-    /// # Errors
-    ///
-    /// When the server has none.
-    pub fn get(&self, path: &str) -> anyhow::Result<Value> {
-        self.curl("GET", path, "application/json", None)
-    }
-
     /// Merges something into an object.
     ///
     /// # Errors

@@ -65,6 +65,23 @@ fn kubernetes_is_known_to_pod_events_alone() {
 }
 
 #[test]
+fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
+    let metadata = metadata();
+    let ours: BTreeSet<_> = members(&metadata)
+        .into_iter()
+        .map(|package| package.name.to_string())
+        .collect();
+    let client = members(&metadata)
+        .into_iter()
+        .find(|package| package.name == "inpod")
+        .unwrap();
+    let used: BTreeSet<_> = direct(client).intersection(&ours).cloned().collect();
+    assert_eq!(used, set(&["inpod-proto", "workload", "daemon"]));
+    assert!(!direct(client).contains("nix"));
+    assert!(users_of(&metadata, "inpod").is_empty());
+}
+
+#[test]
 fn the_vocabulary_is_free_of_io_and_of_the_wire() {
     let metadata = metadata();
     let workload = members(&metadata)
@@ -101,7 +118,7 @@ fn every_crate_obeys_the_lints_of_the_workspace_and_forbids_unsafe_code() {
 #[test]
 fn the_main_of_every_service_is_a_paragraph() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    for service in SERVICES {
+    for service in SERVICES.iter().chain(&["inpod"]) {
         let main =
             fs::read_to_string(root.join("services").join(service).join("src/main.rs")).unwrap();
         assert!(main.lines().count() <= 40, "{service}");

@@ -37,6 +37,8 @@ fn calls() -> Vec<(&'static str, String)> {
                 "GetStatus",
                 "ExplainPod",
                 "ListPods",
+                "WatchEnrollments",
+                "Resync",
             ][..],
         ),
         (

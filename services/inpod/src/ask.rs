@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
 use workload::{Failure, Reason};
 
-use crate::error::Error;
+use crate::error::AskError;
 
 /// The service that decides.
 pub(crate) const POD_EVENTS: &str = "pod-events";
@@ -53,7 +53,7 @@ impl Node {
         &self,
         service: &'static str,
         answer: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T, Error> {
+    ) -> Result<T, AskError> {
         match timeout(self.timeout + GRACE, answer).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
             Ok(Err(status)) => Err(self.error(service, &status)),
@@ -61,9 +61,9 @@ impl Node {
         }
     }
 
-    pub(crate) fn unreachable(&self, service: &'static str, cause: String) -> Error {
+    pub(crate) fn unreachable(&self, service: &'static str, cause: String) -> AskError {
         let socket = daemon::socket(&self.run_dir, service);
-        Error::Unreachable {
+        AskError::Unreachable {
             service,
             socket,
             cause,
@@ -71,22 +71,22 @@ impl Node {
     }
 
     /// What a status means. A service says its failures in the details; without them it was not the service.
-    pub(crate) fn error(&self, service: &'static str, status: &Status) -> Error {
+    pub(crate) fn error(&self, service: &'static str, status: &Status) -> AskError {
         if status.details().is_empty() && is_of_transport(status.code()) {
             return self.unreachable(service, cause(status));
         }
-        Error::Failed {
+        AskError::Failed {
             service,
             socket: daemon::socket(&self.run_dir, service),
-            failure: failure_of(status),
+            failure: Box::new(failure_of(status)),
         }
     }
 }
 
 /// Whether a watcher only has to read again.
-pub(crate) fn is_behind(error: &Error) -> bool {
+pub(crate) fn is_behind(error: &AskError) -> bool {
     let overloaded = |failure: &Failure| failure.reason == Reason::Overloaded;
-    matches!(error, Error::Failed { failure, .. } if overloaded(failure))
+    matches!(error, AskError::Failed { failure, .. } if overloaded(failure))
 }
 
 fn is_of_transport(code: Code) -> bool {

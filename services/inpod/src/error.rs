@@ -4,13 +4,13 @@ use workload::Failure;
 
 /// Why the program did not do what was asked.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Error {
+pub(crate) enum AskError {
     /// The service answered that it could not.
     #[error("{service} at {} answered: {failure}\n  What to do: {}", .socket.display(), .failure.reason.remedy())]
     Failed {
         service: &'static str,
         socket: PathBuf,
-        failure: Failure,
+        failure: Box<Failure>,
     },
     /// The service did not answer.
     #[error("cannot reach {service} at {}: {cause}\n  What to do: check that {service} runs on this node and that this user may open its socket (--run-dir says where sockets are).", .socket.display())]
@@ -33,7 +33,7 @@ pub(crate) enum Error {
     Runtime(io::Error),
 }
 
-impl Error {
+impl AskError {
     /// As `--help` says.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {

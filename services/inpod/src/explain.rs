@@ -10,7 +10,7 @@ use inpod_proto::{
 use crate::{
     arguments::Format,
     ask::{Node, POD_EVENTS},
-    error::Error,
+    error::AskError,
     json,
     out::Out,
     table::{Table, clean},
@@ -23,7 +23,7 @@ pub(crate) async fn run(
     pod: &PodSelector,
     format: Format,
     out: &mut Out,
-) -> Result<(), Error> {
+) -> Result<(), AskError> {
     let request = ExplainPodRequest {
         pod: Some(pod.clone()),
     };
@@ -41,7 +41,7 @@ fn text(known: &ExplainPodResponse, now: SystemTime) -> String {
     let mut text = String::new();
     for (name, value) in facts(known, now) {
         if !value.is_empty() {
-            writeln!(text, "{name:11}{}", clean(&value)).unwrap_or_default();
+            writeln!(text, "{name:12}{}", clean(&value)).unwrap_or_default();
         }
     }
     let lists = [

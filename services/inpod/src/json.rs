@@ -6,31 +6,33 @@ use inpod_proto::DESCRIPTORS;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage};
 
-use crate::error::Error;
+use crate::error::AskError;
 
 static POOL: LazyLock<Result<DescriptorPool, String>> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).map_err(|error| error.to_string()));
 
-fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, Error> {
-    let pool = POOL.as_ref().map_err(|error| Error::Json(error.clone()))?;
+fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, AskError> {
+    let pool = POOL
+        .as_ref()
+        .map_err(|error| AskError::Json(error.clone()))?;
     let name = format!("inpod.podevents.v1.{name}");
-    let unknown = || Error::Json(format!("{name} is not described"));
+    let unknown = || AskError::Json(format!("{name} is not described"));
     let descriptor = pool.get_message_by_name(&name).ok_or_else(unknown)?;
     let bytes = message.encode_to_vec();
-    let odd = |error: prost::DecodeError| Error::Json(error.to_string());
+    let odd = |error: prost::DecodeError| AskError::Json(error.to_string());
     DynamicMessage::decode(descriptor, bytes.as_slice()).map_err(odd)
 }
 
 /// A message of pod-events, over many lines.
-pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, Error> {
+pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, AskError> {
     let message = described(message, name)?;
-    serde_json::to_string_pretty(&message).map_err(|error| Error::Json(error.to_string()))
+    serde_json::to_string_pretty(&message).map_err(|error| AskError::Json(error.to_string()))
 }
 
 /// The same, in one line.
-pub(crate) fn line(message: &impl Message, name: &str) -> Result<String, Error> {
+pub(crate) fn line(message: &impl Message, name: &str) -> Result<String, AskError> {
     let message = described(message, name)?;
-    serde_json::to_string(&message).map_err(|error| Error::Json(error.to_string()))
+    serde_json::to_string(&message).map_err(|error| AskError::Json(error.to_string()))
 }
 
 #[cfg(test)]

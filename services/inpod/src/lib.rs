@@ -27,7 +27,7 @@ use std::{
 use crate::{
     arguments::{Arguments, Command, Refused},
     ask::Node,
-    error::Error,
+    error::AskError,
     out::Out,
 };
 
@@ -44,11 +44,11 @@ pub fn main(command_line: impl Iterator<Item = OsString>) -> ExitCode {
     ended(run(&arguments))
 }
 
-fn run(arguments: &Arguments) -> Result<(), Error> {
+fn run(arguments: &Arguments) -> Result<(), AskError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(Error::Runtime)?;
+        .map_err(AskError::Runtime)?;
     let node = Node::new(&arguments.run_dir, arguments.timeout);
     let mut out = Out::stdout();
     runtime.block_on(async {
@@ -62,11 +62,13 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     })
 }
 
-fn ended(result: Result<(), Error>) -> ExitCode {
+fn ended(result: Result<(), AskError>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // Whoever reads has seen enough.
-        Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(AskError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             complain(&format!("inpod: {error}\n"));
             ExitCode::from(error.exit_code())

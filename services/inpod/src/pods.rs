@@ -10,7 +10,7 @@ use inpod_proto::{
 use crate::{
     arguments::{Format, Query},
     ask::{Node, POD_EVENTS},
-    error::Error,
+    error::AskError,
     json,
     out::Out,
     table::Table,
@@ -29,7 +29,7 @@ const HEADER: [&str; 8] = [
 ];
 
 /// Prints them once.
-pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), Error> {
+pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskError> {
     let request = ListPodsRequest {
         pod: selector(query),
         states: query.states.iter().map(|state| (*state).into()).collect(),

@@ -5,7 +5,7 @@ use inpod_proto::{podevents::v1::ResyncRequest, types::v1::PodSelector};
 use crate::{
     arguments::Format,
     ask::{Node, POD_EVENTS},
-    error::Error,
+    error::AskError,
     json,
     out::Out,
     pods,
@@ -17,7 +17,7 @@ pub(crate) async fn run(
     pod: &Option<PodSelector>,
     format: Format,
     out: &mut Out,
-) -> Result<(), Error> {
+) -> Result<(), AskError> {
     let request = ResyncRequest { pod: pod.clone() };
     let mut client = node.pod_events();
     let answer = client.resync(node.request(request));

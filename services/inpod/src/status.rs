@@ -9,7 +9,7 @@ use tonic_health::pb::{
 
 use crate::{
     ask::{Node, POD_EVENTS},
-    error::Error,
+    error::AskError,
     out::Out,
     table::Table,
     time,
@@ -17,16 +17,16 @@ use crate::{
 
 const SERVICES: [&str; 3] = [POD_EVENTS, "netconfig", "ztunnel-broker"];
 
-/// Prints each service's health and what pod-events depends on. The first service that is away or not ready is the
-/// error.
-pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), Error> {
+/// Prints each service's health and what pod-events depends on. A service that is away is the error, else one that is
+/// not ready.
+pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), AskError> {
     let mut table = Table::new(&["SERVICE", "CONDITION", "OK", "SINCE", "MESSAGE"]);
     let mut result = Ok(());
     for service in SERVICES {
         let health = health(node, service).await;
         let message = health.as_ref().err().map(first_line).unwrap_or_default();
         table.push(cells([service, "ready", yes(health.is_ok()), "", &message]));
-        result = result.and(health);
+        result = worse(result, health);
     }
     let mut client = node.pod_events();
     let answer = client.get_status(node.request(GetStatusRequest {}));
@@ -38,13 +38,23 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), Error> {
             let about = format!("node {}, version {}", status.node_name, status.version);
             out.line(&crate::table::clean(&about))?;
         }
-        Err(error) => result = result.and(Err(error)),
+        Err(error) => result = worse(result, Err(error)),
     }
     out.text(&table.take())?;
     result
 }
 
-async fn health(node: &Node, service: &'static str) -> Result<(), Error> {
+/// The one of two results that is to be told.
+fn worse(one: Result<(), AskError>, other: Result<(), AskError>) -> Result<(), AskError> {
+    let severity = |result: &Result<(), AskError>| result.as_ref().err().map(AskError::exit_code);
+    if severity(&other) > severity(&one) {
+        other
+    } else {
+        one
+    }
+}
+
+async fn health(node: &Node, service: &'static str) -> Result<(), AskError> {
     let mut client = HealthClient::new(node.channel(service));
     let question = HealthCheckRequest {
         service: String::new(),
@@ -55,10 +65,10 @@ async fn health(node: &Node, service: &'static str) -> Result<(), Error> {
     if answer.status() == ServingStatus::Serving {
         return Ok(());
     }
-    Err(Error::NotReady(service))
+    Err(AskError::NotReady(service))
 }
 
-fn first_line(error: &Error) -> String {
+fn first_line(error: &AskError) -> String {
     let text = error.to_string();
     text.lines().next().unwrap_or_default().to_owned()
 }

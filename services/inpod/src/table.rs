@@ -18,13 +18,13 @@ impl Table {
             widths: vec![0; header.len()],
             rows: Vec::new(),
         };
-        table.push(header.iter().map(|cell| (*cell).to_owned()).collect());
+        table.push(header.iter().map(|cell| (*cell).to_owned()));
         table
     }
 
     /// Adds a row. What would disturb a terminal is escaped; nothing is shown as a dash.
-    pub(crate) fn push(&mut self, row: Vec<String>) {
-        let row: Vec<_> = row.iter().map(|cell| shown(cell)).collect();
+    pub(crate) fn push(&mut self, row: impl IntoIterator<Item = String>) {
+        let row: Vec<_> = row.into_iter().map(|cell| shown(&cell)).collect();
         for (width, cell) in zip(&mut self.widths, &row) {
             *width = (*width).max(cell.chars().count());
         }

@@ -14,7 +14,7 @@ use tonic::Request;
 use crate::{
     arguments::{Format, Query},
     ask::{Node, POD_EVENTS, is_behind},
-    error::Error,
+    error::AskError,
     json,
     out::Out,
     pods,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Prints until the service ends, or nobody reads.
-pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), Error> {
+pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskError> {
     loop {
         match follow(node, query, out).await {
             // What was missed is read again from the start.
@@ -32,7 +32,7 @@ pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(),
     }
 }
 
-async fn follow(node: &Node, query: &Query, out: &mut Out) -> Result<(), Error> {
+async fn follow(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskError> {
     // Without a timeout: it would end the stream.
     let request = Request::new(WatchEnrollmentsRequest {
         pod: pods::selector(query),
@@ -74,7 +74,7 @@ impl<'a> Screen<'a> {
         }
     }
 
-    fn show(&mut self, told: &WatchEnrollmentsResponse, out: &mut Out) -> Result<(), Error> {
+    fn show(&mut self, told: &WatchEnrollmentsResponse, out: &mut Out) -> Result<(), AskError> {
         if !self.takes(told) {
             return Ok(());
         }
@@ -106,7 +106,7 @@ impl<'a> Screen<'a> {
             Some(Event::Pod(pod)) => self.table.push(pods::row(pod, SystemTime::now())),
             Some(Event::Gone(pod)) => {
                 let cells = [&pod.namespace, &pod.name, "gone", "", "", "", "", ""];
-                self.table.push(cells.map(str::to_owned).into());
+                self.table.push(cells.map(str::to_owned));
             }
             Some(Event::StateComplete(_)) => self.complete = true,
             Some(Event::InstanceId(_)) | None => {}

@@ -23,7 +23,7 @@ use crate::{
     explain,
     metrics::{Istio, Metrics},
     registry::Registry,
-    source::{PodKey, Source},
+    source::PodKey,
     task::Shared,
     trace,
 };
@@ -85,17 +85,18 @@ impl Server {
         }
     }
 
-    fn source(&self) -> &Source {
-        &self.shared.source
-    }
-
-    /// Every pod that the source shows or the checkpoint knows, of those that are selected.
     fn keys(&self, selection: &Selection) -> BTreeSet<PodKey> {
-        let mut keys: BTreeSet<PodKey> = self.source().inventory().pods.keys().cloned().collect();
-        keys.extend(self.registry.keys());
-        keys.retain(|key| selection.takes(key));
-        keys
+        keys(&self.shared, &self.registry, selection)
     }
+}
+
+/// Every pod that the source shows or the checkpoint knows, of those that are selected.
+fn keys(shared: &Shared, registry: &Registry, selection: &Selection) -> BTreeSet<PodKey> {
+    let inventory = shared.source.inventory();
+    let mut keys: BTreeSet<PodKey> = inventory.pods.keys().cloned().collect();
+    keys.extend(registry.keys());
+    keys.retain(|key| selection.takes(key));
+    keys
 }
 
 #[tonic::async_trait]
@@ -179,7 +180,8 @@ impl PodEventsService for Server {
         request: Request<wire::WatchEnrollmentsRequest>,
     ) -> Result<Response<Self::WatchEnrollmentsStream>, Status> {
         let selection = Selection::parse(request.into_inner().pod).map_err(failed)?;
-        let told = watch::enrollments(self, selection);
+        let (shared, registry) = (Arc::clone(&self.shared), self.registry.clone());
+        let told = watch::enrollments(shared, registry, self.instance_id.clone(), selection);
         Ok(Response::new(Box::pin(self.shutdown.end(told))))
     }
 

@@ -1,13 +1,25 @@
 //! Builders that default everything but the fact under test.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+use serde_json::{Map, Value};
+use tokio::sync::watch;
 use workload::{NetnsRef, PodRef, Revision, SandboxRef};
 
 use crate::{
-    checkpoint::{Intent, Record},
+    admission::Admission,
+    agents::Agents,
+    checkpoint::{Checkpoint, Intent, Record},
+    config::{Config, KEYS},
+    drift::Repairs,
+    metrics::Counters,
+    outputs::Outputs,
+    pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
-    redirection::{Asks, Wishes},
+    redirection::{Asks, Capture, Inbound, Ipv6, Wishes},
+    shown::Shown,
+    source::Source,
+    task::Shared,
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
@@ -58,4 +70,49 @@ pub(crate) fn record(container_id: &str) -> Record {
         let_through: false,
         wishes: Wishes::default(),
     }
+}
+
+/// The settings by default, for a directory of manifests.
+fn config(directory: &Path) -> Config {
+    let value = |text: &str| match (text.parse::<u64>(), text.parse::<bool>()) {
+        (Ok(number), _) => number.into(),
+        (_, Ok(truth)) => truth.into(),
+        (Err(_), Err(_)) => Value::from(text),
+    };
+    let given = |key: &daemon::Key| match key.name {
+        "node_name" => "node-1".into(),
+        "pods_from" => format!("dir:{}", directory.display()).into(),
+        _ => value(key.default.unwrap_or_default()),
+    };
+    let all: Map<_, _> = KEYS
+        .iter()
+        .map(|key| (key.name.to_owned(), given(key)))
+        .collect();
+    serde_json::from_value(Value::Object(all)).unwrap()
+}
+
+/// What tasks have in common on a node without any other service, and with the manifests of a directory.
+pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
+    let nobody = || daemon::channel(&directory.join("nobody.sock"));
+    let capture = Capture {
+        dns: false,
+        ipv6: Ipv6::Auto,
+        inbound: Inbound::Redirect,
+    };
+    let config = config(directory);
+    Arc::new(Shared {
+        source: Source::open(&config).await.unwrap(),
+        admission: Admission::new(config.max_adds),
+        counters: Counters::default(),
+        repairs: Repairs::default(),
+        config,
+        pipeline: Pipeline {
+            agents: Agents::new(nobody(), nobody(), capture),
+            checkpoint: Checkpoint::open(&directory.join("checkpoint")).unwrap(),
+            synced: watch::channel(Synced::default()).1,
+            revisions: Revisions::default(),
+        },
+        outputs: Outputs::silent(),
+        shown: Shown::default(),
+    })
 }

@@ -61,12 +61,12 @@ impl Seen {
             listening_ports: netns.listening_ports,
             captured_flows: netns.captured_flows,
             direct_flows: netns.direct_flows,
-            findings: netns.findings.into_iter().map(finding).collect(),
+            findings: netns.findings.iter().map(finding).collect(),
         })
     }
 }
 
-fn finding(finding: Finding) -> String {
+fn finding(finding: &Finding) -> String {
     format!("{}: {}", finding.subject, finding.sentence)
 }
 

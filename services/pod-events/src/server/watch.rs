@@ -20,7 +20,7 @@ use tokio::sync::{
 use tonic::Status;
 use workload::{Failure, Reason};
 
-use super::{Selection, Server, failed};
+use super::{Selection, failed, keys};
 use crate::{
     explain,
     registry::Registry,
@@ -30,10 +30,13 @@ use crate::{
 
 /// The state at first, its end, then every change.
 pub(super) fn enrollments(
-    server: &Server,
+    shared: Arc<Shared>,
+    registry: Registry,
+    instance_id: String,
     selection: Selection,
 ) -> impl Stream<Item = Result<WatchEnrollmentsResponse, Status>> + Send + use<> {
-    stream::unfold(Some(Watcher::new(server, selection)), |watcher| async {
+    let watcher = Watcher::new(shared, registry, instance_id, selection);
+    stream::unfold(Some(watcher), |watcher| async {
         let mut watcher = watcher?;
         Some(match watcher.next().await {
             Ok(event) => (
@@ -64,16 +67,21 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn new(server: &Server, selection: Selection) -> Self {
+    fn new(
+        shared: Arc<Shared>,
+        registry: Registry,
+        instance_id: String,
+        selection: Selection,
+    ) -> Self {
         // Whatever changes from here on is heard of.
-        let shown = server.shared.shown.changes();
-        let mut source = server.source().changes();
+        let shown = shared.shown.changes();
+        let mut source = shared.source.changes();
         let before = Arc::clone(&source.borrow_and_update());
         Self {
-            due: server.keys(&selection),
-            shared: Arc::clone(&server.shared),
-            registry: server.registry.clone(),
-            instance_id: Some(server.instance_id.clone()),
+            due: keys(&shared, &registry, &selection),
+            shared,
+            registry,
+            instance_id: Some(instance_id),
             source: Some(source),
             sent: BTreeMap::new(),
             complete: false,
@@ -132,15 +140,15 @@ impl Watcher {
                 Err(error) => return Err(behind(&error)),
             },
             now = changed(&mut self.source) => match now {
-                Some(now) => self.compare(now),
+                Some(now) => self.compare(&now),
                 None => self.source = None,
             },
         }
         Ok(())
     }
 
-    fn compare(&mut self, now: Arc<Inventory>) {
-        let before = std::mem::replace(&mut self.before, Arc::clone(&now));
+    fn compare(&mut self, now: &Arc<Inventory>) {
+        let before = std::mem::replace(&mut self.before, Arc::clone(now));
         let touched = now.touched_since(&before).into_iter();
         self.due
             .extend(touched.filter(|key| self.selection.takes(key)));
@@ -163,3 +171,6 @@ fn behind(error: &RecvError) -> Failure {
     };
     Failure::new(Reason::Overloaded, format!("{missed}; read again"))
 }
+
+#[cfg(test)]
+mod tests;
