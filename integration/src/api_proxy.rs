@@ -93,7 +93,7 @@ impl ApiProxy {
         let (started, start) = channel();
         let serving = Arc::clone(&shared);
         // The thread stays in the netns, and so do the connections that it makes.
-        netns.within(|| thread::spawn(move || started.send(serve(serving, listener, stopped))))?;
+        netns.within(|| thread::spawn(move || started.send(serve(&serving, listener, stopped))))?;
         // It tells nothing as long as it serves.
         if let Ok(ended) = start.recv_timeout(std::time::Duration::from_millis(50)) {
             ended?;
@@ -210,9 +210,10 @@ impl Shared {
         }
         let bytes = body.collect().await?.to_bytes();
         self.pass().await;
-        let text = match act {
-            Act::Reverse => scripts::reversed(&bytes)?.into(),
-            _ => bytes,
+        let text = if act == Act::Reverse {
+            scripts::reversed(&bytes)?.into()
+        } else {
+            bytes
         };
         let mut answer = Response::from_parts(head, whole(text));
         answer.headers_mut().remove(http::header::CONTENT_LENGTH);
@@ -314,7 +315,7 @@ fn refuse(code: u16, retry_after: Option<u32>) -> anyhow::Result<Response<Body>>
 
 /// Serves until the test has ended.
 fn serve(
-    shared: Arc<Shared>,
+    shared: &Arc<Shared>,
     listener: std::net::TcpListener,
     stopped: oneshot::Receiver<()>,
 ) -> anyhow::Result<()> {
@@ -325,7 +326,7 @@ fn serve(
         let listener = TcpListener::from_std(listener)?;
         let accept = async {
             while let Ok((stream, _)) = listener.accept().await {
-                let shared = Arc::clone(&shared);
+                let shared = Arc::clone(shared);
                 let answer = service_fn(move |request| Arc::clone(&shared).answer(request));
                 let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), answer);
                 tokio::spawn(serving);

@@ -47,6 +47,9 @@ rules:
 /// The server's address, and the first of those that nodes get.
 const ADDRESS: &str = "10.78.0.1";
 
+/// Its address on the link, locally administered.
+const MAC: &str = "02:00:0a:4e:00:01";
+
 static NEXT: AtomicU32 = AtomicU32::new(1);
 static SHARED: Mutex<Weak<ApiServer>> = Mutex::new(Weak::new());
 
@@ -96,7 +99,11 @@ impl ApiServer {
         )?;
         let netns = make_netns(&name)?;
         for command in [
-            &["ip", "link", "add", "api0", "type", "bridge"][..],
+            // With an address of its own: else it has the lowest of its ports', and a node that comes or goes changes it
+            // under the others, which send to the old one until they ask again.
+            &[
+                "ip", "link", "add", "api0", "address", MAC, "type", "bridge",
+            ][..],
             &["ip", "addr", "add", "10.78.0.1/16", "dev", "api0"],
             &["ip", "link", "set", "api0", "up"],
         ] {

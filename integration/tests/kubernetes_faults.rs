@@ -6,7 +6,7 @@ mod cluster;
 
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use cluster::{Cluster, refused};
 use inpod_proto::{podevents::v1::PodState, types::v1::Enrollment};
 use integration::{Act, ApiProxy, Cut, PATIENCE, Pod, Spec, Verb, eventually};
@@ -37,8 +37,9 @@ fn lists(proxy: &ApiProxy) -> usize {
 fn until_watches(proxy: &ApiProxy, number: usize, patience: Duration) -> String {
     eventually("another watch begins", patience, || {
         let asked = proxy.asked(Verb::Watch, "pods");
-        ensure!(asked.len() >= number, "{} watches", asked.len());
-        anyhow::Ok(asked[number - 1].query.clone())
+        let found = asked.get(number - 1);
+        let found = found.with_context(|| format!("{} watches", asked.len()))?;
+        anyhow::Ok(found.query.clone())
     })
     .unwrap()
 }
@@ -60,7 +61,7 @@ fn label(cluster: &Cluster, pod: &str, mode: &str) {
 
 fn in_namespace(cluster: &Cluster, namespace: &str, name: &str) -> Pod {
     let mut object = cluster.object(name, Some("ambient"));
-    object["metadata"]["namespace"] = namespace.into();
+    *object.pointer_mut("/metadata/namespace").unwrap() = namespace.into();
     let spec = Spec {
         namespace: namespace.to_owned(),
         uid: cluster.create(&object),

@@ -13,7 +13,7 @@ use crate::{
     decide::{Policy, Selectors, decide_from},
     pod::Pod,
     redirection::Permissions,
-    source::Inventory,
+    source::{Inventory, PodKey},
 };
 
 /// The namespaces that a selector names by their labels, that have a pod which is to be in the mesh, or one that is in it;
@@ -52,9 +52,9 @@ impl Enrolled {
         let changes = now.since(&self.seen);
         self.seen = now.clone();
         let mut touched = changes.namespaces;
-        for (namespace, name) in changes.pods {
-            self.count(&namespace, name);
-            touched.insert(namespace);
+        for key in changes.pods {
+            self.count(&key);
+            touched.insert(key.0);
         }
         for namespace in &touched {
             set(&mut self.held, namespace, is_held(namespace));
@@ -70,13 +70,10 @@ impl Enrolled {
     }
 
     /// Keeps the pods of a namespace.
-    fn count(&mut self, namespace: &NamespaceName, name: PodName) {
-        let is_there = self
-            .seen
-            .pods
-            .contains_key(&(namespace.clone(), name.clone()));
+    fn count(&mut self, key: &PodKey) {
+        let (namespace, name) = key;
         let pods = self.pods.entry(namespace.clone()).or_default();
-        set(pods, &name, is_there);
+        set(pods, name, self.seen.pods.contains_key(key));
         if pods.is_empty() {
             self.pods.remove(namespace);
         }

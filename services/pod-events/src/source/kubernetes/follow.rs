@@ -73,13 +73,16 @@ enum End {
 impl End {
     /// Refusals that say nothing of the place where the watch stood: who asks may not (now), or too many ask.
     fn of(error: &kube::Error) -> Self {
+        let is_of_place = if let kube::Error::Api(status) = error {
+            !matches!(status.code, 401 | 403 | 429 | 502 | 503)
+        } else {
+            matches!(error, kube::Error::SerdeError(_))
+        };
         let why = told_of_api(error);
-        match error {
-            kube::Error::Api(status) if matches!(status.code, 401 | 403 | 429 | 502 | 503) => {
-                Self::Lost(why)
-            }
-            kube::Error::Api(_) | kube::Error::SerdeError(_) => Self::Forgotten(why),
-            _ => Self::Lost(why),
+        if is_of_place {
+            Self::Forgotten(why)
+        } else {
+            Self::Lost(why)
         }
     }
 }
@@ -217,7 +220,9 @@ where
         };
         // Where an object is without one, the place stays as it was.
         let version = version.filter(|text| !text.is_empty());
-        self.version = version.or(self.version.take());
+        if version.is_some() {
+            self.version = version;
+        }
         if let Some(told) = told {
             self.tell(told);
         }

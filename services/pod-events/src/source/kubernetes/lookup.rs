@@ -138,21 +138,22 @@ impl Lookup {
         }
     }
 
-    /// Asks once, and again where the server names a time for that which is soon enough.
+    /// Asks once, and again where the server names a time for that which is soon enough: no later than an answer may
+    /// take. What it was given to rest is not taken from the time for the answer.
     async fn answered<T, F>(&self, ask: impl Fn() -> F, until: Instant) -> Result<Option<T>, String>
     where
         F: Future<Output = kube::Result<Option<T>>>,
     {
-        let until = until.min(Instant::now() + ANSWER);
+        let rests_until = until.min(Instant::now() + ANSWER);
         let mut refusal = "the API server has refused another question".to_owned();
         loop {
             let rest = self.pace.rest();
-            if Instant::now() + rest >= until {
+            if !rest.is_zero() && Instant::now() + rest >= rests_until {
                 let seconds = rest.as_secs_f32();
                 return Err(format!("{refusal}; it wants rest for {seconds:.1} s more"));
             }
             sleep(rest).await;
-            match timeout_at(until, ask()).await {
+            match timeout_at(until.min(Instant::now() + ANSWER), ask()).await {
                 Ok(Err(error)) if !self.pace.rest().is_zero() => refusal = told_of_api(&error),
                 Ok(answer) => return answer.map_err(|error| told_of_api(&error)),
                 Err(_) => return Err("the API server does not answer in time".to_owned()),
