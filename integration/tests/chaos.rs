@@ -383,6 +383,10 @@ fn netns_held(pid: u32) -> anyhow::Result<usize> {
     Ok(links.filter(is_netns).count())
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "asks how long and with which seed"
+)]
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }

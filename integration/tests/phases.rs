@@ -97,7 +97,8 @@ impl Bench {
             answer.result.unwrap();
         }
         let after = self.seconds();
-        let moved = |phase: &'static str| (phase, after.0[phase] - before.0[phase]);
+        let at = |all: &BTreeMap<&str, f64>, phase| *all.get(phase).unwrap();
+        let moved = |phase: &'static str| (phase, at(&after.0, phase) - at(&before.0, phase));
         (PHASES.map(moved).into(), after.1 - before.1)
     }
 }

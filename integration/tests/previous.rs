@@ -17,7 +17,8 @@ use nix::sys::signal::Signal;
 fn plugin() -> PathBuf {
     let path = std::env::var_os("PREVIOUS_PLUGIN").map(PathBuf::from);
     let path = path.filter(|path| path.is_file());
-    path.expect("PREVIOUS_PLUGIN names no program: run ./integration/test netns, which builds it")
+    let missing = "PREVIOUS_PLUGIN names no program: run ./integration/test netns, which builds it";
+    path.context(missing).unwrap()
 }
 
 fn run(node: &Node, verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call, pod: &Pod) {

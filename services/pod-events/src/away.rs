@@ -185,7 +185,7 @@ impl Effects for Late<'_> {
                 Settled::Later("inpod is disabled on this node".to_owned())
             }
             Event::Admitted(key, admitted) => {
-                let settled = self.registry.admitted(&key, admitted).await;
+                let settled = self.registry.admitted(&key, *admitted).await;
                 self.touched.insert(key);
                 settled
             }

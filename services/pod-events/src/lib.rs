@@ -82,14 +82,9 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .load()
         .context("cannot read what is remembered of pods")?;
     tracing::info!(sandboxes = records.len(), "Read the checkpoint");
-    let agents = Agents::new(
-        daemon.channel("netconfig"),
-        daemon.channel("ztunnel-broker"),
-        config.capture(),
-    );
     let (synced_sender, synced) = watch::channel(Synced::default());
     let pipeline = Pipeline {
-        agents,
+        agents: agents(&config, &daemon),
         checkpoint,
         synced,
         revisions: Revisions::default(),
@@ -106,34 +101,14 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     });
     let registry = Registry::new(Arc::clone(&shared), records);
     let conditions = daemon.readiness().clone();
-    let metrics = daemon.metrics().register(|metrics| {
-        shared.repairs.register(metrics);
-        Metrics::register(metrics, &registry, &shared)
-    });
     if shared.config.ready_needs_ztunnel {
         conditions.require("ztunnel", "no ztunnel is up to date");
     }
-    let istio = shared.config.istio_metrics;
-    let istio = istio.then(|| daemon.metrics().register_foreign(Istio::register));
-    Away::start(
-        Arc::clone(&shared),
-        registry.clone(),
-        conditions.clone(),
-        metrics.clone(),
-    )
-    .await;
+    let (metrics, istio) = count(&daemon, &shared, &registry);
+    let (known, told) = (registry.clone(), conditions.clone());
+    Away::start(Arc::clone(&shared), known, told, metrics.clone()).await;
     let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
-    daemon
-        .metrics()
-        .register(|told| shared.outputs.register(told));
     keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
-    if let Some(istio) = istio.clone() {
-        tokio::spawn(istio.follow(shared.source.changes()));
-    }
-    if let Some(address) = shared.config.metrics_address.0 {
-        let (joined, conditions) = (Joined::new(&daemon), conditions.clone());
-        tokio::spawn(daemon::metrics::serve(address, conditions, joined));
-    }
     let server = Server {
         registry,
         shared,
@@ -150,6 +125,30 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .add_service(PodEventsServiceServer::new(server))
         .serve()
         .await
+}
+
+fn agents(config: &Config, daemon: &Daemon) -> Agents {
+    let [netconfig, broker] = ["netconfig", "ztunnel-broker"].map(|name| daemon.channel(name));
+    Agents::new(netconfig, broker, config.capture())
+}
+
+/// Declares what is counted, and has it told.
+fn count(daemon: &Daemon, shared: &Arc<Shared>, registry: &Registry) -> (Metrics, Option<Istio>) {
+    let metrics = daemon.metrics().register(|metrics| {
+        shared.repairs.register(metrics);
+        shared.outputs.register(metrics);
+        Metrics::register(metrics, registry, shared)
+    });
+    let istio = shared.config.istio_metrics;
+    let istio = istio.then(|| daemon.metrics().register_foreign(Istio::register));
+    if let Some(istio) = istio.clone() {
+        tokio::spawn(istio.follow(shared.source.changes()));
+    }
+    if let Some(address) = shared.config.metrics_address.0 {
+        let (joined, conditions) = (Joined::new(daemon), daemon.readiness().clone());
+        tokio::spawn(daemon::metrics::serve(address, conditions, joined));
+    }
+    (metrics, istio)
 }
 
 /// Has the other services follow this one, and this one its source.

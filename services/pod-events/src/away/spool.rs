@@ -32,7 +32,7 @@ pub(super) enum Event {
     /// A sandbox ended.
     Ended(SandboxRef),
     /// A pod was let through.
-    Admitted(PodKey, Admitted),
+    Admitted(PodKey, Box<Admitted>),
 }
 
 impl Event {
@@ -237,7 +237,7 @@ fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, NoEvent> {
     };
     let at = Moment::after_boot(Moment::now().since_boot().saturating_sub(age));
     let key = (pod.namespace.parse()?, pod.name.parse()?);
-    Ok(Event::Admitted(key, Admitted { call, at }))
+    Ok(Event::Admitted(key, Box::new(Admitted { call, at })))
 }
 
 #[cfg(test)]

@@ -267,7 +267,7 @@ fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
     match manifest {
         Manifest::Pod(pod) => {
             let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
-            !inventory.pods.contains_key(&key) && inventory.pods.insert(key, pod.clone())
+            !inventory.pods.contains_key(&key) && inventory.pods.insert(key, (**pod).clone())
         }
         Manifest::Namespace(namespace) => {
             let name = namespace.name.clone();

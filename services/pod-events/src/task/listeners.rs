@@ -58,7 +58,8 @@ impl Task {
             return Ok(());
         };
         let pipeline = &self.shared.pipeline;
-        let lost = lost(pipeline.agents.listening(&record.sandbox, soon(5)).await?);
+        let listening = pipeline.agents.listening(&record.sandbox, soon(5)).await?;
+        let lost = lost(&listening);
         if lost.is_empty() || !is_acknowledged(pipeline, record).await? {
             return Ok(());
         }
@@ -82,7 +83,7 @@ async fn is_acknowledged(pipeline: &Pipeline, record: &Record) -> Result<bool, F
     Ok(reports.any(|report| report.acknowledged_at.is_some()))
 }
 
-fn lost(listening: BTreeSet<u32>) -> Vec<u32> {
+fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {
     PORTS
         .into_iter()
         .filter(|port| !listening.contains(port))

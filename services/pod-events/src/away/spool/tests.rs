@@ -189,9 +189,10 @@ fn an_admission_carries_what_an_add_would_have() {
         ..entry(SpooledVerb::Add, "a", now_unix_ms())
     };
     let bytes = serde_json::to_vec(&written).unwrap();
-    let Event::Admitted(key, Admitted { call, at }) = parse(&bytes, BOOT).unwrap() else {
+    let Event::Admitted(key, admitted) = parse(&bytes, BOOT).unwrap() else {
         panic!("no admission");
     };
+    let Admitted { call, at } = *admitted;
     assert_eq!(key, ("shop".parse().unwrap(), "web".parse().unwrap()));
     assert_eq!(call.sandbox, sandbox("a"));
     assert_eq!(call.uid, Some("1111".parse().unwrap()));

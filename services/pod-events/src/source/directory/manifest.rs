@@ -14,7 +14,7 @@ use crate::{
 /// What one document says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Manifest {
-    Pod(Pod),
+    Pod(Box<Pod>),
     Namespace(Namespace),
 }
 
@@ -87,7 +87,7 @@ fn add(
                 .into_iter()
                 .try_for_each(|item| add(item, scope, manifests))
         }
-        "Pod" => pod(document, &scope.node).map(|pod| manifests.push(Manifest::Pod(pod))),
+        "Pod" => pod(document, &scope.node).map(|pod| manifests.push(Manifest::Pod(Box::new(pod)))),
         "Namespace" => namespace(document, scope)
             .map(|namespace| manifests.push(Manifest::Namespace(namespace))),
         _ => Err(ManifestError::Kind(kind)),
