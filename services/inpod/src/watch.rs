@@ -1,6 +1,9 @@
 //! `inpod pods --watch`: the pods, then every change.
 
-use std::{collections::BTreeSet, time::SystemTime};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, SystemTime},
+};
 
 use inpod_proto::{
     podevents::v1::{
@@ -9,6 +12,7 @@ use inpod_proto::{
     },
     types::v1::PodRef,
 };
+use tokio::time::sleep;
 use tonic::Request;
 
 use crate::{
@@ -21,12 +25,15 @@ use crate::{
     table::Table,
 };
 
+/// Before everything is read again: the service may have more calls than it takes.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Prints until the service ends, or nobody reads.
 pub(crate) async fn run(node: &Node, query: &Query, out: &mut Out) -> Result<(), AskError> {
     loop {
         match follow(node, query, out).await {
             // What was missed is read again from the start.
-            Err(error) if is_behind(&error) => {}
+            Err(error) if is_behind(&error) => sleep(AGAIN).await,
             ended => return ended,
         }
     }

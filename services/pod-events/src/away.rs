@@ -51,6 +51,8 @@ pub(crate) struct Away {
     written: Option<(BTreeSet<NamespaceName>, bool)>,
     /// What was wrong the last time, which has been logged then.
     problem: Option<String>,
+    /// Whether something that was read is to be told again.
+    waits: bool,
 }
 
 impl Away {
@@ -74,6 +76,7 @@ impl Away {
             conditions,
             metrics,
             problem: None,
+            waits: false,
         };
         away.look(true).await;
         tokio::spawn(away.follow(changes));
@@ -93,13 +96,18 @@ impl Away {
 
     /// Looks at what has changed; where it is due, at everything.
     async fn look(&mut self, is_due: bool) {
-        let read = self.read_spool().await;
+        let read = if is_due || self.waits {
+            self.read_spool().await
+        } else {
+            self.problem.clone().map_or(Ok(()), Err)
+        };
         let written = self.write_enrolled(is_due).await;
         self.report(read.and(written));
     }
 
-    async fn read_spool(&self) -> Result<(), String> {
+    async fn read_spool(&mut self) -> Result<(), String> {
         let mut late = Late {
+            waits: false,
             registry: &self.registry,
             state_dir: &self.state_dir,
             metrics: &self.metrics,
@@ -107,6 +115,7 @@ impl Away {
         };
         let directory = self.state_dir.join(SPOOL_DIR);
         let result = spool::settle(&directory, &self.boot_id, &mut late).await;
+        self.waits = late.waits;
         let touched = late.touched;
         self.registry.look_at(&touched);
         result
@@ -168,6 +177,8 @@ struct Late<'a> {
     state_dir: &'a Path,
     metrics: &'a Metrics,
     touched: BTreeSet<PodKey>,
+    /// Whether something has to be told again: what changes may settle it.
+    waits: bool,
 }
 
 impl Effects for Late<'_> {
@@ -190,6 +201,7 @@ impl Effects for Late<'_> {
                 settled
             }
         };
+        self.waits |= matches!(settled, Settled::Later(_));
         self.metrics.spooled(name, &settled);
         settled
     }

@@ -8,6 +8,8 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
+use crate::metrics::Metric;
+
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
@@ -59,6 +61,13 @@ impl fmt::Display for Kind {
 /// How often each kind was found of one pod.
 pub type Drift = BTreeMap<Kind, u64>;
 
+/// What was repaired.
+pub(crate) const DRIFT: Metric = Metric {
+    name: "drift",
+    labels: "kind",
+    help: "What was found of enrolled pods not to be as it was left, and was mended",
+};
+
 /// How often each kind was repaired on this node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs(Family<[(&'static str, &'static str); 1], Counter>);
@@ -69,8 +78,7 @@ impl Repairs {
         for kind in Kind::ALL {
             self.0.get_or_create(&[("kind", kind.name())]).inc_by(0);
         }
-        let help = "What was found of enrolled pods not to be as it was left, and was mended";
-        registry.register("drift", help, self.0.clone());
+        registry.register(DRIFT.name, DRIFT.help, self.0.clone());
     }
 
     /// Counts a repair.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use daemon::Readiness;
 use inpod_proto::{addresses_to, podevents::v1 as wire, types::v1 as types};
-use workload::{Enrollment, Failure, PodRef, PodUid, Reason, keys};
+use workload::{Enrollment, Failure, PodRef, PodUid, Reason};
 
 pub(crate) use report::{Seen, ztunnels};
 
@@ -16,6 +16,7 @@ use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
     drift::Kind,
+    outputs::wish::Standing,
     pod::Pod,
     registry::Registry,
     source::{Inventory, PodKey},
@@ -145,7 +146,7 @@ pub(crate) fn answer(known: &Known, seen: Seen) -> wire::ExplainPodResponse {
         rules,
         ztunnels,
         timeline: view.timeline.entries().map(entry).collect(),
-        redirection_annotation: annotation(state),
+        redirection_annotation: annotation(known),
         shown_annotation: shown_annotation(known),
         next_attempt_at: view.next_attempt.map(Into::into),
         next_step: next_step::words(view).to_owned(),
@@ -185,13 +186,15 @@ pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
     }
 }
 
-/// The annotation goes with the first phase of a withdrawal: peers are to stop dialling 15008.
-fn annotation(state: wire::PodState) -> String {
-    let enrolled = state == wire::PodState::Enrolled;
-    if enrolled {
-        keys::REDIRECTION_ENABLED.to_owned()
-    } else {
-        String::new()
+/// What the annotation of a pod should say: what it says is right where nobody wants it otherwise.
+fn annotation(known: &Known) -> String {
+    let Some(pod) = known.shown() else {
+        return String::new();
+    };
+    let standing = Standing::of(pod, Some(&known.view), &known.decision, true);
+    match standing.wish() {
+        Some(mark) => mark.value().unwrap_or_default().to_owned(),
+        None => shown_annotation(known),
     }
 }
 

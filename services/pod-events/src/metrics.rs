@@ -16,7 +16,9 @@ use tokio::time::Instant;
 use workload::{Enrollment, Failure, Reason};
 
 use crate::{
+    drift::DRIFT,
     explain,
+    outputs::metrics as outputs,
     registry::Registry as Pods,
     task::{Added, Settled, Shared, View as Seen},
 };
@@ -94,6 +96,11 @@ pub const OWN: &[(Metric, &str)] = &[
     (ADD_PHASES, "_seconds"),
     (ADDS_WAITING, ""),
     (ADDS_WORKED_ON, ""),
+    (outputs::LAG, "_seconds"),
+    (outputs::PATCHES, "_total"),
+    (outputs::UNMET, ""),
+    (DRIFT, "_total"),
+    (outputs::EVENTS, "_total"),
     (PODS, ""),
     (PODS_FAILING, ""),
     (PODS_LET_THROUGH, ""),

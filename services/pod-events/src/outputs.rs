@@ -7,10 +7,10 @@ mod driver;
 mod events;
 mod ledger;
 mod limit;
-mod metrics;
+pub(crate) mod metrics;
 mod patch;
 mod reports;
-mod wish;
+pub(crate) mod wish;
 
 use std::{
     fmt,

@@ -167,16 +167,9 @@ impl TryFrom<k8s::Pod> for Pod {
         let is_ready = is_ready(&status);
         let phase = status.phase;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
-        // Everyone may write the hash into a pod; a mirror is made by a kubelet alone.
+        // Both are words of whoever made the pod: a hash that cannot be one is none, and keeps no pod from being seen.
         let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
-        let runtime_uid = hash
-            .map(|hash| {
-                parse(
-                    "metadata.annotations[kubernetes.io/config.hash]",
-                    Some(hash),
-                )
-            })
-            .transpose()?;
+        let runtime_uid = hash.and_then(|hash| hash.parse().ok());
         let node = spec
             .node_name
             .as_deref()

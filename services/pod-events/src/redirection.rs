@@ -1,8 +1,8 @@
 //! How a pod's traffic is to be redirected: what the node says, and what the pod may choose for itself.
 //!
-//! What a pod's annotations choose by themselves is what Istio lets them choose. None of it takes its traffic past
-//! ztunnel in a way that the namespace's policies would not see. What does, exclusions and connections from before the
-//! enrolment, is granted by the node or the namespace, or left out (design.md, 6).
+//! What a pod's annotations choose by themselves is what Istio lets them choose, "ingress mode" among it, which leaves
+//! inbound traffic alone (DECISIONS 40). What is ours alone and takes traffic past ztunnel, exclusions and connections
+//! from before the enrolment, is granted by the node or the namespace, or left out (design.md, 6).
 
 mod exclusions;
 mod permissions;

@@ -24,6 +24,7 @@ use std::{
 };
 
 use daemon::Trace;
+use inpod_cni::enrolled::is_disabled;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
@@ -157,6 +158,11 @@ impl Shared {
         decide_from(&inventory, pod, &self.config.policy())
     }
 
+    /// Whether the kill switch is set: what the plugin passes stays outside.
+    pub fn is_disabled(&self) -> bool {
+        is_disabled(&self.config.plugin_state_dir)
+    }
+
     fn timing(&self) -> Timing {
         Timing {
             propagation: self.config.propagation_wait(),
@@ -287,8 +293,9 @@ impl Task {
     }
 
     fn due(&self) -> Option<Instant> {
+        // They are looked at where the pod rests; until then something else is due.
         let listeners = self.listeners_due.filter(|_| !self.records.is_empty());
-        self.wake.into_iter().chain(listeners).min()
+        self.wake.or(listeners)
     }
 
     fn show(&self) {

@@ -73,18 +73,22 @@ pub(crate) use identifier;
 
 /// A DNS label (RFC 1123), as Kubernetes demands of a namespace.
 pub(crate) fn is_dns_label(text: &str) -> bool {
+    text.len() <= 63 && is_dns_part(text)
+}
+
+fn is_dns_part(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    text.len() <= 63
-        && edge(text.chars().next())
+    edge(text.chars().next())
         && edge(text.chars().next_back())
         && text
             .chars()
             .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }
 
-/// A DNS subdomain (RFC 1123), as Kubernetes demands of the names of pods, nodes and service accounts.
+/// A DNS subdomain, as Kubernetes demands of the names of pods, nodes and service accounts. It bounds the whole, not each
+/// part between dots as RFC 1123 does (apimachinery, `IsDNS1123Subdomain`).
 pub(crate) fn is_dns_subdomain(text: &str) -> bool {
-    text.len() <= 253 && text.split('.').all(is_dns_label)
+    text.len() <= 253 && text.split('.').all(is_dns_part)
 }
 
 /// What CNI demands of a container id and a network name: a letter or digit, then those, `_`, `.` or `-`.

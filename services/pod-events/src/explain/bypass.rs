@@ -21,15 +21,28 @@ pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<Strin
     );
     let flows = rules.map_or(0, |rules| rules.direct_flows);
     let differ = rules.is_some_and(|rules| !rules.differences.is_empty());
-    [
+    let mut all = granted(record);
+    let seen = [
         standing(known, record),
-        (record.intent.is_held() && record.wishes.bypass_inbound_capture).then(inbound),
         (in_place && differ).then(|| "Its rules are not the ones that belong there.".to_owned()),
         (record.intent.is_held() && flows > 0).then(|| direct(flows)),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    ];
+    all.extend(seen.into_iter().flatten());
+    all
+}
+
+/// What the pod asked for and was given.
+fn granted(record: &Record) -> Vec<String> {
+    if !record.intent.is_held() {
+        return Vec::new();
+    }
+    let wishes = &record.wishes;
+    let excluded = wishes.exclusions.texts();
+    let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
+    let kept = "Connections from before its enrolment go on past ztunnel.";
+    let kept = wishes.keep_existing_connections.then(|| kept.to_owned());
+    let inbound = wishes.bypass_inbound_capture.then(inbound);
+    inbound.into_iter().chain(excluded).chain(kept).collect()
 }
 
 /// A pod that should be in the mesh and of which no sandbox is known.

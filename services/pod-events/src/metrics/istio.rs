@@ -16,7 +16,7 @@ use crate::source::{Inventory, SharedMap};
 pub(super) const REQUESTS: Metric = Metric {
     name: "istio_cni_plugin_requests",
     labels: "response_code",
-    help: "ADDs of pods of the mesh: 200 where they succeeded, 400 where the request could not be read, else 500",
+    help: "ADDs of pods of the mesh, and every ADD that failed: 200 where they succeeded, 400 where the request could not be read, else 500",
 };
 
 /// Events of pods and namespaces (istio-ambient.md section 4.1).

@@ -8,6 +8,36 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
+use crate::metrics::Metric;
+
+/// How late the annotation is.
+pub(crate) const LAG: Metric = Metric {
+    name: "annotation_lag",
+    labels: "",
+    help: "From when a pod's annotation was to change to when the API server accepted it",
+};
+
+/// What became of patches.
+pub(crate) const PATCHES: Metric = Metric {
+    name: "annotation_patches",
+    labels: "result",
+    help: "Patches of the annotation ambient.istio.io/redirection, by what came of them",
+};
+
+/// What became of Events.
+pub(crate) const EVENTS: Metric = Metric {
+    name: "events",
+    labels: "result",
+    help: "Events about pods, by what came of them; dropped is one that was too many",
+};
+
+/// Which annotations are late.
+pub(crate) const UNMET: Metric = Metric {
+    name: "annotations_unmet",
+    labels: "",
+    help: "Pods whose annotation ambient.istio.io/redirection is not yet what it should be",
+};
+
 type ByResult = [(&'static str, &'static str); 1];
 
 /// What became of patches and Events. Cheap to clone.
@@ -34,15 +64,10 @@ impl Counted {
         registry: &mut Registry,
         unmet: impl Fn() -> u64 + Send + Sync + 'static,
     ) {
-        let help = "From when a pod's annotation was to change to when the API server accepted it";
-        registry.register_with_unit("annotation_lag", help, Unit::Seconds, self.lag.clone());
-        let help = "Patches of the annotation ambient.istio.io/redirection, by what came of them";
-        registry.register("annotation_patches", help, self.patches.clone());
-        let help = "Events about pods, by what came of them; dropped is one that was too many";
-        registry.register("events", help, self.events.clone());
-        let help =
-            "Pods whose annotation ambient.istio.io/redirection is not yet what it should be";
-        registry.register_collector(Watched::one("annotations_unmet", help, unmet));
+        registry.register_with_unit(LAG.name, LAG.help, Unit::Seconds, self.lag.clone());
+        registry.register(PATCHES.name, PATCHES.help, self.patches.clone());
+        registry.register(EVENTS.name, EVENTS.help, self.events.clone());
+        registry.register_collector(Watched::one(UNMET.name, UNMET.help, unmet));
     }
 
     /// A wish was met.

@@ -15,7 +15,7 @@ use crate::{
 
 /// A value of the annotation `ambient.istio.io/redirection`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(crate) enum Mark {
     /// The pod is in the mesh.
     Enabled,
     /// It is to be, and no ztunnel has acknowledged it yet in this sandbox.
@@ -26,7 +26,7 @@ pub(super) enum Mark {
 
 impl Mark {
     /// What stands in the annotation.
-    pub(super) fn value(self) -> Option<&'static str> {
+    pub(crate) fn value(self) -> Option<&'static str> {
         match self {
             Self::Enabled => Some(keys::REDIRECTION_ENABLED),
             Self::Pending => Some(keys::REDIRECTION_PENDING),
@@ -35,31 +35,31 @@ impl Mark {
     }
 
     /// Whether this is what stands there.
-    pub(super) fn is(self, shown: Option<&str>) -> bool {
+    pub(crate) fn is(self, shown: Option<&str>) -> bool {
         self.value() == shown
     }
 }
 
 /// What is known of a pod that the source shows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Standing<'a> {
+pub(crate) struct Standing<'a> {
     /// The pod.
-    pub(super) pod: &'a Pod,
+    pub(crate) pod: &'a Pod,
     /// Its current sandbox, if any is known.
-    pub(super) record: Option<&'a Record>,
+    pub(crate) record: Option<&'a Record>,
     /// What has gone wrong with that and is not mended.
-    pub(super) failure: Option<&'a Failure>,
+    pub(crate) failure: Option<&'a Failure>,
     /// What it should be.
-    pub(super) wanted: Enrollment,
+    pub(crate) wanted: Enrollment,
     /// Why it should be that.
-    pub(super) why: Reason,
+    pub(crate) why: Reason,
     /// Whether a pod without a sandbox has none: those that ran before were taken over.
-    pub(super) taken_over: bool,
+    pub(crate) taken_over: bool,
 }
 
 impl<'a> Standing<'a> {
     /// Of a pod and its task's view. A failure is of the last sandbox, which may be a successor's.
-    pub(super) fn of(
+    pub(crate) fn of(
         pod: &'a Pod,
         view: Option<&'a View>,
         decision: &Decision,
@@ -80,14 +80,14 @@ impl<'a> Standing<'a> {
     }
 
     /// The sandbox in which the pod is Ready and in the mesh, if it is both.
-    pub(super) fn serves_in(&self) -> Option<&'a SandboxRef> {
+    pub(crate) fn serves_in(&self) -> Option<&'a SandboxRef> {
         let record = self.record?;
         let serves = self.pod.is_ready && matches!(record.intent, Intent::Enrolled { .. });
         serves.then_some(&record.sandbox)
     }
 
     /// What the pod is to bear; `None`: whatever it bears.
-    pub(super) fn wish(&self) -> Option<Mark> {
+    pub(crate) fn wish(&self) -> Option<Mark> {
         let Some(record) = self.record else {
             return self.wish_without_sandbox();
         };

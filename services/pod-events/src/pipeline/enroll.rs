@@ -120,7 +120,7 @@ impl Pipeline {
         let broker = self.broker()?;
         let mut begun = record.clone();
         begun.revision = self.revisions.next();
-        if !matches!(begun.intent, Intent::Enrolled { .. } | Intent::Inherited) {
+        if !begun.intent.has_stood() {
             begun.intent = Intent::Enrolling;
         }
         self.checkpoint.write(&begun)?;

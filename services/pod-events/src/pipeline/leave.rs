@@ -84,8 +84,9 @@ impl Pipeline {
     ///
     /// As the services say; what is left is tried again by calling again.
     pub async fn take_out(&self, record: &mut Record) -> Result<(), Failure> {
-        self.remove_workload(record, soon(5)).await?;
+        // Rules that point at a closed port refuse connections.
         self.remove_rules(record, soon(5)).await?;
+        self.remove_workload(record, soon(5)).await?;
         self.agents.release(&record.sandbox, soon(5)).await?;
         self.out(record)
     }

@@ -31,8 +31,7 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// As the broker says. The workload is in the desired set again all the same, unless the broker was restarted
-    /// meanwhile, which is given the set.
+    /// As the broker says. The workload may not be in the desired set then: to be called again until it succeeds.
     pub async fn hand_over_again(
         &self,
         record: &mut Record,
@@ -40,13 +39,16 @@ impl Pipeline {
     ) -> Result<(), Failure> {
         let broker = self.broker()?;
         let began = tokio::time::Instant::now();
-        self.remove_workload(record, soon(5)).await?;
+        let removal = self.revisions.next();
+        // Later than the removal, also for a set that is sent after a crash.
         record.revision = self.revisions.next();
         self.checkpoint.write(record)?;
-        let workload = super::workload_of(record);
-        self.agents
-            .add_workload(&broker, &workload, soon(15))
+        let (agents, sandbox) = (&self.agents, &record.sandbox);
+        agents
+            .remove_workload(&broker, sandbox, removal, soon(5))
             .await?;
+        let workload = super::workload_of(record);
+        agents.add_workload(&broker, &workload, soon(15)).await?;
         log.note_since("acknowledged by ztunnel once more", began);
         Ok(())
     }

@@ -66,7 +66,7 @@ impl Registry {
 
 /// A pod without an address has no network yet, and its ADD is to come.
 fn may_be_in(shared: &Shared, pod: &Pod) -> bool {
-    let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient;
+    let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled();
     let can = !pod.terminal && !pod.host_network;
     can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))
 }

@@ -44,9 +44,12 @@ impl Server {
 
     fn find_by_uid(&self, uid: &PodUid) -> Result<Known, Failure> {
         let all = self.keys(&Selection::default()).into_iter();
-        all.filter_map(|key| self.known(&key))
-            .find(|known| known.is_called(uid))
-            .ok_or_else(|| unknown(&format!("of UID {uid}")))
+        let called = all.filter_map(|key| self.known(&key));
+        let mut called: Vec<_> = called.filter(|known| known.is_called(uid)).collect();
+        // A UID counts before what a pod says of its kubelet's name for it.
+        let own = called.iter().position(|known| known.pod.uid == *uid);
+        let found = (!called.is_empty()).then(|| called.swap_remove(own.unwrap_or_default()));
+        found.ok_or_else(|| unknown(&format!("of UID {uid}")))
     }
 
     /// A line for each pod that is selected, in the order of their names.

@@ -17,6 +17,9 @@ use crate::{
 /// How often it is looked whether peers have been told that a pod leaves. Whoever tells them wakes the task, too.
 const ANNOUNCEMENT: Duration = Duration::from_secs(1);
 
+/// An enrolment that was interrupted is taken up by what interrupted it, or after this long.
+const INTERRUPTED: Duration = Duration::from_secs(5);
+
 /// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -66,7 +69,12 @@ impl Task {
                 return self.retry_later(failure);
             }
             let Some(current) = self.records.last().cloned() else {
-                return;
+                // The ADD of its successor may have been missed.
+                match self.look_for_stranger().await {
+                    Ok(()) if self.records.is_empty() => return,
+                    Ok(()) => continue,
+                    Err(failure) => return self.retry_later(failure),
+                }
             };
             let wanted = self.wanted(&current);
             let action = next(&current.intent, wanted, Moment::now(), self.shared.timing());
@@ -80,6 +88,10 @@ impl Task {
                 Ok(Step::Rest) => {
                     self.attempts = 0;
                     self.all_is_well(wanted);
+                    if self.records.iter().rev().skip(1).any(Record::is_unfound) {
+                        // The one that stands has taken its place.
+                        self.wake_in(POLL);
+                    }
                     return self.check_listeners().await;
                 }
                 Ok(Step::Wait(wait)) => return self.wake_in(wait),
@@ -134,7 +146,7 @@ impl Task {
             Err(failure)
                 if failure.reason == Reason::Starting && failure.undo_failures.is_empty() =>
             {
-                Ok(Step::Rest)
+                Ok(Step::Wait(INTERRUPTED))
             }
             Err(failure) => Err(failure),
         }

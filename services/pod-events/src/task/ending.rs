@@ -15,6 +15,9 @@ use crate::{
 /// How often a sandbox is looked at whose pod is gone and which is outside of the mesh.
 const LET_GO_POLL: Duration = Duration::from_secs(30);
 
+/// After how long it is tried again to forget an earlier sandbox. A service that was away has it tried at once.
+const FORGET_AGAIN: Duration = Duration::from_secs(10);
+
 impl Task {
     /// The runtime says that a sandbox ends. Tells whether that was written down for later.
     pub(super) async fn delete(&mut self, sandbox: &SandboxRef) -> bool {
@@ -44,12 +47,26 @@ impl Task {
             }
         }
         self.timeline.note(format!("sandbox {sandbox} ends"));
-        self.look_now().await;
+        self.end_now(index).await;
         let deferred = self.index_of(sandbox).is_some();
         if deferred {
             tracing::warn!(%sandbox, "Wrote a deletion down: the sandbox lives on, or a service is away");
         }
         deferred
+    }
+
+    /// Ends what can be ended now. Whoever said that it ends does not wait for what follows.
+    async fn end_now(&mut self, index: usize) {
+        self.attempts = 0;
+        if index + 1 < self.records.len() {
+            self.forget_superseded().await;
+            return self.wake_in(Duration::ZERO);
+        }
+        match self.try_delete(false).await {
+            Ok(Step::Again | Step::Rest) => self.wake_in(Duration::ZERO),
+            Ok(Step::Wait(wait)) => self.wake_in(wait),
+            Err(failure) => self.retry_later(failure),
+        }
     }
 
     /// Forgets the current sandbox if it has ended. A runtime's word alone ends no sandbox that lives on and whose pod
@@ -114,13 +131,12 @@ impl Task {
         let mut kept = Vec::new();
         for record in std::mem::take(&mut self.records) {
             if record.is_unfound() && !settled {
-                self.wake_in(POLL);
                 kept.push(record);
             } else if !record.is_unfound() && !matches!(record.intent, Intent::Deleting { .. }) {
                 kept.push(record);
             } else if let Err(failure) = self.shared.pipeline.forget(&record).await {
                 tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");
-                self.wake_in(POLL);
+                self.wake_in(FORGET_AGAIN);
                 kept.push(record);
             }
         }

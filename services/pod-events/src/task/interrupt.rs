@@ -17,11 +17,10 @@ impl Interrupts {
     pub fn count(&mut self, command: &Command) {
         match command {
             Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
-            Command::Look | Command::Resync(_) | Command::Admitted(..) => self.looks += 1,
-            Command::Add(..)
-            | Command::Differs(..)
-            | Command::Released(..)
-            | Command::Inherit(..) => {}
+            Command::Add(..) | Command::Look | Command::Resync(_) | Command::Admitted(..) => {
+                self.looks += 1
+            }
+            Command::Differs(..) | Command::Released(..) | Command::Inherit(..) => {}
         }
     }
 }

@@ -3,15 +3,16 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use inpod_proto::types::v1 as types;
 use tokio::time::Instant;
-use workload::{Failure, Reason};
+use workload::Failure;
 
 use super::Task;
 use crate::{
     checkpoint::{Intent, Record},
     drift::Kind,
     explain,
-    pipeline::{Pipeline, is_passing, soon},
+    pipeline::{Pipeline, soon},
 };
 
 /// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext,
@@ -45,9 +46,6 @@ impl Task {
         }
         self.listeners_due = Some(now + by_chance(period));
         if let Err(failure) = self.restore_listeners().await {
-            if is_passing(failure.reason) || failure.reason == Reason::DependencyUnavailable {
-                return;
-            }
             self.retry_later(failure);
             self.listeners_due = self.wake;
         }
@@ -60,7 +58,7 @@ impl Task {
         let pipeline = &self.shared.pipeline;
         let listening = pipeline.agents.listening(&record.sandbox, soon(5)).await?;
         let lost = lost(&listening);
-        if lost.is_empty() || !is_acknowledged(pipeline, record).await? {
+        if lost.is_empty() || is_to_be_told(pipeline, record).await? {
             return Ok(());
         }
         if self.brake.holds_until(Instant::now()).is_some() {
@@ -76,11 +74,14 @@ impl Task {
     }
 }
 
-/// Whether a ztunnel says that it serves the pod. Where none is there, the next one is told of every pod.
-async fn is_acknowledged(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
+/// Whether the pod is in the desired set and no ztunnel says that it serves it: the next one is told of it.
+async fn is_to_be_told(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
     let all = pipeline.agents.workloads(soon(5)).await?;
+    let sandbox = types::SandboxRef::from(&record.sandbox);
+    let mut wanted = all.workloads.iter().filter_map(|it| it.workload.as_ref());
+    let is_in_set = wanted.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));
     let mut reports = explain::ztunnels(&all, record).into_iter();
-    Ok(reports.any(|report| report.acknowledged_at.is_some()))
+    Ok(is_in_set && !reports.any(|report| report.acknowledged_at.is_some()))
 }
 
 fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {

@@ -4,13 +4,21 @@ use tokio::time::Instant;
 use workload::{Failure, Reason, SandboxRef};
 
 use super::Task;
-use crate::{drift::Kind, outputs, pipeline::Reclaimed};
+use crate::{
+    drift::Kind,
+    outputs,
+    pipeline::{Reclaimed, is_passing},
+};
 
 impl Task {
     /// netconfig sees other rules in a sandbox's netns than were applied.
     pub(super) async fn differs(&mut self, sandbox: &SandboxRef, kind: Kind) {
-        if self.index_of(sandbox).is_some() {
-            self.differing = Some(kind);
+        if self.index_of(sandbox).is_none() {
+            return;
+        }
+        self.differing = Some(kind);
+        // A repair that failed is repeated in its time, whatever is seen meanwhile.
+        if self.attempts == 0 || self.wake.is_none() {
             self.look_now().await;
         }
     }
@@ -78,10 +86,15 @@ impl Task {
                 Err(failure) => result = Err(failure),
             }
         }
-        let kind = self.differing.take();
-        self.unclaimed = result.is_err();
         if mended {
-            self.mended(kind.unwrap_or(Kind::Changed));
+            let kind = self.differing.unwrap_or(Kind::Changed);
+            self.mended(kind);
+        }
+        match &result {
+            Ok(()) => (self.unclaimed, self.differing) = (false, None),
+            Err(failure) if is_passing(failure.reason) => self.unclaimed = true,
+            // What cannot be mended is no reason to hurry, either.
+            Err(_) => self.brake.mended(Instant::now()),
         }
         result
     }

@@ -35,8 +35,8 @@ impl Task {
             addresses: self.proven(known, &pod.addresses).await?,
             ..known.clone()
         };
-        self.compared.clone_from(&pod.addresses);
         if renewed == *known {
+            self.compared.clone_from(&pod.addresses);
             return Ok(Step::Again);
         }
         let renewed = self
@@ -45,6 +45,7 @@ impl Task {
             .renew(renewed, &mut self.timeline)
             .await?;
         tracing::info!(pod = %renewed.pod, sandbox = %renewed.sandbox, "Changed");
+        self.compared.clone_from(&pod.addresses);
         if let Some(record) = self.records.last_mut() {
             *record = renewed;
         }

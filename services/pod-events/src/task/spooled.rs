@@ -51,7 +51,8 @@ impl Task {
         };
         let checkpoint = &self.shared.pipeline.checkpoint;
         let written = if is_bare(record) {
-            checkpoint.remove(sandbox)
+            // It may be known by another name.
+            checkpoint.remove(&record.sandbox)
         } else {
             // Known before, it goes on waiting from then.
             if !matches!(record.intent, Intent::Deleting { .. }) {

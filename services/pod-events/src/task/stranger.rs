@@ -17,8 +17,9 @@ const SEARCH: u64 = 5;
 
 /// Whether a pod is to be in the mesh and runs.
 pub(crate) fn is_missed(shared: &Shared, pod: &Pod) -> bool {
-    let runs = !pod.terminal && !pod.host_network && !pod.addresses.is_empty();
-    runs && shared.decide(pod).enrollment == Enrollment::Ambient
+    let ends = pod.terminal || pod.is_terminating;
+    let runs = !ends && !pod.host_network && !pod.addresses.is_empty();
+    runs && shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled()
 }
 
 impl Task {

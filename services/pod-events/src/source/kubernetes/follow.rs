@@ -74,7 +74,7 @@ impl End {
     /// Refusals that say nothing of the place where the watch stood: who asks may not (now), or too many ask.
     fn of(error: &kube::Error) -> Self {
         let is_of_place = if let kube::Error::Api(status) = error {
-            !matches!(status.code, 401 | 403 | 429 | 502 | 503)
+            !matches!(status.code, 401 | 403 | 429 | 500..)
         } else {
             matches!(error, kube::Error::SerdeError(_))
         };
@@ -278,7 +278,7 @@ mod tests {
                 End::Forgotten(_)
             )
         };
-        assert!([400, 410, 500, 504].into_iter().all(forgets));
+        assert!([400, 404, 410].into_iter().all(forgets));
         assert!(![401, 403, 429, 502, 503].into_iter().any(forgets));
         let gone = kube::Error::ReadEvents(std::io::ErrorKind::ConnectionReset.into());
         assert!(matches!(End::of(&gone), End::Lost(_)));
