@@ -33,6 +33,9 @@ use ledger::Ledger;
 use limit::Limits;
 use metrics::Counted;
 
+/// What pod-events calls itself towards Kubernetes: as the reporter of Events and the manager of fields.
+const REPORTER: &str = "inpod.io/pod-events";
+
 /// Tells Kubernetes of pods. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs(Option<Arc<Inner>>);

@@ -22,7 +22,7 @@ use crate::source::told_of_api;
 pub(super) const QUEUE: usize = 256;
 
 /// Who tells, for `kubectl describe`; its instance is the node.
-const CONTROLLER: &str = "inpod.io/pod-events";
+const CONTROLLER: &str = super::REPORTER;
 
 /// What the Events are about: Event v1 wants a verb.
 const ACTION: &str = "Redirect";

@@ -19,7 +19,7 @@ use crate::source::told_of_api;
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Who changes the annotation, in the pod's `managedFields`.
-const MANAGER: &str = "inpod.io/pod-events";
+const MANAGER: &str = super::REPORTER;
 
 /// Sends an order, to `pods/status`: the right to write there is no right on labels and spec of pods.
 pub(super) async fn patch(client: Client, order: &Order) -> Answer {
