@@ -122,7 +122,8 @@ impl Task {
 
     /// An earlier sandbox of the pod whose end was announced has nothing to wait for: its claim goes, and the broker
     /// knows that the pod's UID belongs to a later one. One that was never found goes when the later one is settled:
-    /// until then it may be all that the broker knows of the pod.
+    /// until then it may be all that the broker knows of the pod. One of a pod whose name another one has goes when it
+    /// is over, without a word of the runtime.
     pub(super) async fn forget_superseded(&mut self) {
         let current = self.records.pop();
         let settled = current
@@ -132,7 +133,10 @@ impl Task {
         for record in std::mem::take(&mut self.records) {
             if record.is_unfound() && !settled {
                 kept.push(record);
-            } else if !record.is_unfound() && !matches!(record.intent, Intent::Deleting { .. }) {
+            } else if !record.is_unfound()
+                && !matches!(record.intent, Intent::Deleting { .. })
+                && !self.is_over(&record).await
+            {
                 kept.push(record);
             } else if let Err(failure) = self.shared.pipeline.forget(&record).await {
                 tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");
@@ -142,6 +146,23 @@ impl Task {
         }
         self.records = kept;
         self.records.extend(current);
+    }
+
+    /// Whether the sandbox of a pod is over that has given its name to another one. While it lives on it is served, and
+    /// looked at again.
+    async fn is_over(&mut self, record: &Record) -> bool {
+        let inventory = self.shared.source.inventory();
+        let successor = inventory.pod(&self.key).filter(|pod| !record.is_of(pod));
+        if successor.is_none() || record.let_through {
+            return false;
+        }
+        let life = self.shared.pipeline.life(record).await;
+        let is_over = matches!(life, Ok(Life::Ended | Life::Empty));
+        if !is_over {
+            let held = record.intent.is_held();
+            self.wake_in(if held { POLL } else { LET_GO_POLL });
+        }
+        is_over
     }
 
     /// netconfig has let a netns go. It may have been asked to, by an undoing of before: only what cannot be claimed
