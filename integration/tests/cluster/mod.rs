@@ -44,6 +44,11 @@ impl Cluster {
         cluster
     }
 
+    /// On the server that tests share; the node's services do not run yet.
+    pub(crate) fn waiting() -> Self {
+        Self::on(ApiServer::shared().unwrap())
+    }
+
     /// On a server of its own, running.
     pub(crate) fn own() -> Self {
         let cluster = Self::stopped();

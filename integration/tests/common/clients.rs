@@ -1,4 +1,9 @@
 //! Clients in pods that connect anew at a constant rate, and what became of each attempt.
+#![allow(dead_code, reason = "each test crate uses its part")]
+#![allow(
+    clippy::allow_attributes,
+    reason = "what is unused differs between the crates"
+)]
 
 use std::{
     collections::BTreeSet,
@@ -43,17 +48,23 @@ pub(crate) struct Clients {
 impl Clients {
     /// Starts one in each pod. Their turns are spread over the period.
     pub(crate) fn start(pods: &[&Pod], to: SocketAddr, period: Duration) -> Self {
+        let places = pods.iter().map(|pod| (pod.spec.uid.as_str(), pod.path()));
+        Self::start_in(&places.collect::<Vec<_>>(), to, period)
+    }
+
+    /// The same in any netns, each with a name in place of a UID.
+    pub(crate) fn start_in(places: &[(&str, &Path)], to: SocketAddr, period: Duration) -> Self {
         let (stop, made) = (Arc::default(), Arc::default());
-        let spread = period / u32::try_from(pods.len().max(1)).unwrap_or(u32::MAX);
-        let threads = pods.iter().zip(0_u32..).map(|(pod, turn)| {
+        let spread = period / u32::try_from(places.len().max(1)).unwrap_or(u32::MAX);
+        let threads = places.iter().zip(0_u32..).map(|((uid, netns), turn)| {
             let client = Client {
-                uid: pod.spec.uid.clone(),
+                uid: (*uid).to_owned(),
                 to,
                 period,
                 stop: Arc::clone(&stop),
                 made: Arc::clone(&made),
             };
-            let netns = pod.path().to_owned();
+            let netns = netns.to_path_buf();
             thread::spawn(move || {
                 thread::sleep(spread * turn);
                 client.run(&netns)

@@ -1,0 +1,211 @@
+//! Who is in the mesh by labels and annotations of real objects, from the start and while it runs.
+
+use integration::App;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Waits until a pod's annotation says so.
+fn until_borne(cluster: &Cluster, name: &str, wanted: Option<&str>) {
+    eventually("the pod is annotated so", PATIENCE, || {
+        let object = cluster.server.get(&cluster.path(name))?;
+        let found = object.pointer("/metadata/annotations/ambient.istio.io~1redirection");
+        ensure!(
+            found.and_then(Value::as_str) == wanted,
+            "it bears {found:?}"
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_pod_that_is_labelled_like_its_namespace_stays_in_the_mesh_with_either_label_alone() {
+    let cluster = Cluster::shared();
+    label_namespace(&cluster, &cluster.namespace, &ambient());
+    let pod = cluster.pod("web", Some("ambient"));
+    let outsider = outsider(&cluster);
+    let _app = App::start(&pod.netns, PORT).unwrap();
+    until_in(&cluster, &pod, Reason::LabelOnPod);
+    let rules = pod.traces().unwrap();
+    label(&cluster, "web", &Value::Null);
+    until_in(&cluster, &pod, Reason::LabelOnNamespace);
+    assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
+    label(&cluster, "web", &json!("ambient"));
+    until_in(&cluster, &pod, Reason::LabelOnPod);
+    let none = json!({"istio.io/dataplane-mode": null});
+    label_namespace(&cluster, &cluster.namespace, &none);
+    // What is heard of a later pod shows that this was heard.
+    let later = cluster.pod("later", None);
+    until_out(&cluster, &later, Reason::NotSelected);
+    let known = until_in(&cluster, &pod, Reason::LabelOnPod);
+    assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
+    assert_eq!(pod.traces().unwrap(), rules);
+    let mut events = known.timeline.iter().map(|entry| &entry.event);
+    assert!(
+        !events.any(|event| event.contains("drain") || event.contains("leav")),
+        "{:?}",
+        known.timeline
+    );
+}
+
+#[test]
+fn a_pod_that_nobody_labelled_stays_out_and_is_remembered() {
+    let cluster = Cluster::shared();
+    let pod = cluster.pod("web", None);
+    let outsider = outsider(&cluster);
+    let _app = App::start(&pod.netns, PORT).unwrap();
+    until_out(&cluster, &pod, Reason::NotSelected);
+    assert_eq!(taken(&cluster, &outsider, &pod), [0; 0]);
+    let known = cluster.node.explain(&pod.spec).unwrap();
+    assert_eq!(known.sandbox.unwrap().container_id, pod.container_id);
+    assert_eq!(served(&cluster), [""; 0]);
+}
+
+#[test]
+fn a_pod_that_opts_out_stays_out_of_its_ambient_namespace_until_it_takes_that_back() {
+    let cluster = Cluster::shared();
+    label_namespace(&cluster, &cluster.namespace, &ambient());
+    let pod = cluster.pod("web", Some("none"));
+    let outsider = outsider(&cluster);
+    let _app = App::start(&pod.netns, PORT).unwrap();
+    until_out(&cluster, &pod, Reason::OptedOut);
+    assert_eq!(taken(&cluster, &outsider, &pod), [0; 0]);
+    label(&cluster, "web", &Value::Null);
+    until_in(&cluster, &pod, Reason::LabelOnNamespace);
+    assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
+}
+
+#[test]
+fn a_pod_with_a_sidecar_stays_out_whichever_label_asks_for_it() {
+    let cluster = Cluster::shared();
+    let with_sidecar = |name: &str, mode| {
+        let mut object = cluster.object(name, mode);
+        object["metadata"]["annotations"] = json!({"sidecar.istio.io/status": "{}"});
+        let pod = cluster.sandbox(name, &cluster.create(&object));
+        cluster.node.add(&pod).unwrap();
+        pod
+    };
+    until_out(
+        &cluster,
+        &with_sidecar("labelled", Some("ambient")),
+        Reason::HasSidecar,
+    );
+    label_namespace(&cluster, &cluster.namespace, &ambient());
+    let late = with_sidecar("late", None);
+    until_out(&cluster, &late, Reason::HasSidecar);
+    assert_eq!(served(&cluster), [""; 0]);
+}
+
+#[test]
+fn a_sidecar_that_appears_on_a_pod_in_the_mesh_withdraws_it_and_its_going_brings_it_back() {
+    let cluster = Cluster::shared();
+    let pod = cluster.pod("web", Some("ambient"));
+    let outsider = outsider(&cluster);
+    let _app = App::start(&pod.netns, PORT).unwrap();
+    until_borne(&cluster, "web", Some("enabled"));
+    annotate(&cluster, "web", &json!({"sidecar.istio.io/status": "{}"}));
+    until_out(&cluster, &pod, Reason::HasSidecar);
+    assert_eq!(taken(&cluster, &outsider, &pod), [0; 0]);
+    assert_eq!(served(&cluster), [""; 0]);
+    until_borne(&cluster, "web", None);
+    annotate(&cluster, "web", &json!({"sidecar.istio.io/status": null}));
+    until_in(&cluster, &pod, Reason::LabelOnPod);
+    assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
+    until_borne(&cluster, "web", Some("enabled"));
+}
+
+#[test]
+fn a_pod_in_the_nodes_network_stays_out_whichever_label_asks_for_it_and_is_not_looked_for() {
+    let cluster = Cluster::shared();
+    let on_the_node = |name: &str, mode| {
+        let mut object = cluster.object(name, mode);
+        object["spec"]["hostNetwork"] = true.into();
+        cluster.create(&object);
+        cluster.until_shown(name);
+    };
+    on_the_node("by-namespace", None);
+    on_the_node("by-label", None);
+    label(&cluster, "by-label", &json!("ambient"));
+    label_namespace(&cluster, &cluster.namespace, &ambient());
+    // What is heard of a later pod shows that those changes were heard.
+    let later = cluster.pod("later", None);
+    until_in(&cluster, &later, Reason::LabelOnNamespace);
+    for name in ["by-namespace", "by-label"] {
+        let known = cluster
+            .node
+            .api()
+            .explain(&cluster.namespace, name)
+            .unwrap();
+        assert_eq!(known.reason(), Reason::HostNetwork);
+        assert!(
+            known.last_failure.is_none() && known.sandbox.is_none(),
+            "{known:?}"
+        );
+    }
+    assert_eq!(served(&cluster), [later.spec.uid]);
+}
+
+#[test]
+fn a_pod_that_left_the_mesh_and_joins_again_is_captured_each_time() {
+    let cluster = Cluster::shared();
+    let pod = cluster.pod("web", Some("ambient"));
+    let outsider = outsider(&cluster);
+    let _app = App::start(&pod.netns, PORT).unwrap();
+    for _ in 0..3 {
+        until_in(&cluster, &pod, Reason::LabelOnPod);
+        assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
+        label(&cluster, "web", &Value::Null);
+        until_out(&cluster, &pod, Reason::NotSelected);
+        assert_eq!(taken(&cluster, &outsider, &pod), [0; 0]);
+        label(&cluster, "web", &json!("ambient"));
+    }
+    until_in(&cluster, &pod, Reason::LabelOnPod);
+    assert_eq!(taken(&cluster, &outsider, &pod), CAPTURED);
+}
+
+#[test]
+fn a_namespaces_label_concerns_its_own_pods_and_no_others() {
+    let cluster = Cluster::shared();
+    let bank = format!("{}-bank", cluster.namespace);
+    cluster.make_namespace(&bank, &json!({}));
+    let pods = ["a", "b", "c"].map(|name| cluster.pod(name, None));
+    let other = beside(&cluster, &bank, "a", None);
+    cluster.node.add(&other).unwrap();
+    label_namespace(&cluster, &cluster.namespace, &ambient());
+    for pod in &pods {
+        until_in(&cluster, pod, Reason::LabelOnNamespace);
+    }
+    until_out(&cluster, &other, Reason::NotSelected);
+    label_namespace(&cluster, &bank, &ambient());
+    until_in(&cluster, &other, Reason::LabelOnNamespace);
+    assert_eq!(served(&cluster).len(), 4);
+}
+
+#[test]
+fn the_capture_of_name_resolution_is_switched_on_and_off_for_a_pod_that_runs() {
+    let cluster = Cluster::shared();
+    let pod = cluster.pod("web", Some("ambient"));
+    until_in(&cluster, &pod, Reason::LabelOnPod);
+    let captures = |wanted: bool| {
+        eventually("the rules follow", PATIENCE, || {
+            let rules = pod.ruleset()?;
+            ensure!(rules.contains("15053") == wanted, "{rules}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        until_in(&cluster, &pod, Reason::LabelOnPod);
+    };
+    captures(false);
+    for (value, captured) in [(json!("true"), true), (json!("false"), false)] {
+        let annotation = json!({"ambient.istio.io/dns-capture": value});
+        annotate(&cluster, "web", &annotation);
+        captures(captured);
+    }
+    // Peers were told nothing: it was in the mesh all the time.
+    let changes = cluster.server.changes_in(&cluster.namespace).unwrap();
+    let of_pods = changes
+        .iter()
+        .filter(|it| it.pointer("/objectRef/resource") == Some(&json!("pods")));
+    assert_eq!(of_pods.count(), 1, "{changes:?}");
+}

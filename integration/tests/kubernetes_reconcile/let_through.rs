@@ -1,0 +1,132 @@
+//! Pods that started outside of the mesh because nobody could tell: seen by people and machines until the truth is known.
+
+use inpod_proto::podevents::v1::{ListPodsRequest, PodSummary};
+use integration::{Act, ApiProxy, Cut, Verb, number};
+use nix::sys::signal::Signal;
+
+use super::*;
+
+const METRIC: &str = "inpod_pod_events_pods_let_through";
+
+fn listed(cluster: &Cluster) -> Vec<PodSummary> {
+    let filter = ListPodsRequest {
+        let_through: true,
+        ..ListPodsRequest::default()
+    };
+    cluster.node.api().list(filter).unwrap()
+}
+
+fn counted(cluster: &Cluster) -> f64 {
+    let socket = daemon::socket(&cluster.node.run_dir(), "pod-events");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let text = runtime.block_on(daemon::metrics::fetch(&socket)).unwrap();
+    assert!(text.contains(METRIC), "{text}");
+    number(&text, METRIC)
+}
+
+fn until_none(cluster: &Cluster) {
+    eventually("nobody is let through any more", PATIENCE, || {
+        let all = listed(cluster);
+        ensure!(all.is_empty(), "{all:?}");
+        let count = counted(cluster);
+        ensure!(count == 0.0, "{count} are counted");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+/// A cluster whose API server answers nothing, with pods that were admitted all the same.
+fn let_through(pods: &[(&str, Option<&str>)]) -> (Cluster, ApiProxy, Vec<Pod>) {
+    let (cluster, proxy) = Cluster::behind_proxy();
+    cluster.start();
+    cluster.node.ready().unwrap();
+    cluster.until_pods(true);
+    eventually("both watches are open", PATIENCE, || {
+        let open = proxy.open_watches();
+        ensure!(open == 2, "{open} watches");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    proxy.fault(Verb::Any, "*", usize::MAX, Act::Refuse(500, None));
+    proxy.cut(Cut::Broken);
+    cluster.until_pods(false);
+    let admit = |(name, mode): &(&str, Option<&str>)| {
+        let uid = cluster.create(&cluster.object(name, *mode));
+        let pod = cluster.sandbox(name, &uid);
+        let outcome = cluster.add_within(&pod, 9);
+        assert_eq!(outcome.code, 0, "{outcome:?}");
+        pod
+    };
+    let pods = pods.iter().map(admit).collect();
+    (cluster, proxy, pods)
+}
+
+#[test]
+fn pods_that_were_let_through_are_listed_and_counted_until_they_are_in_the_mesh() {
+    let (cluster, proxy, pods) = let_through(&[("a", Some("ambient")), ("b", Some("ambient"))]);
+    let mut names: Vec<_> = listed(&cluster)
+        .into_iter()
+        .map(|it| it.pod.unwrap().name)
+        .collect();
+    names.sort();
+    assert_eq!(names, ["a", "b"]);
+    assert!(listed(&cluster).iter().all(|pod| pod.let_through));
+    assert!((counted(&cluster) - 2.0).abs() < f64::EPSILON);
+    proxy.heal();
+    for pod in &pods {
+        until_in(&cluster, pod, Reason::LabelOnPod);
+    }
+    until_none(&cluster);
+}
+
+#[test]
+fn a_pod_that_was_rightly_let_through_is_listed_no_more_and_stays_outside() {
+    let (cluster, proxy, pods) = let_through(&[("plain", None)]);
+    assert_eq!(listed(&cluster).len(), 1);
+    proxy.heal();
+    until_none(&cluster);
+    until_out(&cluster, &pods[0], Reason::NotSelected);
+}
+
+#[test]
+fn who_was_let_through_is_known_after_a_restart_and_forgotten_with_the_pod() {
+    let (cluster, proxy, pods) = let_through(&[("a", Some("ambient")), ("b", Some("ambient"))]);
+    cluster.node.stop("pod-events", Signal::SIGKILL).unwrap();
+    cluster.node.start("pod-events").unwrap();
+    eventually("it serves", PATIENCE, || cluster.node.api().status()).unwrap();
+    let all = listed(&cluster);
+    assert_eq!(all.len(), 2, "{all:?}");
+    let [first, second] = &*pods else {
+        panic!("two pods")
+    };
+    cluster.node.del(first).unwrap();
+    let all = listed(&cluster);
+    assert_eq!(all.len(), 1, "{all:?}");
+    let left = all[0].pod.clone().unwrap();
+    assert_eq!(left.name, second.spec.name);
+    proxy.heal();
+    until_in(&cluster, second, Reason::LabelOnPod);
+    until_none(&cluster);
+}
+
+#[test]
+fn a_pod_that_is_let_through_is_listed_among_what_is_amiss_and_one_that_is_well_is_not() {
+    let (cluster, proxy, _pods) = let_through(&[("a", Some("ambient"))]);
+    let amiss = || {
+        let filter = ListPodsRequest {
+            amiss: true,
+            ..ListPodsRequest::default()
+        };
+        cluster.node.api().list(filter).unwrap()
+    };
+    let names: Vec<_> = amiss().into_iter().map(|it| it.pod.unwrap().name).collect();
+    assert_eq!(names, ["a"]);
+    proxy.heal();
+    until_none(&cluster);
+    eventually("nothing is amiss", PATIENCE, || {
+        let all = amiss();
+        ensure!(all.is_empty(), "{all:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
