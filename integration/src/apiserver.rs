@@ -1,5 +1,6 @@
 //! A real API server with its etcd, in a network namespace of its own that nodes are plugged into.
 
+mod batch;
 mod chart;
 
 use std::{
@@ -296,8 +297,7 @@ impl ApiServer {
     /// When the server refuses.
     pub fn delete(&self, path: &str) -> anyhow::Result<()> {
         let now = json!({"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0});
-        let now = now.to_string();
-        self.curl("DELETE", path, "application/json", Some(&now))
+        self.curl("DELETE", path, "application/json", Some(&now.to_string()))
             .map(drop)
     }
 

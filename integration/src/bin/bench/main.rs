@@ -2,6 +2,7 @@
 
 mod broker;
 mod incumbent;
+mod reconcile;
 mod rules;
 mod services;
 mod table;
@@ -29,6 +30,10 @@ fn main() -> anyhow::Result<()> {
     let load = || fs::read_to_string("/proc/loadavg").unwrap_or_default();
     say(&format!("n = {samples}; load before: {}", load().trim()))?;
     let only = std::env::args().nth(2).unwrap_or_default();
+    if only == "reconcile" {
+        reconcile::reconcile(samples, size()?)?;
+        return say(&format!("\nload after: {}", load().trim()));
+    }
     if matches!(&*only, "" | "broker") {
         broker::broker(samples)?;
     }
@@ -47,6 +52,19 @@ fn main() -> anyhow::Result<()> {
     services::starts(samples.min(50))?;
     services::memory()?;
     say(&format!("\nload after: {}", load().trim()))
+}
+
+/// How full a node and its cluster are: what people ask for is 250 pods, and 10,000 namespaces.
+fn size() -> anyhow::Result<reconcile::Size> {
+    let number = |index, default| {
+        let text = std::env::args().nth(index);
+        text.map_or(Ok(default), |text| text.parse())
+            .context("PODS and NAMESPACES are numbers")
+    };
+    Ok(reconcile::Size {
+        pods: number(3, 250)?,
+        namespaces: number(4, 10_000)?,
+    })
 }
 
 fn say(text: &str) -> anyhow::Result<()> {

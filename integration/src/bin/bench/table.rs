@@ -19,7 +19,7 @@ impl Row {
     }
 
     /// The time below which a share of the samples is, in microseconds.
-    fn quantile(&self, share: f64) -> f64 {
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.times.clone();
         sorted.sort();
         let last = sorted.len().saturating_sub(1);

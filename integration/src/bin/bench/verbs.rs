@@ -75,7 +75,7 @@ fn crowded(pods: usize) -> anyhow::Result<(Node, Vec<Pod>)> {
 const READ: Duration = Duration::from_millis(200);
 
 /// Waits until the source shows a pod: how long a directory of manifests takes to be read is no part of an ADD.
-fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
+pub(crate) fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
     eventually("the pod is known", PATIENCE, || {
         let known = node.explain(spec)?;
         let uid = known.pod.map(|pod| pod.uid).unwrap_or_default();
@@ -94,7 +94,7 @@ fn version() -> Call {
 }
 
 /// How long a call takes that must succeed.
-fn took(call: &Call) -> anyhow::Result<Duration> {
+pub(crate) fn took(call: &Call) -> anyhow::Result<Duration> {
     let outcome = call.run()?;
     ensure!(outcome.code == 0, "{outcome:?}");
     Ok(outcome.took)

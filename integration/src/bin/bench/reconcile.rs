@@ -1,0 +1,50 @@
+//! Pods from Kubernetes: what an ADD costs beside one of a directory's pods, many at once, a restart, and what grows with
+//! the cluster. The API server is the real one.
+
+mod adds;
+mod cluster;
+mod restart;
+mod scale;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use integration::{ApiServer, Node};
+
+use cluster::Cluster;
+
+/// How many pods a node has, and how many namespaces its cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) pods: usize,
+    pub(crate) namespaces: usize,
+}
+
+/// How many namespaces the cluster has with which a large one is compared.
+const FEW: usize = 10;
+
+pub(crate) fn reconcile(samples: usize, size: Size) -> anyhow::Result<()> {
+    let small = Arc::new(ApiServer::start()?);
+    adds::one(samples, &small)?;
+    adds::burst(samples, &small)?;
+    cluster::fill(&small, FEW)?;
+    let few = Cluster::full(&small, size.pods)?;
+    restart::restart(samples.min(20), &few)?;
+    let large = Arc::new(ApiServer::start()?);
+    cluster::fill(&large, size.namespaces)?;
+    let many = Cluster::full(&large, size.pods)?;
+    scale::scale(samples, &[(&few, FEW), (&many, size.namespaces)])
+}
+
+/// Parts of a second that the kernel counts a process's time in, whatever its own are (proc(5), `USER_HZ`).
+const TICK: Duration = Duration::from_millis(10);
+
+/// What a process has had of the processors, in user and kernel mode together; to 10 ms.
+fn processor_time(node: &Node, service: &str) -> anyhow::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", node.pid(service)?))?;
+    // The name before it may have blanks. After it come the state and then fields 4 to 13, which are others.
+    let (_, fields) = stat.rsplit_once(')').context("a name in parentheses")?;
+    let ticks = fields.split_whitespace().skip(11).take(2);
+    let ticks = ticks.map(str::parse::<u32>).sum::<Result<u32, _>>()?;
+    Ok(TICK * ticks)
+}
