@@ -42,7 +42,7 @@ pub(super) fn one(samples: usize, server: &Arc<ApiServer>) -> anyhow::Result<()>
         record(&mut rows, times);
     }
     table(
-        "ADD of an enrolled pod, exec to exit, by where pods come from (with Kubernetes, its annotation is written too)",
+        "ADD of an enrolled pod, exec to exit, by where pods come from",
         &rows,
     )
 }
