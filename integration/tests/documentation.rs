@@ -1,7 +1,12 @@
 //! What the pages say, compared with the code. `UPDATE_DOCS=1` writes the generated parts.
-#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that fails panics"
+)]
 
 use std::{
+    collections::BTreeSet,
     fmt::Write as _,
     fs,
     path::Path,
@@ -162,6 +167,7 @@ fn every_page_leads_to_what_is_there() {
         "deploy/README.md",
         "deploy/CHANGELOG.md",
         "integration/README.md",
+        "integration/SCENARIOS.md",
         "integration/bench/README.md",
     ] {
         let path = root().join(page);
@@ -190,4 +196,80 @@ fn decisions_are_numbered_without_a_gap() {
             .enumerate()
             .all(|(index, number)| number == index + 1)
     );
+}
+
+/// What stands between backticks in a row of a table.
+fn quoted(row: &str) -> impl Iterator<Item = &str> {
+    row.split('`').skip(1).step_by(2)
+}
+
+/// The tests of a file: functions under an attribute that makes them one.
+fn tests_of(text: &str) -> impl Iterator<Item = &str> {
+    let is_test = |line: &&str| line.starts_with("#[test]") || line.starts_with("#[tokio::test");
+    let lines: Vec<_> = text.lines().map(str::trim).collect();
+    let mut tests = Vec::new();
+    for (number, line) in lines.iter().enumerate() {
+        let name = line.trim_start_matches("async ").strip_prefix("fn ");
+        let Some(name) = name.and_then(|rest| rest.split('(').next()) else {
+            continue;
+        };
+        let above = lines[..number].iter().rev();
+        let mut attributes = above.take_while(|line| line.starts_with("#["));
+        if attributes.any(|line| is_test(line)) {
+            tests.push(name);
+        }
+    }
+    tests.into_iter()
+}
+
+#[test]
+fn every_scenario_is_a_test_of_the_file_that_is_named() {
+    let page = fs::read_to_string(root().join("integration/SCENARIOS.md")).unwrap();
+    let mut scenarios = BTreeSet::new();
+    for row in page.lines().filter(|line| line.starts_with("| ")) {
+        let mut file = None;
+        for name in quoted(row) {
+            if name.contains('/') {
+                let text = fs::read_to_string(root().join(name));
+                let text = text.unwrap_or_else(|error| panic!("{name}: {error}"));
+                file = Some((name, text));
+                continue;
+            }
+            let (path, text) = file
+                .as_ref()
+                .unwrap_or_else(|| panic!("{name} has no file"));
+            assert!(
+                tests_of(text).any(|test| test == name),
+                "{name} is no test of {path}"
+            );
+            scenarios.insert((*path, name.to_owned()));
+        }
+    }
+    let of_the_api_server = |(path, _): &&(&str, String)| path.contains("/kubernetes");
+    let count = scenarios.iter().filter(of_the_api_server).count();
+    assert!(count >= 60, "{count} scenarios against the real API server");
+}
+
+#[test]
+fn every_row_of_the_scenarios_names_a_test_or_the_issue_that_it_waits_for() {
+    let page = fs::read_to_string(root().join("integration/SCENARIOS.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    let heads = ["| Area |", "| Demand |", "| What |"];
+    let rows: Vec<_> = rows
+        .filter(|row| !heads.iter().any(|head| row.starts_with(head)))
+        .collect();
+    for row in &rows {
+        assert!(
+            quoted(row).count() > 1 || row.contains("| issue 7 |"),
+            "{row}"
+        );
+    }
+    let firsts = |row: &&str| row.split(" | ").next().unwrap()[2..].to_owned();
+    let firsts: Vec<_> = rows.iter().map(firsts).collect();
+    // Those with priority A of peers-and-demand.md, section 3; the four areas of which each line is a scenario.
+    let demands = [1, 2, 3, 4, 5, 6, 7, 24, 35, 46, 50, 57, 68].map(|number| number.to_string());
+    let areas = ["selectors", "informers", "dataplane", "event server"].map(str::to_owned);
+    for wanted in demands.iter().chain(&areas) {
+        assert!(firsts.contains(wanted), "{wanted} has no row");
+    }
 }

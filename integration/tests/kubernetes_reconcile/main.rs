@@ -16,9 +16,11 @@ mod ends;
 mod found;
 mod labels;
 mod let_through;
+mod peers;
 mod served;
 mod settings;
 mod status;
+mod traffic;
 
 use std::net::SocketAddr;
 

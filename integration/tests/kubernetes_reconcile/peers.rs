@@ -1,0 +1,142 @@
+//! A peer tries tunnels to a running pod's ztunnel all the time while the pod joins the mesh and leaves it.
+
+use std::{
+    io::{ErrorKind, Read as _, Write as _},
+    net::{IpAddr, TcpStream},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use integration::source_seen;
+use netns::Netns;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    clients::Clients,
+    traffic::{PERIOD, ROUNDS, assert_captured_inside, assert_none_refused, pair, toggle},
+};
+
+/// How long a step of a tunnel may take: shorter than the pod stays.
+const STEP: Duration = Duration::from_secs(1);
+
+/// What became of a peer's connection to ztunnel in the pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Tunnel {
+    /// Nobody listens, as before the pod joined.
+    Refused,
+    /// ztunnel led it to the application.
+    Led,
+    /// Something else, which is neither what was before nor what comes after.
+    Otherwise(String),
+}
+
+/// A peer that opens tunnels.
+struct Peer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Vec<(Instant, Tunnel)>>,
+}
+
+impl Peer {
+    fn start(netns: &Path, to: IpAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let netns = Netns::open(netns, &["/run/netns".into()]).unwrap();
+        let tunnels = move || {
+            let mut all = Vec::new();
+            while !stopped.load(Ordering::Relaxed) {
+                let at = Instant::now();
+                all.push((at, tunnel(to)));
+                thread::sleep(PERIOD.saturating_sub(at.elapsed()));
+            }
+            all
+        };
+        let thread = thread::spawn(move || netns.within(tunnels).unwrap());
+        Self { stop, thread }
+    }
+
+    fn stop(self) -> Vec<(Instant, Tunnel)> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+fn tunnel(to: IpAddr) -> Tunnel {
+    let address = SocketAddr::new(to, 15008);
+    let stream = match TcpStream::connect_timeout(&address, STEP) {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Tunnel::Refused,
+        Err(error) => return Tunnel::Otherwise(format!("cannot connect: {error}")),
+    };
+    match led(stream, to) {
+        Ok(_) => Tunnel::Led,
+        Err(error) => Tunnel::Otherwise(format!("{error:#}")),
+    }
+}
+
+/// Asks ztunnel for the application; the source that it saw.
+fn led(mut stream: TcpStream, to: IpAddr) -> anyhow::Result<IpAddr> {
+    stream.set_read_timeout(Some(STEP))?;
+    let target = SocketAddr::new(to, PORT);
+    write!(stream, "CONNECT {target} HTTP/1.1\r\n\r\n")?;
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        head.extend(byte);
+    }
+    ensure!(head.starts_with(b"HTTP/1.1 200"), "{head:?}");
+    Ok(source_seen(stream)?.0)
+}
+
+#[test]
+fn a_peer_that_tries_tunnels_all_the_time_finds_what_was_before_or_what_comes_after() {
+    let (cluster, web, outsider, _apps) = pair(&json!({}));
+    let peers = web.addresses().map(|to| Peer::start(outsider.path(), to));
+    let clients = Clients::start(&[&outsider], SocketAddr::new(web.v4.into(), PORT), PERIOD);
+    let times = toggle(&cluster, &web, || clients.make(150).unwrap());
+    let attempts = clients.stop().unwrap();
+    let log = cluster.node.accesses().unwrap();
+    assert_none_refused(&attempts, &log, 15006, &times);
+    assert_captured_inside(&attempts, &log, 15006, &times);
+    for peer in peers {
+        let tunnels = peer.stop();
+        let within = |is_meant: &dyn Fn(Instant) -> bool| -> Vec<Tunnel> {
+            let meant = tunnels.iter().filter(|(at, _)| is_meant(*at));
+            meant.map(|(_, tunnel)| tunnel.clone()).collect()
+        };
+        let inside = within(&|at| times.is_inside(at));
+        assert!(
+            inside.len() > 20 && inside.iter().all(|it| *it == Tunnel::Led),
+            "{inside:?}"
+        );
+        let outside = within(&|at| times.is_outside(at));
+        assert!(
+            outside.len() > 20 && outside.iter().all(|it| *it == Tunnel::Refused),
+            "{outside:?}"
+        );
+        for span in &times.joining {
+            // As before, then as after. In between ztunnel listens and the rules that let it answer are not there yet,
+            // which no peer was told of.
+            let joining = within(&|at| span.0 < at && at < span.1);
+            let refused = joining.iter().take_while(|it| **it == Tunnel::Refused);
+            let led = joining.iter().rev().take_while(|it| **it == Tunnel::Led);
+            let between = &joining[refused.count()..joining.len() - led.count()];
+            let is_otherwise = |it: &Tunnel| matches!(it, Tunnel::Otherwise(_));
+            assert!(
+                between.len() <= 2 && between.iter().all(is_otherwise),
+                "{joining:?}"
+            );
+        }
+        let broken = tunnels
+            .iter()
+            .filter(|(at, tunnel)| matches!(tunnel, Tunnel::Otherwise(_)) && times.is_leaving(*at));
+        // A tunnel that is opened in the very moment in which ztunnel lets go, after peers were told.
+        assert!(broken.count() <= ROUNDS, "{tunnels:?}");
+    }
+}
