@@ -215,7 +215,7 @@ fn tests_of(text: &str) -> impl Iterator<Item = &str> {
         };
         let above = lines[..number].iter().rev();
         let mut attributes = above.take_while(|line| line.starts_with("#["));
-        if attributes.any(|line| is_test(line)) {
+        if attributes.any(is_test) {
             tests.push(name);
         }
     }

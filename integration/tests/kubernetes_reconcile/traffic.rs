@@ -199,9 +199,12 @@ pub(super) fn pair(annotations: &Value) -> (Cluster, Pod, Pod, [App; 2]) {
     (cluster, web, outsider, apps)
 }
 
+/// Connections, and the listener that takes such from a pod in the mesh.
+type Taken = (Vec<Attempt>, u64);
+
 /// What became of all connections towards the pod and from it, each with the listener that takes such, while it joined
 /// and left.
-fn around_a_pod(annotations: &Value) -> (Times, Vec<Access>, Vec<(Vec<Attempt>, u64)>) {
+fn around_a_pod(annotations: &Value) -> (Times, Vec<Access>, Vec<Taken>) {
     let (cluster, web, outsider, _apps) = pair(annotations);
     let towards =
         |from: &Pod, to: IpAddr| Clients::start(&[from], SocketAddr::new(to, PORT), PERIOD);
