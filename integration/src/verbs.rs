@@ -67,7 +67,7 @@ impl Named {
                 uid: spec.uid.clone(),
             },
             sandbox: SandboxRef {
-                network_name: "cluster".to_owned(),
+                network_name: "podnet".to_owned(),
                 container_id: container_id.to_owned(),
                 ifname: "eth0".to_owned(),
             },

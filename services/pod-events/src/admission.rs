@@ -24,6 +24,10 @@ use queue::{Place, Queue};
 /// The least that a caller is told to wait who was refused.
 const COME_BACK: Duration = Duration::from_secs(1);
 
+/// Refused at once is only who would be late even if the queue went as many times as fast as by its pace: of those ahead
+/// some leave, and a burst begins slower than it goes on.
+const DOUBT: u32 = 4;
+
 /// Gives turns, the earliest deadline first. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Admission(Arc<Mutex<State>>);
@@ -77,12 +81,13 @@ impl Admission {
     ///
     /// # Errors
     ///
-    /// OVERLOADED: at once where what is ahead would take longer, by what earlier turns took; at `until` where it did.
+    /// OVERLOADED: at once where what is ahead would take far longer, by what earlier turns took; at `until` where it
+    /// did.
     pub async fn turn(&self, until: Instant) -> Result<Turn, Failure> {
         let place = {
             let mut state = self.lock();
             let place = state.queue.place(until);
-            if Instant::now() + state.queue.wait(place) >= until {
+            if Instant::now() + state.queue.wait(place) / DOUBT >= until {
                 return Err(refusal(&state.queue, place));
             }
             place

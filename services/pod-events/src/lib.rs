@@ -54,7 +54,7 @@ use crate::{
     metrics::{Counters, Istio, Metrics},
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
-    registry::Registry,
+    registry::{Owners, Registry},
     server::Server,
     shown::Shown,
     source::{Health, Inventory, Source},
@@ -98,6 +98,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         config,
         shown: Shown::default(),
         repairs: Repairs::default(),
+        owners: Owners::default(),
     });
     let registry = Registry::new(Arc::clone(&shared), records);
     let conditions = daemon.readiness().clone();

@@ -2,7 +2,10 @@
 
 mod inherited;
 mod looks;
+mod owners;
 mod spooled;
+
+pub use owners::Owners;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -244,18 +247,15 @@ impl Registry {
                 .iter()
                 .any(|record| record.is_meant_by(sandbox))
         };
-        tasks
-            .running
-            .iter()
-            .find(|(_, handle)| holds(handle))
-            .map(|(key, _)| key.clone())
+        let mut pods = self.shared.owners.of(sandbox).into_iter();
+        pods.find(|key| tasks.running.get(key).is_some_and(holds))
     }
 
     /// The record of a sandbox.
     pub fn record(&self, sandbox: &SandboxRef) -> Option<Record> {
-        self.records()
-            .into_iter()
-            .find(|record| record.is_meant_by(sandbox))
+        let view = self.view(&self.owner(sandbox)?)?;
+        let mut records = view.records.into_iter();
+        records.find(|record| record.is_meant_by(sandbox))
     }
 
     /// Every record.

@@ -44,6 +44,7 @@ use crate::{
     pipeline::{Pipeline, Stop},
     plan::{Action, Timing},
     pod::Pod,
+    registry::Owners,
     resolve::Resolved,
     shown::Shown,
     source::{PodKey, Source},
@@ -149,6 +150,8 @@ pub struct Shared {
     pub shown: Shown,
     /// How often something was repaired.
     pub repairs: Repairs,
+    /// Which pod has which sandbox.
+    pub owners: Owners,
 }
 
 impl Shared {
@@ -300,6 +303,8 @@ impl Task {
 
     fn show(&self) {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        let owners = &self.shared.owners;
+        owners.replace(&self.key, &view.records, &self.records);
         *view = View {
             since: view.stands_since(&self.records),
             records: self.records.clone(),

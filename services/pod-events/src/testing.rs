@@ -17,6 +17,7 @@ use crate::{
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
     redirection::{Asks, Capture, Inbound, Ipv6, Wishes},
+    registry::Owners,
     shown::Shown,
     source::Source,
     task::Shared,
@@ -105,6 +106,7 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         admission: Admission::new(config.max_adds),
         counters: Counters::default(),
         repairs: Repairs::default(),
+        owners: Owners::default(),
         config,
         pipeline: Pipeline {
             agents: Agents::new(nobody(), nobody(), capture),

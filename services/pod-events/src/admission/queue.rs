@@ -4,7 +4,8 @@ use std::{collections::BTreeSet, num::NonZeroUsize, time::Duration};
 
 use tokio::time::Instant;
 
-/// How much the last turn counts in the pace: one part of as many.
+/// How much the last turn counts in the pace: one part of as many. Before as many turns are over nothing is said of it:
+/// the first ones of a burst take longest.
 const MEMORY: u32 = 8;
 
 /// The place of one that wants to work: the earlier deadline is before the later, and of two with the same deadline the
@@ -26,6 +27,8 @@ pub(super) struct Queue {
     waiting: BTreeSet<Place>,
     next: u64,
     pace: Duration,
+    /// How many turns are over, as far as that matters.
+    over: u32,
 }
 
 impl Queue {
@@ -36,6 +39,7 @@ impl Queue {
             waiting: BTreeSet::new(),
             next: 0,
             pace: Duration::ZERO,
+            over: 0,
         }
     }
 
@@ -82,11 +86,8 @@ impl Queue {
 
     /// How much work a whole turn was.
     pub(super) fn took(&mut self, worked: Duration) {
-        self.pace = if self.pace.is_zero() {
-            worked
-        } else {
-            (self.pace * (MEMORY - 1) + worked) / MEMORY
-        };
+        self.over = MEMORY.min(self.over + 1);
+        self.pace = (self.pace * (self.over - 1) + worked) / self.over;
     }
 
     /// How many have to be worked on before a place.
@@ -96,7 +97,7 @@ impl Queue {
 
     /// How long a place has to wait, by what turns took lately.
     pub(super) fn wait(&self, place: Place) -> Duration {
-        if self.working < self.max.get() {
+        if self.working < self.max.get() || self.over < MEMORY {
             return Duration::ZERO;
         }
         // Of those ahead, all but as many as still work beside it have to stop first.
@@ -194,6 +195,9 @@ mod tests {
             queue.enter(place);
             wait.as_millis()
         };
+        for _ in 1..MEMORY {
+            queue.took(Duration::from_millis(100));
+        }
         queue.took(Duration::from_millis(100));
         let waits: Vec<_> = (0..5).map(|_| entered(&mut queue)).collect();
         assert_eq!(waits, [0, 0, 50, 100, 150]);

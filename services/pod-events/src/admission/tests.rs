@@ -50,17 +50,22 @@ async fn turns_come_in_order_of_deadline_and_never_more_than_may() {
 #[tokio::test(start_paused = true)]
 async fn one_that_would_wait_past_its_deadline_is_refused_at_once_and_told_what_is_ahead() {
     let admission = admission(1);
-    let turn = admission.turn(soon(30_000)).await.unwrap();
-    advance(Duration::from_secs(4)).await;
-    drop(turn);
+    for _ in 0..8 {
+        let turn = admission.turn(soon(30_000)).await.unwrap();
+        advance(Duration::from_secs(16)).await;
+        drop(turn);
+    }
     let _works = admission.turn(soon(30_000)).await.unwrap();
     let began = Instant::now();
     let failure = admission.turn(soon(3_000)).await.unwrap_err();
     assert_eq!(began.elapsed(), Duration::ZERO);
     assert_eq!(failure.reason, Reason::Overloaded);
-    assert_eq!(failure.retry_after, Some(Duration::from_secs(4)));
+    assert_eq!(failure.retry_after, Some(Duration::from_secs(16)));
     assert!(failure.message.contains("1 ADDs are ahead"), "{failure}");
     assert_eq!(admission.waiting(), 0);
+    // By the pace it would be late, but that is not sure.
+    let mut waits = Box::pin(admission.turn(soon(5_000)));
+    assert!(waits.as_mut().now_or_never().is_none());
 }
 
 #[tokio::test(start_paused = true)]

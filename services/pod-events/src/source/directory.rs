@@ -9,7 +9,7 @@ mod stamp;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io, mem,
+    fs, io, iter, mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -109,23 +109,25 @@ impl Follower {
         sender: watch::Sender<Arc<Inventory>>,
     ) {
         loop {
-            let asked = tokio::select! {
-                () = self.eye.changed() => None,
+            let mut asked = Vec::new();
+            tokio::select! {
+                () = self.eye.changed() => {}
                 _ = ticks.tick() => {
                     if !self.look_where_it_was_replaced() {
                         continue;
                     }
-                    None
                 }
-                Some(asked) = requests.recv() => Some(asked),
+                Some(first) = requests.recv() => asked.push(first),
                 () = sender.closed() => return,
-            };
-            self.read().await;
-            tell(&sender, &self.directory.inventory());
-            // Nobody may be waiting any more.
-            asked
-                .map_or(Ok(()), |asked| asked.send(()))
-                .unwrap_or_default();
+            }
+            // Whatever has happened and was asked by now is answered by one read.
+            self.eye.skip();
+            asked.extend(iter::from_fn(|| requests.try_recv().ok()));
+            self.read(&sender).await;
+            for asked in asked {
+                // Nobody may be waiting any more.
+                asked.send(()).unwrap_or_default();
+            }
         }
     }
 
@@ -146,9 +148,14 @@ impl Follower {
         }
     }
 
-    async fn read(&mut self) {
-        let mut directory = self.directory.clone();
-        let read = tokio::task::spawn_blocking(move || directory.read().map(|()| directory));
+    /// On a thread that may block: with many manifests that takes longer than calls may wait for a worker.
+    async fn read(&mut self, sender: &watch::Sender<Arc<Inventory>>) {
+        let (mut directory, sender) = (self.directory.clone(), sender.clone());
+        let read = tokio::task::spawn_blocking(move || {
+            directory.read()?;
+            tell(&sender, &directory.inventory());
+            io::Result::Ok(directory)
+        });
         match read.await.map_err(io::Error::other).flatten() {
             Ok(directory) => {
                 self.directory = directory;
@@ -279,15 +286,15 @@ fn add(inventory: &mut Inventory, manifest: &Manifest) -> bool {
 
 /// Tells what is known now, if that is news. What stays shares its place with what was told before.
 fn tell(sender: &watch::Sender<Arc<Inventory>>, now: &Inventory) {
-    sender.send_if_modified(|told| {
-        let mut next = Inventory::clone(told);
-        let pods = next.pods.adopt(&now.pods);
-        let namespaces = next.namespaces.adopt(&now.namespaces);
-        let gaps = next.gaps != now.gaps;
-        next.gaps = Arc::clone(&now.gaps);
-        *told = Arc::new(next);
-        pods || namespaces || gaps
-    });
+    // Whoever looks meanwhile does not wait for the comparison: nobody else sends.
+    let mut next = Inventory::clone(&sender.borrow());
+    let pods = next.pods.adopt(&now.pods);
+    let namespaces = next.namespaces.adopt(&now.namespaces);
+    let gaps = next.gaps != now.gaps;
+    next.gaps = Arc::clone(&now.gaps);
+    if pods || namespaces || gaps {
+        sender.send_replace(Arc::new(next));
+    }
 }
 
 impl File {

@@ -17,6 +17,7 @@ use crate::{
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     redirection::{Capture, Inbound, Ipv6},
+    registry::Owners,
     shown::Shown,
     source::Source,
     task::{AddCall, Shared},
@@ -43,6 +44,7 @@ impl Scene {
         let nobody = || daemon::channel(&dir.path().join("nobody.sock"));
         let known = checkpoint.load().unwrap();
         let shared = Arc::new(Shared {
+            owners: Owners::default(),
             admission: Admission::new(config().max_adds),
             counters: Counters::default(),
             source: source(dir.path().to_owned()).await,

@@ -2,8 +2,8 @@
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
-use futures_util::StreamExt as _;
-use inotify::{EventMask, EventStream, Inotify, WatchMask};
+use futures_util::{FutureExt as _, StreamExt as _};
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 
 /// Device and inode. They may be given to another directory as soon as this one is deleted, but the watch tells that.
 type Identity = (u64, u64);
@@ -42,6 +42,17 @@ impl Eye {
             // There is no end of an inotify; if there were, it would be no change.
             return std::future::pending().await;
         };
+        self.see(event);
+    }
+
+    /// Takes what has happened by now without waiting for more: a read that follows shows all of it.
+    pub(super) fn skip(&mut self) {
+        while let Some(Some(event)) = self.events.next().now_or_never() {
+            self.see(event);
+        }
+    }
+
+    fn see(&mut self, event: io::Result<EventOwned>) {
         let broken = EventMask::IGNORED | EventMask::UNMOUNT | EventMask::Q_OVERFLOW;
         if event.map_or(true, |event| event.mask.intersects(broken)) {
             self.close();

@@ -253,19 +253,35 @@ async fn while_the_directory_is_missing_what_is_known_stays() {
     fs::create_dir(&path).unwrap();
     fs::write(path.join("web.yaml"), POD).unwrap();
     let mut follower = Follower::start(path.clone(), scope()).unwrap();
+    let sender = watch::Sender::new(Arc::new(follower.directory.inventory()));
     assert!(!follower.look_where_it_was_replaced());
     fs::rename(&path, &away).unwrap();
     assert!(!follower.look_where_it_was_replaced());
-    follower.read().await;
+    follower.read(&sender).await;
     assert_eq!(follower.directory.inventory().pods.len(), 1);
     assert!(follower.is_lost);
     // The same one is back, with a change that nobody could read.
     fs::remove_file(away.join("web.yaml")).unwrap();
     fs::rename(&away, &path).unwrap();
     assert!(follower.look_where_it_was_replaced());
-    follower.read().await;
+    follower.read(&sender).await;
     assert!(follower.directory.inventory().pods.is_empty());
     assert!(!follower.is_lost && !follower.look_where_it_was_replaced());
+}
+
+#[tokio::test]
+async fn changes_that_one_read_shows_cause_no_further_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut eye = Eye::open(dir.path()).unwrap();
+    for number in 0..500 {
+        fs::write(dir.path().join(format!("{number}.yaml")), POD).unwrap();
+    }
+    eye.changed().await;
+    eye.skip();
+    let more = tokio::time::timeout(Duration::from_millis(50), eye.changed());
+    assert!(more.await.is_err(), "one of them was left");
+    fs::write(dir.path().join("later.yaml"), POD).unwrap();
+    eye.changed().await;
 }
 
 #[tokio::test]

@@ -1,0 +1,188 @@
+//! A node, whoever calls it, and what is read of it.
+
+use std::{collections::BTreeSet, fs, path::Path, time::Duration};
+
+use anyhow::ensure;
+use inpod_proto::podevents::v1::{AddPodResponse, DeletePodResponse};
+use integration::{
+    Called, Held, Moment, Named, Node, PATIENCE, Pod, Proxy, SERVICES, Spec, Step, Verbs,
+    eventually, number,
+};
+
+/// What the plugin gives the agent for an ADD.
+pub(crate) const PLUGIN: Duration = Duration::from_secs(30);
+
+/// What is left of an ADD: UIDs that the broker knows, paths of claims, and how many sandboxes are written down.
+pub(crate) type Known = (BTreeSet<String>, BTreeSet<String>, usize);
+
+/// A node and a runtime.
+pub(crate) struct Bench {
+    pub(crate) node: Node,
+    pub(crate) verbs: Verbs,
+}
+
+impl Bench {
+    pub(crate) fn over(node: Node) -> Self {
+        let socket = daemon::socket(&node.run_dir(), "pod-events");
+        let verbs = Verbs::at(&socket).unwrap();
+        Self { node, verbs }
+    }
+
+    /// A node without a ztunnel.
+    pub(crate) fn without_ztunnel() -> Self {
+        let node = Node::new().unwrap();
+        SERVICES
+            .iter()
+            .try_for_each(|service| node.start(service))
+            .unwrap();
+        let bench = Self::over(node);
+        eventually("the agent is ready", PATIENCE, || {
+            ensure!(bench.node.api().status()?.ready, "not yet");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        bench
+    }
+
+    /// A node that works on one ADD at a time, and whoever stands between its services.
+    pub(crate) fn of_one_turn() -> (Self, Proxy) {
+        let node = Node::new().unwrap();
+        let behind = node.run_dir().with_file_name("behind");
+        let proxy = Proxy::start(&node.run_dir(), &behind).unwrap();
+        for service in ["netconfig", "ztunnel-broker"] {
+            node.start_at(&behind, service, &["--peer", "uid"]).unwrap();
+        }
+        node.start_with("pod-events", &["--peer", "uid", "--max-adds", "1"])
+            .unwrap();
+        node.start_ztunnel(&[]).unwrap();
+        node.ready().unwrap();
+        (Self::over(node), proxy)
+    }
+
+    /// Has one ADD hold the only turn.
+    pub(crate) fn hold_turn(&self, proxy: &Proxy, pod: &Pod) -> (Held, Called<AddPodResponse>) {
+        let held = proxy.hold(Step {
+            method: "ClaimNetns",
+            moment: Moment::Before,
+        });
+        let add = self.verbs.add(&Named::of(pod), PLUGIN);
+        held.reached().unwrap();
+        (held, add)
+    }
+
+    pub(crate) fn adds(&self, sandboxes: &[Named]) -> Vec<Called<AddPodResponse>> {
+        let add = |sandbox| self.verbs.add(sandbox, PLUGIN);
+        sandboxes.iter().map(add).collect()
+    }
+
+    pub(crate) fn dels(&self, sandboxes: &[Named]) -> Vec<Called<DeletePodResponse>> {
+        sandboxes.iter().map(|it| self.verbs.del(it)).collect()
+    }
+
+    /// Opens every connection.
+    pub(crate) fn warm(&self) {
+        let path = Path::new("/run/netns/e");
+        let nobody = Named::at(&Spec::new("nobody"), &"e".repeat(64), path);
+        self.verbs.answers(self.dels(&vec![nobody; 8])).unwrap();
+    }
+
+    /// Waits until pod-events has read the manifests of some pods.
+    pub(crate) fn until_known(&self, pods: &[Pod]) {
+        pods.iter()
+            .try_for_each(|pod| self.node.until_known(&pod.spec))
+            .unwrap();
+    }
+
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let socket = daemon::socket(&self.node.run_dir(), "pod-events");
+        let metrics = self.verbs.metrics(&socket).unwrap();
+        number(&metrics, &format!("inpod_pod_events_{name}"))
+    }
+
+    /// Waits until a metric has a number.
+    pub(crate) fn until(&self, name: &str, wanted: f64) {
+        eventually(name, PATIENCE, || {
+            let found = self.metric(name);
+            ensure!((found - wanted).abs() < 0.5, "{found}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Waits until an ADD waits for its turn: calls are arriving.
+    pub(crate) fn until_busy(&self) {
+        eventually("an ADD waits for its turn", PATIENCE, || {
+            ensure!(self.metric("adds_waiting") > 0.5, "none does");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Waits until as many netns are claimed.
+    pub(crate) fn until_claimed(&self, count: usize) {
+        eventually("all are claimed", PATIENCE, || {
+            let claims = self.node.api().claims()?.len();
+            ensure!(claims == count, "{claims}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    /// How many descriptors each service has.
+    pub(crate) fn descriptors(&self) -> Vec<usize> {
+        let count = |service: &&str| {
+            let pid = self.node.pid(service).unwrap();
+            fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+        };
+        SERVICES.iter().map(count).collect()
+    }
+
+    /// The most memory that pod-events ever had, in KiB.
+    pub(crate) fn peak(&self) -> u64 {
+        let pid = self.node.pid("pod-events").unwrap();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let text = line.unwrap().trim().trim_end_matches("kB").trim();
+        text.parse().unwrap()
+    }
+
+    pub(crate) fn known(&self) -> Known {
+        let workloads = self.node.api().workloads().unwrap().workloads;
+        let uids = workloads.into_iter().map(|it| it.workload.unwrap().uid);
+        let claims = self.node.api().claims().unwrap();
+        let paths = claims.into_iter().map(|claim| claim.path);
+        let records = self.node.run_dir().join("pod-events/pods");
+        let records = fs::read_dir(records).unwrap().count();
+        (uids.collect(), paths.collect(), records)
+    }
+}
+
+pub(crate) fn specs(prefix: &str, count: usize) -> Vec<Spec> {
+    let name = |number| format!("{prefix}-{number}");
+    (0..count).map(|number| Spec::new(&name(number))).collect()
+}
+
+pub(crate) fn ambient(prefix: &str, count: usize) -> Vec<Spec> {
+    specs(prefix, count)
+        .into_iter()
+        .map(Spec::ambient)
+        .collect()
+}
+
+pub(crate) fn named(pods: &[Pod]) -> Vec<Named> {
+    pods.iter().map(Named::of).collect()
+}
+
+/// Sandboxes whose netns nobody opens, or that is not there. `first` keeps their ids apart from those of others.
+pub(crate) fn unreal(node: &Node, specs: &[Spec], first: usize) -> Vec<Named> {
+    specs
+        .iter()
+        .try_for_each(|spec| node.write_manifest(spec))
+        .unwrap();
+    let name = |(number, spec): (usize, &Spec)| {
+        let id = format!("{:064x}", 0xf000_0000 + first + number);
+        let path = format!("/run/netns/no-{}", spec.name);
+        Named::at(spec, &id, Path::new(&path))
+    };
+    specs.iter().enumerate().map(name).collect()
+}

@@ -1,0 +1,141 @@
+//! Many ADDs and DELs at once: who waits for whom, what a refused one leaves, and what it costs pod-events.
+// cfg(test), so that clippy sees that all of this is a test.
+#![cfg(test)]
+
+mod bench;
+mod storm;
+mod tally;
+
+use std::time::Duration;
+
+use inpod_proto::types::v1::Enrollment;
+use integration::{Answer, Called, Named, Spec};
+use workload::Reason;
+
+use crate::{
+    bench::{Bench, PLUGIN, ambient, named, specs, unreal},
+    tally::{all_ok, outcomes, percentile, told},
+};
+
+impl Bench {
+    /// The one answer to a call.
+    fn answer<T>(&self, call: Called<T>) -> Answer<T> {
+        self.verbs.answers(vec![call]).unwrap().pop().unwrap()
+    }
+}
+
+#[test]
+fn a_del_ends_an_add_that_waits_for_its_turn_at_once() {
+    let (bench, proxy) = Bench::of_one_turn();
+    let (works, waits) = (
+        bench.node.sandbox(Spec::new("works").ambient()).unwrap(),
+        bench.node.sandbox(Spec::new("waits").ambient()).unwrap(),
+    );
+    let (held, first) = bench.hold_turn(&proxy, &works);
+    let second = bench.verbs.add(&Named::of(&waits), PLUGIN);
+    bench.until("adds_waiting", 1.0);
+
+    let del = bench.answer(bench.verbs.del(&Named::of(&waits)));
+    assert!(
+        del.result.is_ok() && del.took < Duration::from_secs(1),
+        "{del:?}"
+    );
+    let refused = bench.answer(second).result.unwrap_err();
+    assert_eq!(refused.reason, Reason::SandboxNotCurrent, "{refused}");
+    bench.until("adds_waiting", 0.0);
+    assert_eq!(waits.traces().unwrap(), Vec::<String>::new());
+    held.release();
+    assert!(bench.answer(first).result.is_ok());
+    let (uids, paths, records) = bench.known();
+    assert_eq!((uids.len(), paths.len(), records), (1, 1, 1));
+}
+
+/// How many sandboxes end at once.
+const END: usize = 40;
+
+/// How many ADDs wait meanwhile. They do nothing: what they cost whoever does not wait behind them is nothing.
+const WAIT: usize = 200;
+
+#[test]
+#[expect(clippy::print_stderr, reason = "what was measured is for the reader")]
+fn what_dels_take_does_not_depend_on_how_many_adds_wait() {
+    let (bench, proxy) = Bench::of_one_turn();
+    let waiting = unreal(&bench.node, &ambient("wait", WAIT), 0);
+    let before = bench.node.pods(ambient("before", END)).unwrap();
+    let meanwhile = bench.node.pods(ambient("meanwhile", END)).unwrap();
+    let turn = bench.node.sandbox(Spec::new("turn").ambient()).unwrap();
+    bench.warm();
+
+    let undisturbed = bench.verbs.answers(bench.dels(&named(&before))).unwrap();
+    let (held, first) = bench.hold_turn(&proxy, &turn);
+    let adds = bench.adds(&waiting);
+    bench.until("adds_waiting", 200.0);
+    let disturbed = bench.verbs.answers(bench.dels(&named(&meanwhile))).unwrap();
+    bench.until("adds_waiting", 200.0);
+    eprintln!(
+        "{END} DELs: {}; while {WAIT} ADDs wait: {}",
+        told(&undisturbed),
+        told(&disturbed)
+    );
+
+    assert_eq!(outcomes(&undisturbed), all_ok(END));
+    assert_eq!(outcomes(&disturbed), all_ok(END));
+    // Twice and a moment: other processes share the machine.
+    let most = percentile(&undisturbed, 99) * 2 + Duration::from_millis(500);
+    assert!(percentile(&disturbed, 99) < most, "{}", told(&disturbed));
+    let ends = bench.verbs.answers(bench.dels(&waiting)).unwrap();
+    assert_eq!(outcomes(&ends), all_ok(WAIT));
+    let refused = bench.verbs.answers(adds).unwrap();
+    let ended = Reason::SandboxNotCurrent.name().to_owned();
+    assert_eq!(outcomes(&refused), [(ended, WAIT)].into());
+    held.release();
+    assert!(bench.answer(first).result.is_ok());
+}
+
+#[test]
+fn a_del_ends_an_add_that_waits_for_a_ztunnel_and_its_undoing_is_awaited() {
+    let bench = Bench::without_ztunnel();
+    let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
+    let add = bench.verbs.add(&Named::of(&pod), PLUGIN);
+    bench.until_claimed(1);
+    let del = bench.answer(bench.verbs.del(&Named::of(&pod)));
+    // Undone when the DEL is answered, not some time after.
+    let (uids, paths, records) = bench.known();
+    assert_eq!((uids.len(), paths.len(), records), (0, 0, 0));
+    assert!(
+        del.result.is_ok() && del.took < Duration::from_secs(2),
+        "{del:?}"
+    );
+    let refused = bench.answer(add).result.unwrap_err();
+    assert_eq!(refused.reason, Reason::SandboxNotCurrent, "{refused}");
+}
+
+#[test]
+fn while_100_adds_wait_for_a_ztunnel_nobody_else_waits_and_they_succeed_when_it_comes() {
+    let bench = Bench::without_ztunnel();
+    let outside = unreal(&bench.node, &specs("outside", 1), 0);
+    let pods = bench.node.sandboxes(ambient("w", 101)).unwrap();
+    bench.until_known(&pods);
+    let (last, first) = pods.split_last().unwrap();
+    let adds = bench.adds(&named(first));
+    bench.until_claimed(100);
+    bench.until("adds_worked_on", 0.0);
+    // More wait than may be worked on at once; one more gets its turn, one outside needs none, a DEL neither.
+    let one_more = bench.verbs.add(&Named::of(last), PLUGIN);
+    bench.until_claimed(101);
+    let added = bench.verbs.answers(bench.adds(&outside)).unwrap();
+    let added = added.first().unwrap();
+    let enrollment = added.result.as_ref().unwrap().enrollment();
+    assert_eq!(enrollment, Enrollment::None);
+    assert!(added.took < Duration::from_secs(1), "{added:?}");
+    let dels = bench.verbs.answers(bench.dels(&outside)).unwrap();
+    assert!(
+        outcomes(&dels) == all_ok(1) && percentile(&dels, 99) < Duration::from_secs(1),
+        "{dels:?}"
+    );
+
+    bench.node.start_ztunnel(&[]).unwrap();
+    let adds = bench.verbs.answers(adds).unwrap();
+    assert_eq!(outcomes(&adds), all_ok(100));
+    assert!(bench.answer(one_more).result.is_ok());
+}

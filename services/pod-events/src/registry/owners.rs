@@ -1,0 +1,91 @@
+//! Which pods have a sandbox of a container: a verb names the sandbox alone, and must not cost more with each pod.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use workload::{ContainerId, SandboxRef};
+
+use crate::{checkpoint::Record, source::PodKey};
+
+/// The pods by the containers of their sandboxes. By containers, as a record may be meant by another network's verb
+/// too (see [`Record::is_meant_by`]), but never by another container's.
+#[derive(Debug, Default)]
+pub struct Owners(Mutex<BTreeMap<ContainerId, BTreeSet<PodKey>>>);
+
+impl Owners {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<ContainerId, BTreeSet<PodKey>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A pod has these sandboxes now, in place of those.
+    pub(crate) fn replace(&self, key: &PodKey, before: &[Record], now: &[Record]) {
+        let mut owners = self.lock();
+        for Record { sandbox, .. } in before {
+            let container = &sandbox.container_id;
+            let stays = now
+                .iter()
+                .any(|record| record.sandbox.container_id == *container);
+            if !stays && let Some(pods) = owners.get_mut(container) {
+                pods.remove(key);
+                if pods.is_empty() {
+                    owners.remove(container);
+                }
+            }
+        }
+        for Record { sandbox, .. } in now {
+            let pods = owners.get_mut(&sandbox.container_id);
+            if pods.is_some_and(|pods| pods.contains(key)) {
+                continue;
+            }
+            let pods = owners.entry(sandbox.container_id.clone()).or_default();
+            pods.insert(key.clone());
+        }
+    }
+
+    /// The pods that may have a sandbox: those that have one of its container.
+    pub(crate) fn of(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
+        let owners = self.lock();
+        owners
+            .get(&sandbox.container_id)
+            .cloned()
+            .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{record, sandbox};
+
+    fn key(name: &str) -> PodKey {
+        ("shop".parse().unwrap(), name.parse().unwrap())
+    }
+
+    #[test]
+    fn a_sandbox_is_of_whoever_has_it_and_of_nobody_once_it_is_forgotten() {
+        let owners = Owners::default();
+        let (a, b) = (record("a"), record("b"));
+        owners.replace(&key("web"), &[], std::slice::from_ref(&a));
+        let both = [a.clone(), b];
+        owners.replace(&key("web"), std::slice::from_ref(&a), &both);
+        assert_eq!(owners.of(&sandbox("a")), [key("web")].into());
+        assert_eq!(owners.of(&sandbox("b")), [key("web")].into());
+        owners.replace(&key("other"), &[], std::slice::from_ref(&a));
+        owners.replace(&key("web"), &both, &[]);
+        assert_eq!(owners.of(&sandbox("a")), [key("other")].into());
+        assert_eq!(owners.of(&sandbox("b")), BTreeSet::new());
+        owners.replace(&key("other"), &[a], &[]);
+        assert!(owners.lock().is_empty());
+    }
+
+    #[test]
+    fn a_sandbox_that_is_found_without_its_network_is_of_its_container_too() {
+        let owners = Owners::default();
+        owners.replace(&key("web"), &[], &[record("a")]);
+        let mut found = sandbox("a");
+        found.network_name = "another".parse().unwrap();
+        assert_eq!(owners.of(&found), [key("web")].into());
+    }
+}
