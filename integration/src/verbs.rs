@@ -133,7 +133,8 @@ impl Verbs {
             sandbox: Some(named.sandbox.clone()),
             pod: Some(named.pod.clone()),
         });
-        request.set_timeout(Duration::from_secs(5));
+        // Longer than the plugin's: what is measured is how long it takes.
+        request.set_timeout(Duration::from_secs(30));
         self.call(async move { client.delete_pod(request).await })
     }
 

@@ -57,7 +57,6 @@ const END: usize = 40;
 const WAIT: usize = 200;
 
 #[test]
-#[expect(clippy::print_stderr, reason = "what was measured is for the reader")]
 fn what_dels_take_does_not_depend_on_how_many_adds_wait() {
     let (bench, proxy) = Bench::of_one_turn();
     let waiting = unreal(&bench.node, &ambient("wait", WAIT), 0);

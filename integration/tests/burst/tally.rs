@@ -37,6 +37,10 @@ pub(crate) fn all_ok(count: usize) -> BTreeMap<String, usize> {
 }
 
 /// A line of a reader's.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "an iterator is given away, as everywhere"
+)]
 pub(crate) fn told<'a, T: 'a>(answers: impl IntoIterator<Item = &'a Answer<T>> + Clone) -> String {
     let at = |of| percentile(answers.clone(), of);
     let counts = outcomes(answers.clone());

@@ -71,7 +71,7 @@ impl Outputs {
     }
 
     /// Tells the API server that the pods come from; nobody where they come from a directory. What is sent is sent
-    /// from now on, the annotations after [`Self::start`].
+    /// from now on, the annotations when it has been started.
     pub fn of(source: &Source, node: &NodeName) -> Self {
         source
             .client()

@@ -131,12 +131,13 @@ impl Task {
             .is_some_and(|current| current.intent.is_settled());
         let mut kept = Vec::new();
         for record in std::mem::take(&mut self.records) {
-            if record.is_unfound() && !settled {
-                kept.push(record);
-            } else if !record.is_unfound()
-                && !matches!(record.intent, Intent::Deleting { .. })
-                && !self.is_over(&record).await
-            {
+            let is_ending = matches!(record.intent, Intent::Deleting { .. });
+            let stays = if record.is_unfound() {
+                !settled
+            } else {
+                !is_ending && !self.is_over(&record).await
+            };
+            if stays {
                 kept.push(record);
             } else if let Err(failure) = self.shared.pipeline.forget(&record).await {
                 tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");

@@ -18,7 +18,7 @@ impl Interrupts {
         match command {
             Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
             Command::Add(..) | Command::Look | Command::Resync(_) | Command::Admitted(..) => {
-                self.looks += 1
+                self.looks += 1;
             }
             Command::Differs(..) | Command::Released(..) | Command::Inherit(..) => {}
         }
