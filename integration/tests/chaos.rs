@@ -1,7 +1,7 @@
 //! Pods come, go and change while everything that they depend on dies and comes back, and while their rules are torn
 //! out. When that ends, each of them is as it is wanted, and nothing is left of those that went.
 //!
-//! `CHAOS_SECONDS` says how long, `CHAOS_SEED` repeats the choices of an earlier run.
+//! A minute, with `./integration/test --all` ten; `CHAOS_SECONDS` says otherwise, `CHAOS_SEED` repeats the choices of an earlier run.
 #![cfg(feature = "apiserver")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
@@ -394,7 +394,12 @@ fn setting(name: &str) -> Option<u64> {
 #[test]
 fn whatever_dies_and_changes_in_the_end_every_pod_is_as_it_is_wanted_and_nothing_is_left() {
     let seed = setting("CHAOS_SEED").unwrap_or_else(|| fastrand::u64(..));
-    let seconds = setting("CHAOS_SECONDS").unwrap_or(60);
+    let usual = if setting("INPOD_TESTS_ALL").is_some() {
+        600
+    } else {
+        60
+    };
+    let seconds = setting("CHAOS_SECONDS").unwrap_or(usual);
     println!("chaos for {seconds} s with CHAOS_SEED={seed}");
     let mut chaos = Chaos::new(seed);
     let end = Instant::now() + Duration::from_secs(seconds);

@@ -1,6 +1,6 @@
 //! 500 ADDs and 500 DELs at once.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{AddPodResponse, DeletePodResponse};
@@ -22,6 +22,9 @@ const COME_AND_GO: usize = 40;
 const OUTSIDE: usize = 190;
 /// How many pods of the mesh come whose netns is not there, and end meanwhile.
 const LOST: usize = 190;
+
+/// What the plugin gives the agent for a DEL.
+const PLUGIN_DEL: Duration = Duration::from_secs(5);
 
 /// Connections between services come and go.
 const CONNECTIONS: usize = 4;
@@ -128,6 +131,7 @@ impl Answers {
             assert!(answer.took < PLUGIN, "{answer:?}");
         }
         let (dels, adds) = (percentile(self.dels(), 99), percentile(self.adds(), 99));
+        assert!(dels < PLUGIN_DEL, "{dels:?}");
         assert!(dels < adds, "DELs take {dels:?} where ADDs take {adds:?}");
     }
 
