@@ -3,7 +3,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
@@ -13,6 +13,10 @@ use crate::{Node, Pod, SERVICES, eventually, pod::exec_in};
 /// How long what a call has opened may take to be closed: a connection's end is told, not waited for.
 const SETTLE: Duration = Duration::from_secs(5);
 
+/// For how long nothing may change before it is what things are compared with: what was done to get there (connections,
+/// a first verification) ends a moment after it was answered, and its end would be taken for a loss.
+const QUIET: Duration = Duration::from_millis(500);
+
 /// All that a call could change or leave behind on a node, a line each: rules, routes and ip rules of the node and of
 /// pods, claims, workloads, checkpoint and spool, the namespaces that each service holds and in which its threads are,
 /// and how many descriptors it has.
@@ -20,12 +24,30 @@ const SETTLE: Duration = Duration::from_secs(5);
 pub struct State(BTreeSet<String>);
 
 impl State {
-    /// What is there now.
+    /// What is there once what was done before has come to rest.
     ///
     /// # Errors
     ///
-    /// When something cannot be looked at.
+    /// When something cannot be looked at, or goes on changing.
     pub fn of(node: &Node, pods: &[&Pod]) -> anyhow::Result<Self> {
+        let mut last = Self::now(node, pods)?;
+        let mut since = Instant::now();
+        eventually("nothing changes", SETTLE, || {
+            let now = Self::now(node, pods)?;
+            if now != last {
+                last = now;
+                since = Instant::now();
+            }
+            ensure!(
+                since.elapsed() >= QUIET,
+                "it changed {:?} ago",
+                since.elapsed()
+            );
+            anyhow::Ok(last.clone())
+        })
+    }
+
+    fn now(node: &Node, pods: &[&Pod]) -> anyhow::Result<Self> {
         let mut lines = BTreeSet::new();
         let netns = pods.iter().map(|pod| (pod.spec.name.as_str(), pod.path()));
         for (name, path) in netns.chain([("the node", node.netns().path())]) {
@@ -50,7 +72,7 @@ impl State {
     /// When it does not become so, naming what differs.
     pub fn unchanged(&self, node: &Node, pods: &[&Pod]) -> anyhow::Result<()> {
         eventually("everything is as it was", SETTLE, || {
-            let now = Self::of(node, pods)?;
+            let now = Self::now(node, pods)?;
             let new: Vec<_> = now.0.difference(&self.0).collect();
             let gone: Vec<_> = self.0.difference(&now.0).collect();
             ensure!(
