@@ -146,6 +146,26 @@ impl Api {
             .claims)
     }
 
+    /// Has every pod looked at and mended; returns when that is done.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub fn resync(&self) -> anyhow::Result<pod_events::ResyncResponse> {
+        let mut client = self.pod_events.clone();
+        self.wait(client.resync(asked(pod_events::ResyncRequest { pod: None })))
+    }
+
+    /// Has netconfig take what is on the node's own network away.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub fn leave_node(&self) -> anyhow::Result<netconfig::LeaveNodeResponse> {
+        let mut client = self.netconfig.clone();
+        self.wait(client.leave_node(asked(netconfig::LeaveNodeRequest {})))
+    }
+
     /// The workloads that the broker desires, and its sessions.
     ///
     /// # Errors

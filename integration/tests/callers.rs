@@ -56,6 +56,7 @@ fn calls() -> Vec<(&'static str, String)> {
                 "InspectNetns",
                 "ListListeners",
                 "SelfTest",
+                "LeaveNode",
                 "WatchDrift",
             ],
         ),

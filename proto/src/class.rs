@@ -38,9 +38,8 @@ fn pod_events(method: &str) -> Option<Class> {
 
 fn netconfig(method: &str) -> Option<Class> {
     match method {
-        "ClaimNetns" | "ReleaseNetns" | "FindNetns" | "ApplyRules" | "RemoveRules" => {
-            Some(Class::Service)
-        }
+        "ClaimNetns" | "ReleaseNetns" | "FindNetns" | "ApplyRules" | "RemoveRules"
+        | "LeaveNode" => Some(Class::Service),
         // The handler demands Class::Service for a path.
         "InspectNetns" | "ListListeners" => Some(Class::Read),
         "ListClaims" | "PlanRules" | "VerifyRules" | "WatchDrift" => Some(Class::Read),

@@ -32,6 +32,7 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::HasSidecar
         | Reason::PodTerminal
         | Reason::NamespaceExcluded
+        | Reason::NodeLeaves
         | Reason::SandboxNotCurrent
         | Reason::NetnsMismatch
         | Reason::NetnsInUse

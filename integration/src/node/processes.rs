@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
 };
 
 use anyhow::Context as _;
@@ -226,12 +226,21 @@ impl Node {
     ///
     /// When it was not running or does not end.
     pub fn stop(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
+        self.signal(name, signal)?;
+        self.until_ended(name).map(drop)
+    }
+
+    /// Waits for the end of a process. One that does not end is killed.
+    ///
+    /// # Errors
+    ///
+    /// When it was not running or does not end.
+    pub fn until_ended(&self, name: &str) -> anyhow::Result<ExitStatus> {
         let mut child = self
             .processes
             .borrow_mut()
             .remove(name)
             .with_context(|| format!("{name} does not run"))?;
-        kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
         let ended = eventually(&format!("{name} ends"), PATIENCE, || {
             child
                 .try_wait()
@@ -241,7 +250,7 @@ impl Node {
         if ended.is_err() {
             child.kill()?;
         }
-        ended.map(drop)
+        ended
     }
 
     /// Sends a process a signal.

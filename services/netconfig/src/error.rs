@@ -9,7 +9,11 @@ pub use crate::{
     apply::NoIpv6, backend::BackendError, host::HostError, iptables::ProgramError,
     netlink::KernelError,
 };
-use crate::{host::Unnamed, link::ReachError, selftest::SelfTestError};
+use crate::{
+    host::{NotCleared, Unnamed},
+    link::ReachError,
+    selftest::SelfTestError,
+};
 
 /// Why a redirection could not be applied.
 #[derive(Debug, thiserror::Error)]
@@ -345,6 +349,15 @@ impl IntoFailure for RemoveError {
             Self::Left(left) => left,
             Self::Drain(error) => error.undo_failures(),
             Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::Host(_) => &[],
+        }
+    }
+}
+
+impl IntoFailure for NotCleared {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Held(_) => Reason::NetnsInUse,
+            Self::Host(error) => error.reason(),
         }
     }
 }

@@ -23,7 +23,7 @@ mod settings;
 mod state;
 mod way;
 
-pub use error::{HostError, RunError, Unnamed};
+pub use error::{HostError, NotCleared, RunError, Unnamed};
 pub use guard::Guard;
 pub use iptables::Runner;
 pub use selector::Unselected;
@@ -218,6 +218,29 @@ impl Host {
             return Ok(());
         }
         self.forget(&mut state, &name_of(sandbox))
+    }
+
+    /// Takes all of it off the node, unless an address is in it. Whether anything was there.
+    ///
+    /// # Errors
+    ///
+    /// When an address is in it, or the kernel or a program refuses.
+    pub fn clear(&self) -> Result<bool, NotCleared> {
+        let Some(mut state) = self.lock() else {
+            return Ok(false);
+        };
+        let held = state.owners.count();
+        if held > 0 {
+            return Err(NotCleared::Held(held));
+        }
+        let cleared = state.clear();
+        self.count(&state);
+        drop(state);
+        let cleared = cleared?;
+        if cleared {
+            tracing::info!("Took the probe set off the node");
+        }
+        Ok(cleared)
     }
 
     /// Takes out what no claim has been held for, for so long that none will be.

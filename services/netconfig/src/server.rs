@@ -15,11 +15,11 @@ use inpod_proto::{
     netconfig::v1::{
         ApplyRulesRequest, ApplyRulesResponse, Backend, ClaimNetnsRequest, ClaimNetnsResponse,
         FindNetnsRequest, FindNetnsResponse, InspectNetnsRequest, InspectNetnsResponse,
-        ListClaimsRequest, ListClaimsResponse, ListListenersRequest, ListListenersResponse,
-        PlanRulesRequest, PlanRulesResponse, ReleaseNetnsRequest, ReleaseNetnsResponse,
-        RemoveRulesRequest, RemoveRulesResponse, SelfTestRequest, SelfTestResponse,
-        VerifyRulesRequest, VerifyRulesResponse, WatchDriftRequest, WatchDriftResponse,
-        netconfig_service_server::NetconfigService,
+        LeaveNodeRequest, LeaveNodeResponse, ListClaimsRequest, ListClaimsResponse,
+        ListListenersRequest, ListListenersResponse, PlanRulesRequest, PlanRulesResponse,
+        ReleaseNetnsRequest, ReleaseNetnsResponse, RemoveRulesRequest, RemoveRulesResponse,
+        SelfTestRequest, SelfTestResponse, VerifyRulesRequest, VerifyRulesResponse,
+        WatchDriftRequest, WatchDriftResponse, netconfig_service_server::NetconfigService,
     },
     required,
 };
@@ -261,6 +261,15 @@ impl NetconfigService for Handler {
         Ok(Response::new(SelfTestResponse {
             instance_id: self.instance_id.clone(),
             ..describe_report(report.await?)
+        }))
+    }
+
+    async fn leave_node(&self, _request: Request<LeaveNodeRequest>) -> Answer<LeaveNodeResponse> {
+        let host = Arc::clone(&self.host);
+        let cleared = detached(blocking(move || host.clear()));
+        Ok(Response::new(LeaveNodeResponse {
+            instance_id: self.instance_id.clone(),
+            changed: cleared.await?,
         }))
     }
 

@@ -30,6 +30,9 @@ pub use find::Found;
 /// How many pods are looked for at once.
 const SEARCHES: usize = 4;
 
+/// How long the node's own network may take to be cleared.
+const LEAVING: Duration = Duration::from_secs(15);
+
 /// Clients of netconfig and of the broker. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Agents {
@@ -127,6 +130,19 @@ impl Agents {
             capture,
             searches: Arc::new(Semaphore::new(SEARCHES)),
         }
+    }
+
+    /// Takes what is on the node's own network away: see `LeaveNode`.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub async fn leave_node(&self) -> Result<(), Failure> {
+        let deadline = Instant::now() + LEAVING;
+        let mut client = self.netconfig.clone();
+        let request = request(netconfig::LeaveNodeRequest {}, deadline);
+        call("netconfig", deadline, client.leave_node(request)).await?;
+        Ok(())
     }
 
     /// The proof: see `ClaimNetns`.

@@ -11,9 +11,9 @@ use std::{
     time::Duration,
 };
 
-use daemon::Readiness;
+use daemon::{Leave, Readiness};
 use inpod_cni::{
-    enrolled::is_disabled,
+    enrolled::{ENROLLED_FILE, is_disabled},
     spool::{SPOOL_DIR, boot_id},
 };
 use tokio::{
@@ -131,14 +131,22 @@ impl Away {
             self.enrolled.hold(registry.held_namespaces());
         }
         let complete = inventory.is_complete();
-        let is_written = |(wanted, whole): &(BTreeSet<_>, bool)| {
-            wanted == self.enrolled.wanted() && *whole == complete
+        let is_left = self.shared.leaving.is(Leave::Uninstall);
+        let wanted = if is_left {
+            self.enrolled.held().clone()
+        } else {
+            self.enrolled.wanted().clone()
         };
+        if is_left && wanted.is_empty() && !self.state_dir.join(ENROLLED_FILE).exists() {
+            // It has been cleared away with everything else.
+            return Ok(());
+        }
+        let is_written =
+            |(known, whole): &(BTreeSet<_>, bool)| *known == wanted && *whole == complete;
         if !is_due && self.written.as_ref().is_some_and(is_written) {
             return Ok(());
         }
         self.written = None;
-        let wanted = self.enrolled.wanted().clone();
         self.update(wanted.clone(), complete).await?;
         self.written = Some((wanted, complete));
         Ok(())

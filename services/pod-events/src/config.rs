@@ -101,6 +101,16 @@ pub const KEYS: &[Key] = &[
         help: "Where GET /metrics answers with the metrics of all services of the node; empty for nowhere",
     },
     Key {
+        name: "leave_file",
+        default: Some("/etc/inpod/leave/mode"),
+        help: "File that says whether inpod is to leave the node: uninstall (every pod is withdrawn), handover (everything stays for another agent); missing or empty where it stays",
+    },
+    Key {
+        name: "receipt_file",
+        default: Some("/dev/termination-log"),
+        help: "Where one line tells that it has left",
+    },
+    Key {
         name: "max_adds",
         default: Some("4"),
         help: "How many ADDs of pods of the mesh are worked on at once; the others wait, the earliest deadline first",
@@ -149,6 +159,12 @@ pub struct Config {
     /// Where metrics are read.
     #[serde(deserialize_with = "daemon::config::parsed")]
     pub metrics_address: MetricsAddress,
+    /// What says whether inpod is to leave the node.
+    #[serde(deserialize_with = "daemon::config::absolute")]
+    pub leave_file: PathBuf,
+    /// Where it is told that it has.
+    #[serde(deserialize_with = "daemon::config::absolute")]
+    pub receipt_file: PathBuf,
     /// How many ADDs are worked on at once.
     pub max_adds: NonZeroUsize,
     /// Whether the incumbent's metrics are kept, too.
@@ -180,12 +196,13 @@ impl Config {
         is_given.then_some(&self.kubeconfig)
     }
 
-    /// Who joins the mesh.
+    /// Who joins the mesh of a node that inpod stays on.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
             selectors: &self.enablement_selectors,
             excluded: &self.exclude_namespaces,
             pods_may: self.pods_may(),
+            is_left: false,
         }
     }
 

@@ -33,6 +33,8 @@ pub struct Policy<'a> {
     pub excluded: &'a [NamespaceName],
     /// What pods may ask for.
     pub pods_may: Permissions,
+    /// Whether inpod is being taken off the node: no pod joins then.
+    pub is_left: bool,
 }
 
 impl Policy<'_> {
@@ -53,6 +55,11 @@ pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Dec
 fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>) -> Decision {
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
     let reason = never(pod, namespace, policy).unwrap_or_else(|| by_labels(pod, selected));
+    let reason = if policy.is_left {
+        staying_out(reason)
+    } else {
+        reason
+    };
     let joins = matches!(reason, Reason::LabelOnPod | Reason::LabelOnNamespace);
     Decision {
         enrollment: if joins {
@@ -103,6 +110,19 @@ fn never(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason
     }
 }
 
+/// Nobody joins a node that is left, and nobody has to wait there until more is known.
+fn staying_out(reason: Reason) -> Reason {
+    let joins_or_may = matches!(
+        reason,
+        Reason::LabelOnPod | Reason::LabelOnNamespace | Reason::NamespaceUnknown
+    );
+    if joins_or_may {
+        Reason::NodeLeaves
+    } else {
+        reason
+    }
+}
+
 fn by_labels(pod: &Pod, selected: Selected) -> Reason {
     let mode = pod.labels.get(keys::DATAPLANE_MODE).map(String::as_str);
     match selected {
@@ -132,6 +152,7 @@ mod tests {
             selectors,
             excluded: &["kube-system".parse().unwrap()],
             pods_may: Permissions::default(),
+            is_left: false,
         };
         decide(pod, namespace, true, &policy)
     }
@@ -173,6 +194,26 @@ mod tests {
             set(&mut pod.labels, "none");
         });
         assert_eq!(decided, (Enrollment::None, Reason::OptedOut));
+    }
+
+    #[test]
+    fn nobody_joins_a_node_that_is_left_and_who_would_not_have_joined_keeps_the_reason() {
+        let left = |pod: &Pod, is_known| {
+            let policy = Policy {
+                selectors: &istio(),
+                excluded: &[],
+                pods_may: Permissions::default(),
+                is_left: true,
+            };
+            let decision = decide(pod, &namespace("shop"), is_known, &policy);
+            (decision.enrollment, decision.reason)
+        };
+        let mut asks = pod("shop", "web");
+        set(&mut asks.labels, "ambient");
+        assert_eq!(left(&asks, true), (Enrollment::None, Reason::NodeLeaves));
+        let plain = pod("shop", "web");
+        assert_eq!(left(&plain, true), (Enrollment::None, Reason::NotSelected));
+        assert_eq!(left(&plain, false), (Enrollment::None, Reason::NodeLeaves));
     }
 
     #[test]
@@ -239,6 +280,7 @@ mod tests {
                 selectors: &istio(),
                 excluded,
                 pods_may: Permissions::default(),
+                is_left: false,
             };
             decide_from(inventory, pod, &policy).enrollment
         };

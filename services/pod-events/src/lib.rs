@@ -14,6 +14,7 @@ pub mod drift;
 mod explain;
 mod inheritance;
 mod joined;
+pub mod leaving;
 pub mod metrics;
 pub mod moment;
 pub mod outputs;
@@ -51,6 +52,7 @@ use crate::{
     drift::Repairs,
     inheritance::Inheritance,
     joined::Joined,
+    leaving::{Departure, Leaving},
     metrics::{Counters, Istio, Metrics},
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
@@ -95,6 +97,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         counters: Counters::default(),
         pipeline,
         source,
+        leaving: Leaving::follow(config.leave_file.clone()),
         config,
         shown: Shown::default(),
         repairs: Repairs::default(),
@@ -109,6 +112,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let (known, told) = (registry.clone(), conditions.clone());
     Away::start(Arc::clone(&shared), known, told, metrics.clone()).await;
     let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
+    let departure = Departure::new(&shared, &registry, &daemon, inheritance.closed());
+    tokio::spawn(departure.run());
     keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
     let server = Server {
         registry,

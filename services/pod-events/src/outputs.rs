@@ -97,6 +97,11 @@ impl Outputs {
         })))
     }
 
+    /// How many pods do not bear the annotation that they should.
+    pub(crate) fn unmet(&self) -> u64 {
+        self.0.as_ref().map_or(0, |inner| inner.ledger().unmet())
+    }
+
     /// Declares what is counted here. Nothing is where nobody is told.
     pub(crate) fn register(&self, metrics: &mut Metrics) {
         let Some(inner) = &self.0 else { return };

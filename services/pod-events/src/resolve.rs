@@ -37,7 +37,7 @@ pub enum Resolved {
 ///
 /// When there is no such pod, or it is another one than the runtime means, or nobody can tell and it has to wait.
 pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
-    let policy = shared.config.policy();
+    let policy = shared.policy();
     let decided = |inventory: &Inventory| {
         let pod = meant(inventory, key, call.uid.as_ref())?;
         let decision = decide_from(inventory, pod, &policy);

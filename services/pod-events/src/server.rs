@@ -144,9 +144,8 @@ impl PodEventsService for Server {
         &self,
         _: Request<wire::GetStatusRequest>,
     ) -> Result<Response<wire::GetStatusResponse>, Status> {
-        let synced = self.shared.pipeline.synced.borrow().clone();
         Ok(Response::new(wire::GetStatusResponse {
-            ready: synced.netconfig.is_some() && synced.broker.is_some(),
+            ready: self.conditions.is_ready(),
             node_name: self.shared.config.node_name.to_string(),
             version: self.version.to_owned(),
             conditions: explain::conditions(&self.conditions),

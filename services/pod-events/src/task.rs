@@ -23,7 +23,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use daemon::Trace;
+use daemon::{Leave, Trace};
 use inpod_cni::enrolled::is_disabled;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -35,9 +35,10 @@ use crate::{
     admission::Admission,
     checkpoint::Record,
     config::Config,
-    decide::{Decision, decide_from},
+    decide::{Decision, Policy, decide_from},
     drift::{Brake, Drift, Kind, Repairs},
     explain::state,
+    leaving::Leaving,
     metrics::{Counters, Phase},
     moment::Moment,
     outputs::Outputs,
@@ -144,6 +145,8 @@ pub struct Shared {
     pub source: Source,
     /// The settings.
     pub config: Config,
+    /// Whether inpod is to leave the node.
+    pub leaving: Leaving,
     /// What Kubernetes is told.
     pub outputs: Outputs,
     /// Who hears of what becomes of pods.
@@ -158,7 +161,15 @@ impl Shared {
     /// What a pod should be.
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
-        decide_from(&inventory, pod, &self.config.policy())
+        decide_from(&inventory, pod, &self.policy())
+    }
+
+    /// Who joins the mesh.
+    pub fn policy(&self) -> Policy<'_> {
+        Policy {
+            is_left: self.leaving.is(Leave::Uninstall),
+            ..self.config.policy()
+        }
     }
 
     /// Whether the kill switch is set: what the plugin passes stays outside.

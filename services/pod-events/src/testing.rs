@@ -12,6 +12,7 @@ use crate::{
     checkpoint::{Checkpoint, Intent, Record},
     config::{Config, KEYS},
     drift::Repairs,
+    leaving::Leaving,
     metrics::Counters,
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
@@ -107,6 +108,7 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         counters: Counters::default(),
         repairs: Repairs::default(),
         owners: Owners::default(),
+        leaving: Leaving::default(),
         config,
         pipeline: Pipeline {
             agents: Agents::new(nobody(), nobody(), capture),

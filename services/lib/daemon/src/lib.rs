@@ -7,6 +7,7 @@ mod check;
 pub mod config;
 mod deadline;
 mod grpc;
+pub mod leave;
 mod log;
 pub mod metrics;
 pub mod peer;
@@ -19,6 +20,7 @@ pub use cgroup::containers;
 pub use config::{Key, list};
 pub use deadline::deadline;
 pub use grpc::{Lane, Server};
+pub use leave::Leave;
 pub use metrics::Metrics;
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
@@ -39,7 +41,10 @@ use anyhow::Context as _;
 use serde::de::DeserializeOwned;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::config::{Command, Common};
+use crate::{
+    config::{Command, Common},
+    shutdown::Stop,
+};
 
 /// What a service is, for its command line, its sockets and its log.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +67,7 @@ pub struct Daemon {
     run_dir: PathBuf,
     policy: Arc<peer::Policy>,
     shutdown: Shutdown,
+    stop: Stop,
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
@@ -93,6 +99,11 @@ impl Daemon {
     /// Tells when to stop.
     pub fn shutdown(&self) -> Shutdown {
         self.shutdown.clone()
+    }
+
+    /// Stops the process as a first SIGTERM does: what it serves is drained.
+    pub fn stop(&self) {
+        self.stop.now();
     }
 
     /// What is depended on, and whether the service is ready. Ready from the start where nothing is required.
@@ -190,6 +201,7 @@ fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
     let directory = common.run_dir.join(service.name);
     uds::directory(&directory)?;
     let readiness = Readiness::default();
+    let (stop, shutdown) = Shutdown::on_signals()?;
     Ok(Daemon {
         metrics: Metrics::new(&service, &readiness),
         readiness,
@@ -198,7 +210,8 @@ fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
         service,
         instance_id: instance_id()?.into(),
         policy: Arc::new(peer::Policy::new(&common.peer)?),
-        shutdown: Shutdown::on_signals()?,
+        shutdown,
+        stop,
         run_dir: common.run_dir,
     })
 }

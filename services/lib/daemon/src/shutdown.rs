@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use anyhow::Context as _;
 use futures_util::{Stream, StreamExt as _};
 use tokio::{
@@ -9,14 +11,25 @@ use tokio::{
 #[derive(Clone, Debug)]
 pub struct Shutdown(watch::Receiver<bool>);
 
+/// Has the process stop without a signal.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stop(Arc<watch::Sender<bool>>);
+
+impl Stop {
+    pub(crate) fn now(&self) {
+        self.0.send_replace(true);
+    }
+}
+
 impl Shutdown {
     /// Listens for signals.
-    pub(crate) fn on_signals() -> anyhow::Result<Self> {
+    pub(crate) fn on_signals() -> anyhow::Result<(Stop, Self)> {
         let (sender, receiver) = watch::channel(false);
+        let sender = Stop(Arc::new(sender));
         let terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-        tokio::spawn(obey(terminate, interrupt, sender));
-        Ok(Self(receiver))
+        tokio::spawn(obey(terminate, interrupt, sender.clone()));
+        Ok((sender, Self(receiver)))
     }
 
     /// One that is requested by the sender given back with it. For tests.
@@ -42,10 +55,10 @@ impl Shutdown {
     }
 }
 
-async fn obey(mut terminate: Signal, mut interrupt: Signal, sender: watch::Sender<bool>) {
+async fn obey(mut terminate: Signal, mut interrupt: Signal, stop: Stop) {
     either(&mut terminate, &mut interrupt).await;
     tracing::info!("Draining");
-    sender.send_replace(true);
+    stop.now();
     either(&mut terminate, &mut interrupt).await;
     tracing::warn!("Ended by a second signal");
     #[expect(clippy::exit, reason = "the second signal asks for exactly this")]

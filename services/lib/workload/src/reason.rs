@@ -54,6 +54,8 @@ reasons! {
     PodTerminal = 7, "POD_TERMINAL", "Nothing to do: a pod that has succeeded or failed carries no traffic.";
     /// The namespace is excluded in the node's configuration.
     NamespaceExcluded = 8, "NAMESPACE_EXCLUDED", "Remove the namespace from excludeNamespaces to let its pods join.";
+    /// inpod is being taken off the node.
+    NodeLeaves = 9, "NODE_LEAVES", "Nothing to do where inpod is to go from this node; else take back the word in leave_file (the ConfigMap inpod-leave).";
 
     /// A field of the request, a manifest or the configuration cannot be used.
     InvalidField = 20, "INVALID_FIELD", "Correct the named field.";

@@ -33,6 +33,17 @@ pub enum HostError {
     },
 }
 
+/// Why the node's probe set stays on it.
+#[derive(Debug, thiserror::Error)]
+pub enum NotCleared {
+    /// Pods are probed by it.
+    #[error("{0} addresses of pods are in the node's probe set")]
+    Held(usize),
+    /// It could not be taken away.
+    #[error(transparent)]
+    Host(#[from] HostError),
+}
+
 impl HostError {
     pub(crate) fn unless_empty(differences: Vec<String>) -> Result<(), Self> {
         if differences.is_empty() {

@@ -20,7 +20,7 @@ use crate::{
 const SUBSYSTEM: u16 = 6;
 /// NETLINK_NETFILTER of linux/netlink.h.
 const PROTOCOL_NUMBER: u16 = 12;
-/// NLM_F_EXCL: what is there already is an error.
+/// NLM_F_EXCL: what is there already, or is not there to be destroyed, is an error.
 const EXCLUSIVE: u16 = 0x200;
 /// NLA_F_NET_BYTEORDER, without which the kernel takes no number of these.
 const NET_BYTEORDER: u16 = 0x4000;
@@ -31,6 +31,7 @@ const PROTOCOL_VERSION: u8 = 7;
 const REVISION: u8 = 3;
 
 const CREATE: u16 = 2;
+const DESTROY: u16 = 3;
 const LIST: u16 = 7;
 const ADD: u16 = 9;
 const DELETE: u16 = 10;
@@ -88,6 +89,15 @@ impl Ipset {
         message.byte(ATTR_FAMILY, family.number());
         message.nested(ATTR_DATA, |data| data.number(ATTR_CADT_FLAGS, WITH_COMMENT));
         self.0.act(&format!("create the set {name}"), &message)
+    }
+
+    /// Destroys a set with its elements. `false` where there is none.
+    pub(crate) fn destroy(&mut self, name: &str) -> Result<bool, KernelError> {
+        let message = Message::about(name, DESTROY, EXCLUSIVE);
+        match self.0.act(&format!("destroy the set {name}"), &message) {
+            Err(error) if error.is(nix::Error::ENOENT) => Ok(false),
+            result => result.map(|()| true),
+        }
     }
 
     /// Adds an address with a comment. `false` where it is there already, which is left as it is.

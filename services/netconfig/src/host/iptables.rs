@@ -14,7 +14,7 @@ use super::{
     way::{Found, Pace, Settled, Way, Wish},
 };
 use crate::{family::Family, iptables::Variant};
-use text::{Saved, rule, script};
+use text::{Saved, clearing, rule, script};
 
 /// Our chain in the table nat.
 const CHAIN: &str = "INPOD_POSTRT";
@@ -230,6 +230,27 @@ impl Way for Iptables {
             self.write_rule(*family, &rule(selected, settings, *family), selected)?;
         }
         Ok(())
+    }
+
+    /// The rule before the sets: it holds on to them.
+    fn clear(&mut self) -> Result<bool, HostError> {
+        let mut cleared = false;
+        let mut left = Vec::new();
+        for family in self.families {
+            let saved = self.saved(*family)?;
+            if saved.exists {
+                self.runner.restore(*family, &clearing(&saved))?;
+                cleared = true;
+                if self.saved(*family)?.exists {
+                    left.push(format!("the {family} chain {CHAIN} is there again"));
+                }
+            }
+            cleared |= self.sets.destroy(set_of(*family))?;
+        }
+        self.printed.clear();
+        self.cgroups.clear();
+        HostError::unless_empty(left)?;
+        Ok(cleared)
     }
 
     /// What is wished for is tried first anyway.

@@ -172,6 +172,21 @@ impl Way for Nft {
         HostError::unless_empty(left)
     }
 
+    fn clear(&mut self) -> Result<bool, HostError> {
+        let cleared = again(|| {
+            let seen = self.nftables.read_table(&[TABLE])?;
+            if seen.tables.is_empty() {
+                return Ok(false);
+            }
+            self.nftables.delete_table(&seen).map(|()| true)
+        })?;
+        let left = again(|| self.nftables.read_table(&[TABLE]))?;
+        let left = left.ids().into_iter();
+        let left = left.map(|(_, name)| format!("the table {name} is there again"));
+        HostError::unless_empty(left.collect())?;
+        Ok(cleared)
+    }
+
     /// Without a look ahead, and whatever the generation: the kernel refuses what is there. A refusal costs it
     /// milliseconds, so that this is not for what is known.
     fn add(&mut self, by: &str, addresses: &[IpAddr]) -> Result<Option<Settled>, HostError> {

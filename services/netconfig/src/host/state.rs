@@ -110,6 +110,19 @@ impl State {
         Ok(())
     }
 
+    /// Takes all of it away. Whether anything was there.
+    pub(super) fn clear(&mut self) -> Result<bool, HostError> {
+        let cleared = match self.selected(false) {
+            // As for writing: iptables resolves the path of the cgroup that its rule names.
+            Ok(Selected::Cgroup(_)) => {
+                cgroup::as_seen(|| self.way.clear()).map_err(HostError::View)??
+            }
+            Ok(Selected::Socket | Selected::User(_)) | Err(_) => self.way.clear()?,
+        };
+        self.in_use = false;
+        Ok(cleared)
+    }
+
     /// Reads all of it: what is not as it should be, a sentence each, and how many elements were found. Elements that
     /// nobody here wants are remembered. `None` where nothing of ours is there.
     pub(super) fn read(&mut self) -> Result<Option<Vec<String>>, HostError> {

@@ -32,6 +32,9 @@ pub(crate) trait Way: fmt::Debug + Send {
     /// Changes single elements on behalf of one owner.
     fn settle(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<Settled, HostError>;
 
+    /// Takes all of it away, the rule first, and reads back that nothing is left. Whether anything was there.
+    fn clear(&mut self) -> Result<bool, HostError>;
+
     /// Whether there is reason to read all of it. Takes microseconds.
     fn is_suspicious(&mut self, elements: &Elements) -> bool;
 

@@ -147,6 +147,15 @@ impl Nftables {
         change::push_chains(&mut batch, table);
         change::commit(&mut self.socket, "write the probe table", batch)
     }
+
+    /// Takes a table away with all that is in it.
+    pub(crate) fn delete_table(&mut self, seen: &Observed) -> Result<(), KernelError> {
+        let mut batch = change::begin(&self.socket, seen.generation);
+        for (family, name) in seen.ids() {
+            change::push_delete(&mut batch, family, &name);
+        }
+        change::commit(&mut self.socket, "delete the probe table", batch)
+    }
 }
 
 /// The id names the set within the transaction.

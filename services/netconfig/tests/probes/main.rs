@@ -10,6 +10,7 @@
 )]
 
 mod branch_eni;
+mod leaving;
 mod packets;
 mod place;
 mod repair;

@@ -156,6 +156,13 @@ impl OnNode {
         self.node.run(move || host.release(&sandbox(name))).unwrap();
     }
 
+    /// Takes all of it off the node; whether anything was there.
+    pub(crate) fn clear(&self) -> Result<bool, String> {
+        let host = Arc::clone(&self.host);
+        let cleared = self.node.run(move || host.clear());
+        cleared.map_err(|error| error.to_string())
+    }
+
     /// Whether a condition holds.
     pub(crate) fn is_ok(&self, condition: &str) -> bool {
         self.readiness.all()[condition].ok

@@ -47,6 +47,11 @@ impl Enrolled {
         &self.wanted
     }
 
+    /// Those of them that have a pod in the mesh.
+    pub(super) fn held(&self) -> &BTreeSet<NamespaceName> {
+        &self.held
+    }
+
     /// Something else is known of pods and namespaces. Whether the namespaces have a pod in the mesh is asked again.
     pub(super) fn follow(&mut self, now: &Inventory, is_held: impl Fn(&NamespaceName) -> bool) {
         let changes = now.since(&self.seen);
@@ -99,6 +104,7 @@ impl Enrolled {
             excluded: &self.excluded,
             // What pods may ask for decides on no enrolment.
             pods_may: Permissions::default(),
+            is_left: false,
         };
         let joins =
             |pod: &Pod| decide_from(&self.seen, pod, &policy).enrollment == Enrollment::Ambient;
@@ -178,6 +184,7 @@ mod tests {
             selectors: &selectors.parse().unwrap(),
             excluded: &excluded,
             pods_may: Permissions::default(),
+            is_left: false,
         })
     }
 

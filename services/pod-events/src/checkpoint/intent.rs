@@ -58,6 +58,11 @@ impl Intent {
         )
     }
 
+    /// Whether it is where it would stay if nothing changed.
+    pub fn rests(&self) -> bool {
+        matches!(self, Self::Out | Self::Enrolled { .. } | Self::Inherited)
+    }
+
     /// Whether anything may be in place.
     pub fn is_held(&self) -> bool {
         !matches!(self, Self::Out)

@@ -22,6 +22,9 @@ pub(super) fn of(
         matched(selected, policy.selectors.len()),
     ));
     inputs.extend(facts(pod, namespace, policy));
+    if policy.is_left {
+        inputs.push(("node is left".to_owned(), "true".to_owned()));
+    }
     inputs.extend(permissions(pod, namespace, is_known, policy));
     inputs
 }
@@ -130,6 +133,7 @@ mod tests {
             selectors: &selectors,
             excluded: &[],
             pods_may: Permissions::of("keep-existing"),
+            is_left: false,
         };
         decide(&pod, &namespace, is_known, &policy).inputs
     }

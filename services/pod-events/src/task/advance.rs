@@ -2,6 +2,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
+use daemon::Leave;
 use tokio::time::Instant;
 use workload::{Enrollment, Failure, Reason};
 
@@ -51,9 +52,18 @@ impl Task {
         }
     }
 
+    /// Whether the pod is to be left as it is, for another agent. What was begun of it is brought to an end first.
+    fn is_handed_over(&self) -> bool {
+        let rests = |record: &Record| record.intent.rests();
+        self.shared.leaving.is(Leave::Handover) && self.records.last().is_none_or(rests)
+    }
+
     /// Takes the current sandbox the next steps towards what is wanted, and sets when to look again.
     pub(super) async fn advance(&mut self) {
         (self.wake, self.next) = (None, None);
+        if self.is_handed_over() {
+            return;
+        }
         if let Err(failure) = self.mend().await {
             return self.retry_later(failure);
         }

@@ -37,6 +37,7 @@ async fn start() -> Running {
     let readiness = Readiness::default();
     readiness.require("kernel", "not looked at yet");
     let daemon = Daemon {
+        stop: crate::shutdown::Stop::default(),
         service,
         instance_id: "run-1".into(),
         run_dir: dir.path().to_owned(),

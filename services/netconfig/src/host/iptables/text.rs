@@ -36,6 +36,8 @@ fn quoted(word: &str) -> String {
 /// What `iptables-save` says of our chain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
+    /// Whether it is there.
+    pub(super) exists: bool,
     /// Its rules.
     pub(super) rules: Vec<String>,
     /// How many rules for packets that leave are nothing but jumps to it.
@@ -51,7 +53,9 @@ impl Saved {
             let start = format!("-A {chain} ");
             text.lines().filter(move |line| line.starts_with(&start))
         };
+        let declared = format!(":{CHAIN} ");
         Self {
+            exists: text.lines().any(|line| line.starts_with(&declared)),
             rules: of_chain(CHAIN).map(str::to_owned).collect(),
             jumps: of_chain(HOOK).filter(|line| *line == jump).count(),
             is_first: of_chain(HOOK).next() == Some(&jump),
@@ -63,6 +67,12 @@ impl Saved {
 pub(super) fn script(saved: &Saved, rule: &str) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n:{CHAIN} - [0:0]\n-F {CHAIN}\n{rule}\n{delete}-I {HOOK} 1 -j {CHAIN}\nCOMMIT\n")
+}
+
+/// Takes the chain away, and every jump to it.
+pub(super) fn clearing(saved: &Saved) -> String {
+    let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
+    format!("*nat\n{delete}-F {CHAIN}\n-X {CHAIN}\nCOMMIT\n")
 }
 
 #[cfg(test)]
@@ -103,6 +113,30 @@ mod tests {
         let saved = Saved::parse(text);
         assert_eq!(saved.rules, ["-A INPOD_POSTRT -p tcp -j ACCEPT"]);
         assert_eq!((saved.jumps, saved.is_first), (1, false));
+        assert!(saved.exists);
+        let other = text.replace(":INPOD_POSTRT ", ":INPOD_POSTRTX ");
+        assert!(!Saved::parse(&other).exists);
+    }
+
+    #[test]
+    fn a_chain_goes_after_every_jump_to_it() {
+        let saved = Saved {
+            exists: true,
+            jumps: 2,
+            ..Saved::default()
+        };
+        let text = clearing(&saved);
+        let lines: Vec<_> = text.lines().collect();
+        let delete = "-D POSTROUTING -j INPOD_POSTRT";
+        let expected = [
+            "*nat",
+            delete,
+            delete,
+            "-F INPOD_POSTRT",
+            "-X INPOD_POSTRT",
+            "COMMIT",
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::{
     checkpoint::{Checkpoint, Intent, Record},
     config::PodsFrom,
     drift::Repairs,
+    leaving::Leaving,
     metrics::{Counters, Phases},
     moment::Moment,
     outputs::Outputs,
@@ -49,6 +50,7 @@ impl Scene {
             counters: Counters::default(),
             source: source(dir.path().to_owned()).await,
             config: config(),
+            leaving: Leaving::default(),
             pipeline: Pipeline {
                 agents: Agents::new(nobody(), nobody(), CAPTURE),
                 checkpoint,

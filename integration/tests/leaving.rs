@@ -1,0 +1,221 @@
+//! A node that inpod leaves, as the file tells that a ConfigMap is mounted as.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+mod common;
+
+use std::{fs, path::PathBuf};
+
+use anyhow::ensure;
+use common::Mesh;
+use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
+use integration::{Node, PATIENCE, Pod, Spec, eventually};
+use nix::sys::signal::Signal;
+
+struct Leaving {
+    mesh: Mesh,
+    word: PathBuf,
+    receipt: PathBuf,
+}
+
+impl Leaving {
+    /// A node with pods in the mesh, and a pod-events that can be told to leave.
+    fn new() -> Self {
+        let mesh = Mesh::new().unwrap();
+        let of_run = |name: &str| mesh.node.run_dir().join(name);
+        let (word, receipt) = (of_run("word"), of_run("receipt"));
+        let leaving = Self {
+            mesh,
+            word,
+            receipt,
+        };
+        leaving.node().stop("pod-events", Signal::SIGTERM).unwrap();
+        leaving.start();
+        leaving.node().ready().unwrap();
+        leaving
+    }
+
+    fn node(&self) -> &Node {
+        &self.mesh.node
+    }
+
+    fn start(&self) {
+        let [word, receipt] = [&self.word, &self.receipt].map(|path| path.to_str().unwrap());
+        let settings = [
+            "--peer",
+            "uid",
+            "--leave-file",
+            word,
+            "--receipt-file",
+            receipt,
+        ];
+        self.node().start_with("pod-events", &settings).unwrap();
+    }
+
+    fn say(&self, word: &str) {
+        fs::write(&self.word, word).unwrap();
+    }
+
+    /// Waits until the process has ended by itself, and gives what it said last.
+    fn left(&self) -> String {
+        let ended = self.node().until_ended("pod-events").unwrap();
+        assert!(ended.success(), "{ended}");
+        fs::read_to_string(&self.receipt).unwrap()
+    }
+
+    /// What tells that inpod is not to stay.
+    fn until_condition(&self, ok: bool, ready: bool, words: &str) {
+        eventually(&format!("it is told: {words}"), PATIENCE, || {
+            let status = self.node().api().status()?;
+            let mut conditions = status.conditions.iter();
+            let staying = conditions.find(|condition| condition.name == "staying");
+            let is_so = staying.is_some_and(|it| it.ok == ok && it.message.contains(words));
+            ensure!(is_so && status.ready == ready, "{status:?}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    fn listed(&self) -> usize {
+        let list = self.node().state_dir().join("enrolled-namespaces");
+        fs::read_to_string(list).unwrap().lines().count()
+    }
+
+    fn pods(&self) -> [&Pod; 2] {
+        [&self.mesh.a, &self.mesh.b]
+    }
+}
+
+fn rules_of_the_node(node: &Node) -> String {
+    let netns = format!("--net={}", node.netns().path().display());
+    integration::run("nsenter", &[&netns, "nft", "-s", "list", "ruleset"]).unwrap()
+}
+
+#[test]
+fn a_node_that_is_uninstalled_takes_every_pod_out_and_leaves_nothing() {
+    let leaving = Leaving::new();
+    let node = leaving.node();
+    assert!(
+        rules_of_the_node(node).contains("inpod"),
+        "or nothing could be left"
+    );
+    assert_eq!(leaving.listed(), 1);
+    leaving.say("uninstall\n");
+    let receipt = leaving.left();
+    assert_eq!(
+        receipt,
+        "inpod left: uninstall; 2 pods were taken out of the mesh\n"
+    );
+    for pod in leaving.pods() {
+        assert_eq!(
+            pod.traces().unwrap(),
+            Vec::<String>::new(),
+            "{}",
+            pod.spec.name
+        );
+    }
+    assert!(!rules_of_the_node(node).contains("inpod"));
+    assert_eq!(leaving.listed(), 0);
+    assert_eq!(node.api().workloads().unwrap().workloads.len(), 0);
+    assert_eq!(node.api().claims().unwrap().len(), 0);
+}
+
+#[test]
+fn a_node_that_is_left_admits_every_pod_and_comes_back_when_the_word_is_taken_back() {
+    let leaving = Leaving::new();
+    let node = leaving.node();
+    leaving.say("uninstall");
+    leaving.left();
+    // A container is started again.
+    leaving.start();
+    leaving.until_condition(false, false, "has left this node: uninstall");
+    let late = node.sandbox(Spec::new("late").ambient()).unwrap();
+    node.add(&late).unwrap();
+    let known = node.explain(&late.spec).unwrap();
+    assert_eq!(
+        (known.state(), known.reason()),
+        (PodState::Out, Reason::NodeLeaves)
+    );
+    assert_eq!(late.traces().unwrap(), Vec::<String>::new());
+    leaving.say("");
+    for pod in leaving.pods().into_iter().chain([&late]) {
+        node.until_whole(&pod.spec).unwrap();
+    }
+    leaving.until_condition(true, true, "");
+    leaving.mesh.between_enrolled_pods().unwrap();
+    // And once more: what was said the first time is not taken for an answer.
+    leaving.say("uninstall");
+    let receipt = leaving.left();
+    assert!(receipt.contains("3 pods"), "{receipt}");
+}
+
+#[test]
+fn a_node_that_is_handed_over_keeps_its_pods_as_they_are_and_mends_nothing() {
+    let leaving = Leaving::new();
+    let node = leaving.node();
+    let before = leaving.pods().map(|pod| pod.ruleset().unwrap());
+    leaving.say("handover");
+    let receipt = leaving.left();
+    assert_eq!(receipt, "inpod left: handover; 2 pods stay as they are\n");
+    assert_eq!(leaving.pods().map(|pod| pod.ruleset().unwrap()), before);
+    leaving.mesh.between_enrolled_pods().unwrap();
+    // A successor writes its own rules: nobody undoes that.
+    leaving.start();
+    leaving.until_condition(false, false, "has left this node: handover");
+    leaving.mesh.b.exec(&["nft", "flush", "ruleset"]).unwrap();
+    leaving
+        .mesh
+        .b
+        .exec(&["nft", "add", "table", "inet", "successor"])
+        .unwrap();
+    // Neither a netconfig that starts anew nor a person who asks has it mended.
+    node.stop("netconfig", Signal::SIGKILL).unwrap();
+    node.start("netconfig").unwrap();
+    node.stop("pod-events", Signal::SIGKILL).unwrap();
+    leaving.start();
+    leaving.until_condition(false, false, "has left this node: handover");
+    let looked_at = node.api().resync().unwrap().pods;
+    assert!(
+        looked_at
+            .iter()
+            .filter(|pod| pod.state() == PodState::Enrolled)
+            .count()
+            == 2
+    );
+    let rules = leaving.mesh.b.ruleset().unwrap();
+    assert!(
+        rules.contains("successor") && !rules.contains("inpod"),
+        "{rules}"
+    );
+    // Negative control: where it stays, it mends that.
+    leaving.say("");
+    node.until_whole(&leaving.mesh.b.spec).unwrap();
+    assert!(leaving.mesh.b.ruleset().unwrap().contains("inpod"));
+}
+
+#[test]
+fn a_word_that_nobody_knows_changes_nothing() {
+    let leaving = Leaving::new();
+    leaving.say("uninstal");
+    eventually("it is told", PATIENCE, || {
+        let log = leaving.node().tail("pod-events", 200);
+        ensure!(log.contains("may say uninstall or handover"), "{log}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    for pod in leaving.pods() {
+        leaving.node().until_whole(&pod.spec).unwrap();
+    }
+    leaving.until_condition(true, true, "");
+    assert!(!leaving.receipt.exists());
+}
+
+#[test]
+fn the_probe_set_stays_on_the_node_as_long_as_a_pod_is_in_it() {
+    let leaving = Leaving::new();
+    let node = leaving.node();
+    node.stop("pod-events", Signal::SIGKILL).unwrap();
+    let refused = node.api().leave_node().unwrap_err();
+    let refused = format!("{refused:#}");
+    assert!(refused.contains("addresses of pods are in"), "{refused}");
+    assert!(rules_of_the_node(node).contains("inpod"));
+}

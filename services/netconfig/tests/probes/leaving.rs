@@ -1,0 +1,82 @@
+//! What is left of the set on a node that inpod leaves.
+
+use std::sync::Arc;
+
+use netconfig::host::Settings;
+
+use crate::{
+    place::{Kind, OnNode, POD},
+    set::shown,
+    support::Fresh,
+};
+
+/// A chain of others beside ours, in the table that iptables shares.
+const FOREIGN: &str = "KUBE-POSTROUTING";
+
+/// The programs that list and change, of both families.
+fn programs(kind: Kind) -> &'static [[&'static str; 2]] {
+    match kind {
+        Kind::Nft => &[],
+        Kind::IptablesNft => &[
+            ["iptables-nft-save", "iptables-nft"],
+            ["ip6tables-nft-save", "ip6tables-nft"],
+        ],
+        Kind::IptablesLegacy => &[
+            ["iptables-legacy-save", "iptables-legacy"],
+            ["ip6tables-legacy-save", "ip6tables-legacy"],
+        ],
+    }
+}
+
+/// Everything of the packet filter in which others, too, have a part.
+fn everything(node: &Fresh, kind: Kind) -> String {
+    if kind == Kind::Nft {
+        return node.nft("list ruleset");
+    }
+    let saved = programs(kind)
+        .iter()
+        .map(|[save, _]| node.command(save, &["-t", "nat"]));
+    let saved: String = saved.collect();
+    let lines = saved.lines().filter(|line| !line.starts_with('#'));
+    // Counters count.
+    let lines = lines.map(|line| line.split(" [").next().unwrap());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn with_a_stranger(node: &Fresh, kind: Kind) {
+    if kind == Kind::Nft {
+        node.nft("add table inet stranger");
+    }
+    for [_, program] in programs(kind) {
+        node.command(program, &["-t", "nat", "-N", FOREIGN]);
+        node.command(program, &["-t", "nat", "-A", "POSTROUTING", "-j", FOREIGN]);
+    }
+}
+
+#[test]
+fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
+    for kind in Kind::ALL {
+        let node = Arc::new(Fresh::new());
+        with_a_stranger(&node, kind);
+        let before = everything(&node, kind);
+        let host = OnNode::start(&node, Settings::default(), kind);
+        let guard = host.guard();
+        host.name("c1", &POD);
+        assert_ne!(everything(&node, kind), before, "{kind:?}");
+        let held = host.clear().unwrap_err();
+        assert!(held.contains("2 addresses of pods"), "{held}");
+        assert_eq!(shown(&node, kind).len(), 2, "{kind:?}: nothing was changed");
+        host.release("c1");
+        assert!(host.clear().unwrap(), "{kind:?}");
+        assert_eq!(everything(&node, kind), before, "{kind:?}");
+        let is_iptables = kind != Kind::Nft;
+        assert!(!is_iptables || node.command("ipset", &["save"]).is_empty());
+        // Once more there is nothing to do, and whoever watches over the set puts nothing back.
+        assert!(!host.clear().unwrap(), "{kind:?}");
+        drop(guard);
+        assert_eq!(everything(&node, kind), before, "{kind:?}");
+        // It is no farewell for ever.
+        assert!(host.name("c1", &POD), "{kind:?}");
+        assert_eq!(shown(&node, kind).len(), 2, "{kind:?}");
+    }
+}
