@@ -219,7 +219,10 @@ impl Writer {
         if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
             return Err(NoIpv6);
         }
-        Ok(self.plan_of(link, state, &redirection.ruleset(), families))
+        let plan = self.plan_of(link, state, &redirection.ruleset(), families);
+        let first = redirection.of_beginnings().map(|first| first.ruleset());
+        let first = first.map(|first| link.shape(plan.backend, &first));
+        Ok(plan.with_first(first.unwrap_or_default()))
     }
 
     /// A pod keeps the backend that it is written with, unless another one was configured.
@@ -309,10 +312,24 @@ fn take(
             undo.added.push(*item);
         }
         Step::Adopt(item) => link.routes.adopt(*item)?,
-        Step::Write(first) => {
+        Step::Begin(change) => {
             undo.rewritten = true;
-            write(link, plan, first, tag, &undo.before)?;
+            let seen = undo.before.of(plan.backend).cloned().unwrap_or_default();
+            write(link, &plan.first(), change, tag, &seen)?;
+            undo.begun = true;
         }
+        Step::ForgetStrangers => link.nftables.forget_strangers()?,
+        Step::Settle => inspect::settle(link.netns),
+        Step::Write(change) => {
+            undo.rewritten = true;
+            let seen = if undo.begun {
+                link.read_of(plan.backend)?
+            } else {
+                undo.before.of(plan.backend).cloned().unwrap_or_default()
+            };
+            write(link, plan, change, tag, &seen)?;
+        }
+        Step::ForgetBefore => link.nftables.forget_from_before()?,
         Step::Clear(backend, change) => {
             if !undo.cleared {
                 read_back(link, plan)?;
@@ -342,10 +359,8 @@ fn write(
     plan: &Plan,
     first: &Change,
     tag: &Tag,
-    before: &State,
+    seen: &Observed,
 ) -> Result<(), ApplyError> {
-    let nothing = Observed::default();
-    let seen = before.of(plan.backend).unwrap_or(&nothing);
     let mut result = link.change(plan.backend, seen, first);
     for _ in 1..ATTEMPTS {
         match &result {

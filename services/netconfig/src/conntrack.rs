@@ -1,12 +1,16 @@
 //! Connection tracking of a netns, as far as it keeps captured what is to go direct, or the other way round.
 
+mod connections;
+
+pub(crate) use connections::{forget_captured, forget_from_before, forget_strangers};
+
 use crate::{
     family::Family,
     marks::{DNS_PORT, ZTUNNEL_DNS_PORT},
     netlink::{KernelError, Socket},
 };
 use netlink_bindings::{
-    conntrack::{Nfgenmsg, OpGetDump, Request},
+    conntrack::{IterableConntrackAttrs, Nfgenmsg, OpGetDump, Request},
     traits::{NetlinkRequest, Protocol},
     utils::find_attr,
 };
@@ -15,6 +19,8 @@ use netlink_bindings::{
 const DELETE: u16 = (1 << 8) | 2;
 /// CTA_TUPLE_ORIG: who began it, and how.
 const TUPLE_ORIG: u16 = 1;
+/// CTA_ID: which entry, among those that had the same first packet one after the other.
+const ID: u16 = 12;
 /// CTA_ZONE.
 const ZONE: u16 = 18;
 /// NLA_F_NESTED.
@@ -39,7 +45,17 @@ pub(crate) fn wrong_way(led: &[Family], family: Family) -> u16 {
 
 /// Deletes the entries of questions for names over UDP that go the wrong way, in every zone and both families.
 pub(crate) fn forget_names(socket: &mut Socket, led: &[Family]) -> Result<(), KernelError> {
-    for entry in questions(socket, led)? {
+    forget(socket, |header, attributes| {
+        is_wrong_question(header, attributes, led).unwrap_or(false)
+    })
+}
+
+/// Deletes the entries that are meant.
+fn forget(
+    socket: &mut Socket,
+    is_meant: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
+) -> Result<(), KernelError> {
+    for entry in entries(socket, is_meant)? {
         match socket.act("delete a connection tracking entry", &entry) {
             // It ended by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
@@ -77,7 +93,10 @@ impl NetlinkRequest for Entry {
 const PROTOCOL: u16 = 12;
 
 /// A dump that entries came to or went from while it was made may lack some.
-fn questions(socket: &mut Socket, led: &[Family]) -> Result<Vec<Entry>, KernelError> {
+fn entries(
+    socket: &mut Socket,
+    is_meant: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
+) -> Result<Vec<Entry>, KernelError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
@@ -86,17 +105,23 @@ fn questions(socket: &mut Socket, led: &[Family]) -> Result<Vec<Entry>, KernelEr
             Err(error) if error.is_race() && attempts > 0 => {}
             Err(error) => return Err(error),
             Ok(payloads) => {
-                return Ok(payloads
-                    .iter()
-                    .filter_map(|found| question(found, led))
-                    .collect());
+                let entry = |payload: &Vec<u8>| {
+                    let (header, attributes) = OpGetDump::decode_reply(payload);
+                    let meant = is_meant(&header, &attributes);
+                    meant.then(|| delete(&header, attributes.get_buf()))?
+                };
+                return Ok(payloads.iter().filter_map(entry).collect());
             }
         }
     }
 }
 
-fn question(payload: &[u8], led: &[Family]) -> Option<Entry> {
-    let (header, attributes) = OpGetDump::decode_reply(payload);
+/// `None` for what is no question.
+fn is_wrong_question(
+    header: &Nfgenmsg,
+    attributes: &IterableConntrackAttrs<'_>,
+    led: &[Family],
+) -> Option<bool> {
     let proto = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let is_question =
         proto.get_proto_num().ok()? == UDP && proto.get_proto_dst_port().ok()? == DNS_PORT;
@@ -107,10 +132,10 @@ fn question(payload: &[u8], led: &[Family]) -> Option<Entry> {
     };
     let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;
     let is_wrong = answers.get_proto_src_port().ok()? == wrong_way(led, family);
-    (is_question && is_wrong).then(|| delete(&header, attributes.get_buf()))?
+    Some(is_question && is_wrong)
 }
 
-/// An entry is named by its first packet and its zone.
+/// An entry is named by its first packet and its zone, and by its number: by now there may be another one of these.
 fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
     let mut payload = vec![header.nfgen_family, 0, 0, 0];
     push(
@@ -118,8 +143,10 @@ fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
         TUPLE_ORIG | NESTED,
         find_attr(attributes, TUPLE_ORIG)?,
     )?;
-    if let Some(zone) = find_attr(attributes, ZONE) {
-        push(&mut payload, ZONE, zone)?;
+    for kind in [ZONE, ID] {
+        if let Some(value) = find_attr(attributes, kind) {
+            push(&mut payload, kind, value)?;
+        }
     }
     Some(Entry(payload))
 }

@@ -6,6 +6,7 @@ mod diag;
 mod flows;
 mod listeners;
 mod process;
+mod settle;
 mod tcp;
 
 pub use address::addresses;
@@ -15,6 +16,7 @@ pub(crate) use process::{
     PROC, is_alive, is_inhabited, look_at_process, parse_stat, process_directories, walks,
 };
 pub use process::{Process, processes};
+pub(crate) use settle::{SETTLING, settle};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 

@@ -20,6 +20,7 @@ mod words;
 pub use child::run_program;
 pub use error::ProgramError;
 pub use programs::Programs;
+pub(crate) use script::jumps;
 
 use std::fmt;
 

@@ -24,6 +24,13 @@ const LEGACY_TABLES: [&str; 2] = [
     "/proc/thread-self/net/ip6_tables_names",
 ];
 
+/// Counters of a netns, two lines a protocol: names, then numbers (proc_net(5)). Of the netns that the reading thread is
+/// in.
+const COUNTERS: &str = "/proc/thread-self/net/snmp";
+
+/// Connections that were begun, from here and from elsewhere (RFC 4022). Those that are merely passed on do not count.
+const BEGUN: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
+
 /// How chains are named by inpod and by Istio's node agent, in tables of iptables.
 const CHAIN_PREFIXES: [&str; 2] = ["INPOD_", "ISTIO_"];
 
@@ -54,6 +61,7 @@ pub(crate) struct Link<'a> {
 struct Facts {
     has_ipv6: bool,
     has_legacy_tables: bool,
+    has_connected: bool,
     migrates: Option<bool>,
 }
 
@@ -87,6 +95,8 @@ impl<'a> Link<'a> {
                 facts: Facts {
                     has_ipv6: sysctls.has_ipv6(),
                     has_legacy_tables: LEGACY_TABLES.iter().any(is_filled),
+                    has_connected: fs::read_to_string(COUNTERS)
+                        .map_or(true, |text| has_begun(&text)),
                     migrates: sysctls.migrates()?,
                 },
                 sysctls,
@@ -117,6 +127,7 @@ impl<'a> Link<'a> {
         Ok(State {
             seen,
             routing: self.routes.read()?,
+            has_connected: self.facts.has_connected,
             migrates: self.facts.migrates,
         })
     }
@@ -203,6 +214,36 @@ impl From<Variant> for Backend {
     }
 }
 
+/// Whether any TCP connection was ever begun, as far as the counters tell.
+fn has_begun(counters: &str) -> bool {
+    let mut of_tcp = counters.lines().filter_map(|it| it.strip_prefix("Tcp:"));
+    let (Some(names), Some(numbers)) = (of_tcp.next(), of_tcp.next()) else {
+        return true;
+    };
+    let mut found = names.split_whitespace().zip(numbers.split_whitespace());
+    found.any(|(name, number)| BEGUN.contains(&name) && number != "0")
+}
+
 fn is_filled(path: impl AsRef<Path>) -> bool {
     fs::read(path).is_ok_and(|text| !text.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_netns_in_which_no_connection_was_begun_is_told_from_one_that_has_a_past() {
+        let counters = |active, passive| {
+            format!(
+                "Udp: InDatagrams\nUdp: 7\nTcp: RtoMin ActiveOpens PassiveOpens InSegs\n\
+                 Tcp: 200 {active} {passive} 12\n"
+            )
+        };
+        assert!(!has_begun(&counters(0, 0)));
+        assert!(has_begun(&counters(1, 0)));
+        assert!(has_begun(&counters(0, 30)));
+        // What does not tell may have one.
+        assert!(has_begun("Udp: InDatagrams\nUdp: 7\n"));
+    }
 }

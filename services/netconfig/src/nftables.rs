@@ -76,6 +76,21 @@ impl Nftables {
         conntrack::forget_names(&mut self.socket, led)
     }
 
+    /// Deletes what connection tracking knows of connections that no rules of ours are there for.
+    pub(crate) fn forget_strangers(&mut self) -> Result<(), KernelError> {
+        conntrack::forget_strangers(&mut self.socket)
+    }
+
+    /// Deletes what connection tracking knows of connections that were there before it was.
+    pub(crate) fn forget_from_before(&mut self) -> Result<(), KernelError> {
+        conntrack::forget_from_before(&mut self.socket)
+    }
+
+    /// Deletes what connection tracking knows of connections that ztunnel took on or opened.
+    pub(crate) fn forget_captured(&mut self) -> Result<(), KernelError> {
+        conntrack::forget_captured(&mut self.socket)
+    }
+
     /// Chains of iptables-nft, by their names: tables of nf_tables that others write.
     pub(crate) fn chains_of_iptables(&mut self) -> Result<Vec<String>, KernelError> {
         read::chains_of_iptables(&mut self.socket)

@@ -19,6 +19,8 @@ pub(crate) struct State {
     /// What each backend holds. One that holds nothing may be missing.
     pub(crate) seen: Vec<(Backend, Observed)>,
     pub(crate) routing: Routing,
+    /// Whether a connection was ever begun there.
+    pub(crate) has_connected: bool,
     /// Whether connections are given to another listener when theirs closes; `None` where the kernel cannot.
     pub(crate) migrates: Option<bool>,
 }
@@ -51,6 +53,13 @@ impl State {
         self.seen.iter().any(|(_, seen)| !seen.is_empty())
     }
 
+    /// Whether rules of ours capture only what begins.
+    fn captures_beginnings(&self) -> bool {
+        let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
+        let mut tables = tables.map(|seen| &seen.table);
+        tables.any(captures_beginnings)
+    }
+
     /// Whether name resolution may be captured. Rules may be missing: a part of them is enough.
     pub(crate) fn captures_names(&self) -> bool {
         let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
@@ -58,6 +67,11 @@ impl State {
         self.has_incumbent()
             || tables.any(|table| table.name == RAW || !led_names(table).is_empty())
     }
+}
+
+fn captures_beginnings(table: &Table) -> bool {
+    let mut rules = table.chains.iter().flat_map(|chain| &chain.rules);
+    rules.any(|rule| rule.0.contains(&Expr::Begins))
 }
 
 /// The families whose questions for names over UDP a table leads to ztunnel.
@@ -86,6 +100,9 @@ pub(crate) struct Plan {
     pub(crate) backend: Backend,
     /// As the backend keeps them, in the order in which they take effect.
     pub(crate) tables: Vec<Table>,
+    /// What is written before them where connections may be there that no rule has seen: the same, capturing only
+    /// what begins. Empty where that makes no difference.
+    pub(crate) first: Vec<Table>,
     /// In the order in which they are added.
     pub(crate) routing: Vec<Item>,
     pub(crate) fingerprint: Fingerprint,
@@ -100,8 +117,14 @@ impl Plan {
             backend,
             fingerprint: fingerprint(&tables, &routing),
             tables,
+            first: Vec::new(),
             routing,
         }
+    }
+
+    /// Lets connections from before end, if they do so soon.
+    pub(crate) fn with_first(self, first: Vec<Table>) -> Self {
+        Self { first, ..self }
     }
 
     /// The families whose questions for names go to ztunnel.

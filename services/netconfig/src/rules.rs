@@ -39,6 +39,17 @@ impl Redirection {
         }
     }
 
+    /// The same, capturing only what begins; `None` where it does no more.
+    pub(crate) fn of_beginnings(&self) -> Option<Self> {
+        let Self::Ambient(settings) = self;
+        (!settings.keep_existing_connections).then(|| {
+            Self::Ambient(Ambient {
+                keep_existing_connections: true,
+                ..settings.clone()
+            })
+        })
+    }
+
     /// Whether connections from before go on as they are.
     pub(crate) fn keeps_existing(&self) -> bool {
         match self {

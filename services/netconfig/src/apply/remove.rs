@@ -85,6 +85,9 @@ impl Writer {
         if seen.captures_names() {
             note(link.nftables.forget_names(&[]).map_err(Into::into));
         }
+        if seen.has_rules() {
+            note(link.nftables.forget_captured().map_err(Into::into));
+        }
         if seen.tag().is_some_and(|tag| tag.migrates) {
             let switched = link.set_migrates(false);
             failures.extend(switched.err().map(|error| chain(&error)));

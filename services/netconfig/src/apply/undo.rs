@@ -13,6 +13,8 @@ pub(super) struct Undo {
     pub(super) switched: bool,
     pub(super) added: Vec<Item>,
     pub(super) rewritten: bool,
+    /// Whether what is written first is there.
+    pub(super) begun: bool,
     /// Whether anything of another origin may be gone, which nobody here can write again.
     pub(super) cleared: bool,
 }
@@ -27,6 +29,7 @@ impl Undo {
             switched: false,
             added: Vec::new(),
             rewritten: false,
+            begun: false,
             cleared: false,
         }
     }

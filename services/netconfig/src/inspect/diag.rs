@@ -33,6 +33,10 @@ pub(super) const CLOSE: u8 = 7;
 /// TCP_LISTEN.
 pub(super) const LISTEN: u8 = 10;
 
+/// Every state but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN: established, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2,
+/// CLOSE_WAIT, LAST_ACK, CLOSING.
+const UNENDED: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
+
 /// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h. Comes unasked, since Linux 5.10.
 const OPTIONS: u16 = 22;
 /// Of its first byte.
@@ -51,6 +55,12 @@ const fn bit_field(number: u8) -> u8 {
 /// The sockets of a netns that listen or are established, of both families.
 pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
     dump(netns, TCP, &[ESTABLISHED, LISTEN], tcp_socket)
+}
+
+/// Connections of a netns that are not over: both ends are named, whatever state they are in between the first packet
+/// and the last.
+pub(super) fn connections(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
+    dump(netns, TCP, &UNENDED, tcp_socket)
 }
 
 /// Whether an error says that the kernel is without sock_diag or its module for a protocol: it may be built so, or load

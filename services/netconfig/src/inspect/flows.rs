@@ -35,6 +35,15 @@ pub(super) fn direct(sockets: &[Socket]) -> u32 {
     }))
 }
 
+/// Whether a connection may leave the netns without ztunnel, as far as its own end tells.
+pub(super) fn goes_out(socket: &Socket) -> bool {
+    !is_loopback(socket) && !is_ztunnels(socket) && !socket.for_others
+}
+
+pub(super) fn is_established(socket: &Socket) -> bool {
+    socket.state == State::Established
+}
+
 fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
     sockets
         .iter()

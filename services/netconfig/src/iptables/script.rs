@@ -110,6 +110,20 @@ fn entrances(new: &NewTable) -> impl Iterator<Item = String> {
     })
 }
 
+/// What leads to a table's chains once it is written.
+pub(crate) fn jumps(new: &NewTable) -> Vec<Jump> {
+    let jump = |line: String| {
+        let (chain, rule) = line.strip_prefix("-I ")?.split_once(" 1 ")?;
+        let (_, to) = rule.rsplit_once("-j ")?;
+        Some(Jump {
+            table: new.table.id(),
+            to: to.to_owned(),
+            rule: format!("{chain} {rule}"),
+        })
+    };
+    entrances(new).filter_map(jump).collect()
+}
+
 fn deleted(id: &(TableFamily, String), seen: &Observed) -> Vec<String> {
     let mut lines = jumps_to_ours(id, seen);
     lines.extend(emptied_and_deleted(&chains_seen(id, seen)));

@@ -266,6 +266,7 @@ mod tests {
         State {
             seen,
             routing,
+            has_connected: false,
             migrates: Some(true),
         }
     }

@@ -2,11 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::{Plan, State};
+use super::{Plan, State, captures_beginnings};
 use crate::{
-    backend::{Backend, Change, NewTable, Observed},
+    backend::{Backend, Change, NewTable, Observed, ObservedTable},
     conntrack::wrong_way,
     family::Family,
+    inspect::SETTLING,
+    iptables,
     marks::DNS_PORT,
     routes::{self, Item},
     rules::Tag,
@@ -21,8 +23,16 @@ pub(crate) enum Step {
     Add(Item),
     /// A route or ip rule that another one made, and that does the same, becomes ours.
     Adopt(Item),
+    /// Connection tracking forgets connections that were there before our rules: each is one that it did not see begin.
+    ForgetStrangers,
+    /// Our tables are written so that they capture what begins, and leave alone what is there.
+    Begin(Change),
+    /// Connections that are there may end, for a while.
+    Settle,
     /// Our tables are written.
     Write(Change),
+    /// Connection tracking forgets connections that it did not see begin: what has not ended is captured, which cuts it.
+    ForgetBefore,
     /// What another backend holds of ours, or Istio's node agent left, is deleted.
     Clear(Backend, Change),
     /// A route or ip rule of ours goes.
@@ -41,8 +51,16 @@ impl Plan {
         }
         steps.extend(self.additions(state));
         let nothing = Observed::default();
-        let write = self.write(state.of(self.backend).unwrap_or(&nothing), tag);
+        let seen = state.of(self.backend).unwrap_or(&nothing);
+        let begun = self.begin(state, tag);
+        let write = self.write(&begun.as_ref().map_or_else(|| seen.clone(), written), tag);
+        let begins = begun.map(|begin| [Step::ForgetStrangers, Step::Begin(begin), Step::Settle]);
+        let cuts = begins.is_some() || state.captures_beginnings();
+        steps.extend(begins.into_iter().flatten());
         steps.extend((!write.is_empty()).then_some(Step::Write(write)));
+        if cuts && !self.tables.iter().any(captures_beginnings) {
+            steps.push(Step::ForgetBefore);
+        }
         steps.extend(self.clearings(state));
         let is_rewrite = |step: &Step| matches!(step, Step::Write(_) | Step::Clear(..));
         let rewrites = steps.iter().any(is_rewrite);
@@ -53,6 +71,22 @@ impl Plan {
             steps.push(Step::ForgetNames(led));
         }
         steps
+    }
+
+    /// What is written first, where connections may be there that no rule has seen.
+    fn begin(&self, state: &State, tag: &Tag) -> Option<Change> {
+        let is_wanted = !self.first.is_empty() && state.has_connected && !state.has_rules();
+        is_wanted.then(|| self.first().write(&Observed::default(), tag))
+    }
+
+    /// The plan up to where connections from before are left alone. It bears the fingerprint of what is to come.
+    pub(crate) fn first(&self) -> Self {
+        Self {
+            tables: self.first.clone(),
+            first: Vec::new(),
+            routing: self.routing.clone(),
+            ..*self
+        }
     }
 
     /// Routes of the incumbent are taken over with its rules: nobody else would ever delete them.
@@ -75,6 +109,7 @@ impl Plan {
         let differs = |table: &_| {
             let alone = Self {
                 tables: vec![Clone::clone(table)],
+                first: Vec::new(),
                 routing: Vec::new(),
                 ..*self
             };
@@ -112,6 +147,20 @@ impl Plan {
     }
 }
 
+/// What is there after a change where nothing was.
+fn written(change: &Change) -> Observed {
+    let observed = |new: &NewTable| ObservedTable {
+        table: new.table.clone(),
+        comment: Some(new.comment.clone()),
+        others: 0,
+    };
+    Observed {
+        tables: change.create.iter().map(observed).collect(),
+        jumps: change.create.iter().flat_map(iptables::jumps).collect(),
+        ..Observed::default()
+    }
+}
+
 fn new(table: &crate::rules::Table, tag: &Tag) -> NewTable {
     NewTable {
         table: table.clone(),
@@ -127,6 +176,7 @@ pub(crate) fn print(
     script: impl Fn(Backend, &Observed, &Change) -> String,
 ) -> String {
     let nothing = Observed::default();
+    let mut begun = Observed::default();
     let mut text = String::new();
     for step in steps {
         // Writing to a string cannot fail.
@@ -136,8 +186,25 @@ pub(crate) fn print(
             Step::Adopt(item) => writeln!(text, "{}", routes::command("replace", *item)),
             Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
             Step::ForgetNames(led) => forget(&mut text, led),
+            Step::Begin(change) => {
+                begun = written(change);
+                write!(text, "{}", script(plan.backend, &nothing, change))
+            }
+            Step::ForgetStrangers => writeln!(
+                text,
+                "## connection tracking forgets TCP connections that it does not translate"
+            ),
+            Step::Settle => writeln!(text, "## connections from before may end, for {SETTLING:?}"),
+            Step::ForgetBefore => writeln!(
+                text,
+                "## connection tracking forgets TCP connections that it did not see begin"
+            ),
             Step::Write(change) => {
-                let seen = state.of(plan.backend).unwrap_or(&nothing);
+                let seen = if begun.is_empty() {
+                    state.of(plan.backend).unwrap_or(&nothing)
+                } else {
+                    &begun
+                };
                 write!(text, "{}", script(plan.backend, seen, change))
             }
             Step::Clear(backend, change) => {

@@ -337,6 +337,43 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
     }
 }
 
+/// Also one that talked meanwhile, which connection tracking therefore knows. So it is after a netconfig that was killed
+/// between the two steps of an enrolment.
+#[test]
+fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
+    let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];
+    for (backend, inbound_capture) in with_every_backend(&captures) {
+        let world = World::new(backend, Pod::Dual);
+        let kept = Ambient {
+            inbound_capture,
+            keep_existing_connections: true,
+            ..Ambient::default()
+        };
+        let chosen = Ambient {
+            keep_existing_connections: false,
+            ..kept.clone()
+        };
+        let dials = world.families().iter().flat_map(|family| {
+            [
+                Dial::tcp(Place::Outside, pod(*family), 8080),
+                Dial::tcp(Place::Pod, outside(*family), 8080),
+            ]
+        });
+        let dials: Vec<_> = dials.collect();
+        let hold = |dial: &Dial| (format!("{dial:?}"), dial.hold(&world).0.unwrap());
+        let mut of_before: Vec<_> = dials.iter().map(hold).collect();
+        world.apply(&kept);
+        let when = format!("{backend} {inbound_capture:?}");
+        assert_eq!(cut(&mut of_before), [""; 0], "{when}");
+        let mut captured: Vec<_> = dials.iter().map(hold).collect();
+        world.apply(&chosen);
+        assert_eq!(cut(&mut of_before).len(), 4, "{when}");
+        assert_eq!(cut(&mut captured), [""; 0], "{when}");
+        let after = checks(&chosen, world.families());
+        assert_eq!(run_all(&world, &after), [""; 0], "{when}");
+    }
+}
+
 /// What the tests above would not tell if nothing could fail in them.
 #[test]
 fn a_connection_that_is_let_out_and_one_that_is_refused_are_told() {

@@ -25,6 +25,7 @@ mod mutation;
 mod names;
 mod pairwise;
 mod probe;
+mod rush;
 mod stand_in;
 #[path = "../support/mod.rs"]
 mod support;

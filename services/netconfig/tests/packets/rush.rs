@@ -1,0 +1,216 @@
+//! Clients connect as fast as they can while a pod is enrolled and withdrawn: not one of them is refused, cut or left
+//! without an answer.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use netconfig::{Family, apply::Phase, inspect, rules::Ambient};
+use socket2::{Domain, Socket, Type};
+
+use crate::{
+    probe::PATIENCE,
+    stand_in::{Answer, By},
+    world::{BACKENDS, Place, Pod, World, outside, pod},
+};
+
+/// How often the pod is enrolled and withdrawn.
+const ROUNDS: usize = 8;
+
+/// So many connections of each kind are made between two changes.
+const BETWEEN: usize = 40;
+
+/// How long they may take.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The ports that clients have: so few that each is used under the rules of several rounds, and so many that none is
+/// used twice while one enrolment lasts.
+const PORTS: &str = "20000 21999";
+
+/// A client that connects all the time.
+struct Client {
+    at: Place,
+    to: IpAddr,
+    /// What times are told from.
+    since: Instant,
+    count: AtomicUsize,
+    /// By whom it was answered since that was last asked, and what failed.
+    heard: Mutex<Vec<Result<By, String>>>,
+}
+
+impl Client {
+    fn new(at: Place, to: IpAddr, since: Instant) -> Self {
+        Self {
+            at,
+            to,
+            since,
+            count: AtomicUsize::new(0),
+            heard: Mutex::default(),
+        }
+    }
+
+    fn run(&self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            let began = Instant::now();
+            let heard = exchange(SocketAddr::new(self.to, 8080));
+            let heard = heard.map_err(|error| {
+                let (at, to, took) = (self.at, self.to, began.elapsed());
+                let from = began.duration_since(self.since);
+                format!("{at:?} to {to}, begun at {from:?}: {error} after {took:?}")
+            });
+            self.heard.lock().unwrap().push(heard);
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Connects, hears who is there, and says something that is said back. The port is free again at once.
+fn exchange(to: SocketAddr) -> io::Result<By> {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+    socket.set_linger(Some(Duration::ZERO))?;
+    socket.connect_timeout(&to.into(), PATIENCE)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = BufReader::new(TcpStream::from(socket));
+    let mut line = String::new();
+    stream.read_line(&mut line)?;
+    let answer = Answer::parse(&line).ok_or_else(|| io::Error::other(format!("heard {line:?}")))?;
+    stream.get_mut().write_all(b"hello\n")?;
+    line.clear();
+    stream.read_line(&mut line)?;
+    if line == format!("{} hello\n", answer.by) {
+        Ok(answer.by)
+    } else {
+        Err(io::Error::other(format!("heard {line:?}")))
+    }
+}
+
+fn wait_for_more(clients: &[Client]) {
+    let deadline = Instant::now() + DEADLINE;
+    let count = |client: &Client| client.count.load(Ordering::Relaxed);
+    let least: Vec<_> = clients.iter().map(|it| count(it) + BETWEEN).collect();
+    while clients
+        .iter()
+        .zip(&least)
+        .any(|(it, least)| count(it) < *least)
+    {
+        assert!(Instant::now() < deadline, "a client makes no progress");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What was heard so far is forgotten but for what failed, then all of the next ones are answered so.
+fn assert_answered_by(clients: &[Client], failures: &mut Vec<String>, wanted: [By; 2]) {
+    let drain = |failures: &mut Vec<String>| {
+        let take = |it: &Client| (it.at, std::mem::take(&mut *it.heard.lock().unwrap()));
+        let heard: Vec<_> = clients.iter().map(take).collect();
+        let mut by = Vec::new();
+        for (at, heard) in heard {
+            for one in heard {
+                match one {
+                    Ok(found) => by.push((at, found)),
+                    Err(error) => failures.push(error),
+                }
+            }
+        }
+        by
+    };
+    // One that began before the change may end after it.
+    wait_for_more(clients);
+    drain(failures);
+    wait_for_more(clients);
+    let [inbound, outbound] = wanted;
+    for (at, found) in drain(failures) {
+        let wanted = if at == Place::Outside {
+            inbound
+        } else {
+            outbound
+        };
+        if found != wanted {
+            failures.push(format!("{at:?}: answered by {found}, not {wanted}"));
+        }
+    }
+}
+
+/// Without connections that a final removal would cut.
+fn wait_for_the_end_of_what_is_captured(world: &World) {
+    let deadline = Instant::now() + DEADLINE;
+    while inspect::captured_flows(&world.pod.netns).unwrap() > 0 {
+        assert!(Instant::now() < deadline, "captured connections do not end");
+    }
+}
+
+fn enroll_and_withdraw(world: &World, clients: &[Client]) -> Vec<String> {
+    let mut failures = Vec::new();
+    let settings = Ambient::default();
+    let direct = [By::Application, By::Outside];
+    let captured = [By::Ztunnel(15006), By::Ztunnel(15001)];
+    let mut changes = String::new();
+    let mut change = |what: &str, act: &dyn Fn()| {
+        let from = clients[0].since.elapsed();
+        act();
+        changes += &format!("{what} {from:?} to {:?}; ", clients[0].since.elapsed());
+    };
+    for _ in 0..ROUNDS {
+        assert_answered_by(clients, &mut failures, direct);
+        change("apply", &|| {
+            world.apply(&settings);
+        });
+        assert_answered_by(clients, &mut failures, captured);
+        change("drain", &|| {
+            world.remove(Phase::Drain);
+        });
+        assert_answered_by(clients, &mut failures, direct);
+        wait_for_the_end_of_what_is_captured(world);
+        change("removal", &|| {
+            world.remove(Phase::Final);
+        });
+    }
+    assert_answered_by(clients, &mut failures, direct);
+    if !failures.is_empty() {
+        failures.push(changes);
+    }
+    failures
+}
+
+#[test]
+fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_a_pod_is_enrolled_or_withdrawn() {
+    for backend in BACKENDS {
+        let world = World::new(*backend, Pod::Dual);
+        for place in [Place::Pod, Place::Outside] {
+            world.at(place).run(|| {
+                std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", PORTS).unwrap();
+            });
+        }
+        let since = Instant::now();
+        let clients = [Family::V4, Family::V6].map(|family| {
+            [
+                Client::new(Place::Outside, pod(family), since),
+                Client::new(Place::Pod, outside(family), since),
+            ]
+        });
+        let clients = clients.into_iter().flatten().collect::<Vec<_>>();
+        let stop = AtomicBool::new(false);
+        let failures = thread::scope(|scope| {
+            for client in &clients {
+                let netns = &world.at(client.at).netns;
+                scope.spawn(|| netns.within(|| client.run(&stop)).unwrap());
+            }
+            let failures = enroll_and_withdraw(&world, &clients);
+            stop.store(true, Ordering::Relaxed);
+            failures
+        });
+        let made: usize = clients
+            .iter()
+            .map(|it| it.count.load(Ordering::Relaxed))
+            .sum();
+        println!("{backend}: {made} connections in {ROUNDS} rounds");
+        assert_eq!(failures, [""; 0], "{backend}, of {made}");
+    }
+}
