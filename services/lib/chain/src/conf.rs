@@ -1,0 +1,106 @@
+//! A single plugin's configuration in a file of its own (`.conf`, `.json`), which runtimes make a list of one of.
+
+use crate::{
+    Conflist, Entry, Malformed,
+    conflist::{kind, last, object, wrong},
+    json,
+};
+
+/// A plugin's configuration as it stands in a file.
+#[derive(Clone, Debug)]
+pub struct Conf {
+    text: Vec<u8>,
+    kind: String,
+    name: String,
+    version: Option<String>,
+}
+
+impl Conf {
+    /// Reads it as libcni does (`NetworkPluginConfFromBytes`).
+    ///
+    /// # Errors
+    ///
+    /// When a runtime would refuse it, or it has no `name`, without which no runtime can call its plugin.
+    pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
+        let members = object(text)?;
+        let kind = kind(text, &members).ok_or(Malformed::ListInConf)?;
+        let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
+        let version = last(&members, "cniVersion");
+        let version = version
+            .map(|value| json::string(text, value).ok_or_else(|| wrong("cniVersion", "a text")))
+            .transpose()?;
+        Ok(Self {
+            name: json::string(text, name).ok_or_else(|| wrong("name", "a text"))?,
+            kind,
+            version,
+            text: text.to_owned(),
+        })
+    }
+
+    /// The file's content.
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
+    /// Its `type`.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// The network's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The list that a runtime makes of it (libcni, `ConfListFromConf`): `name` and `cniVersion` go up, and the plugin is
+    /// the text itself, byte for byte, with both still in it. White space around the text is left out.
+    ///
+    /// # Errors
+    ///
+    /// None that [`Self::parse`] has not found.
+    pub fn to_list(&self) -> Result<Conflist, Malformed> {
+        let quoted = |text: &str| serde_json::Value::from(text).to_string();
+        let mut list = b"{".to_vec();
+        if let Some(version) = &self.version {
+            list.extend_from_slice(format!("\"cniVersion\":{},", quoted(version)).as_bytes());
+        }
+        list.extend_from_slice(format!("\"name\":{},\"plugins\":[", quoted(&self.name)).as_bytes());
+        list.extend_from_slice(self.text.trim_ascii());
+        list.extend_from_slice(b"]}\n");
+        Conflist::parse(&list)
+    }
+
+    /// The plugin alone.
+    pub fn to_entry(&self) -> Entry {
+        Entry {
+            kind: self.kind.clone(),
+            text: self.text.trim_ascii().to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_single_configuration_becomes_a_list_that_holds_its_text() {
+        let text = b"\n{ \"type\":\"bridge\",\n \"cniVersion\": \"1.0.0\", \"name\" : \"a\\u0022b\", \"mtu\": 1e400 }\n\n";
+        let list = Conf::parse(text).unwrap().to_list().unwrap();
+        let expected = "{\"cniVersion\":\"1.0.0\",\"name\":\"a\\\"b\",\"plugins\":[{ \"type\":\"bridge\",\n \"cniVersion\": \"1.0.0\", \"name\" : \"a\\u0022b\", \"mtu\": 1e400 }]}\n";
+        assert_eq!(String::from_utf8_lossy(list.text()), expected);
+        assert_eq!(
+            (list.name(), list.versions()),
+            ("a\"b", &["1.0.0".to_owned()][..])
+        );
+    }
+
+    #[test]
+    fn a_list_in_a_conf_is_refused_with_the_name_that_it_should_have() {
+        let error =
+            Conf::parse(b"{\"name\":\"n\",\"plugins\":[{\"type\":\"bridge\"}]}").unwrap_err();
+        assert_eq!(error, Malformed::ListInConf);
+        let nameless = Conf::parse(b"{\"type\":\"bridge\"}").unwrap_err();
+        assert_eq!(nameless, Malformed::Missing("name"));
+    }
+}

@@ -1,0 +1,166 @@
+//! Edits of a list's text. What they do not mean stays byte for byte.
+
+use serde_json::Value;
+
+use super::{Conflist, Entry};
+use crate::json::Span;
+
+/// A part of the text and what stands there afterwards.
+struct Splice {
+    span: Span,
+    by: Vec<u8>,
+}
+
+/// What becomes of a plugin.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate<'a> {
+    Kept,
+    Cut,
+    Replaced(&'a [u8]),
+}
+
+impl Conflist {
+    /// The text with an entry in it: where there is one of its type behind the first plugin, in that one's place, else
+    /// behind all others. White space before it is as before the plugin that it follows. An entry that says the same
+    /// stays as it is written.
+    pub fn with(&self, entry: &Entry) -> Vec<u8> {
+        self.edited(&[], Some(entry))
+    }
+
+    /// The text without the plugins of a type. For a list of nothing else that is an empty list, which no runtime takes.
+    pub fn without(&self, kind: &str) -> Vec<u8> {
+        self.edited(&[kind], None)
+    }
+
+    /// The text with an entry in it and without the plugins of a type, in one.
+    pub fn replaced(&self, kind: &str, entry: &Entry) -> Vec<u8> {
+        self.edited(&[kind], Some(entry))
+    }
+
+    fn edited(&self, remove: &[&str], put: Option<&Entry>) -> Vec<u8> {
+        let (fates, append) = self.fates(remove, put);
+        let mut splices = self.cuts(&fates);
+        if let Some(entry) = append {
+            splices.push(self.insertion(&fates, entry));
+        }
+        splice(&self.text, splices)
+    }
+
+    /// What becomes of each plugin, and what is to follow all of them.
+    fn fates<'a>(
+        &self,
+        remove: &[&str],
+        put: Option<&'a Entry>,
+    ) -> (Vec<Fate<'a>>, Option<&'a Entry>) {
+        let is_removed = |kind: &str| remove.contains(&kind);
+        let is_put = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
+        // Where it may stay. The first plugin makes the network: none of ours can be it, unless there is no other.
+        let first = usize::from(self.entries.iter().any(|place| !is_put(&place.kind)));
+        let mut home = None;
+        let fates = self.plugins().enumerate().map(|(index, plugin)| {
+            if is_removed(plugin.kind) {
+                return Fate::Cut;
+            }
+            match put {
+                Some(entry) if is_put(plugin.kind) => {
+                    if home.is_some() || index < first {
+                        return Fate::Cut;
+                    }
+                    home = Some(index);
+                    if same(plugin.text, &entry.text) {
+                        Fate::Kept
+                    } else {
+                        Fate::Replaced(&entry.text)
+                    }
+                }
+                Some(_) | None => Fate::Kept,
+            }
+        });
+        let fates = fates.collect();
+        (fates, put.filter(|_| home.is_none()))
+    }
+
+    fn cuts(&self, fates: &[Fate<'_>]) -> Vec<Splice> {
+        let mut splices = Vec::new();
+        let mut end = None;
+        let mut places = self.entries.iter().zip(fates).peekable();
+        let mut is_any_kept = false;
+        while let Some((place, fate)) = places.next() {
+            let next = places.peek().map(|(next, _)| next.span.start);
+            match (fate, end) {
+                (Fate::Kept, _) => is_any_kept = true,
+                (Fate::Replaced(text), _) => {
+                    is_any_kept = true;
+                    splices.push(Splice {
+                        span: place.span.clone(),
+                        by: text.to_vec(),
+                    });
+                }
+                // With the comma before it, or after it where nothing is kept before it.
+                (Fate::Cut, Some(end)) if is_any_kept => splices.push(cut(end..place.span.end)),
+                (Fate::Cut, _) => {
+                    splices.push(cut(place.span.start..next.unwrap_or(place.span.end)));
+                }
+            }
+            end = Some(place.span.end);
+        }
+        splices
+    }
+
+    fn insertion(&self, fates: &[Fate<'_>], entry: &Entry) -> Splice {
+        let kept = self
+            .entries
+            .iter()
+            .zip(fates)
+            .rev()
+            .find(|(_, fate)| **fate != Fate::Cut);
+        let Some((last, _)) = kept else {
+            let at = self.plugins.start + 1;
+            return Splice {
+                span: at..at,
+                by: entry.text.clone(),
+            };
+        };
+        let at = last.span.end;
+        let by = [b",", self.blank_before(last.span.start), &entry.text].concat();
+        Splice { span: at..at, by }
+    }
+
+    /// The white space that ends at a place.
+    fn blank_before(&self, at: usize) -> &[u8] {
+        let before = self.text.get(..at).unwrap_or_default();
+        let is_blank = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+        let length = before.iter().rev().take_while(is_blank).count();
+        before.get(at - length..).unwrap_or_default()
+    }
+}
+
+/// Whether two JSON texts say the same; white space and the order of keys say nothing.
+pub fn same(one: &[u8], other: &[u8]) -> bool {
+    if one == other {
+        return true;
+    }
+    let read = |text| serde_json::from_slice::<Value>(text).ok();
+    read(one).is_some_and(|one| Some(one) == read(other))
+}
+
+fn cut(span: Span) -> Splice {
+    Splice {
+        span,
+        by: Vec::new(),
+    }
+}
+
+/// Replaces parts of a text, which do not overlap.
+fn splice(text: &[u8], mut splices: Vec<Splice>) -> Vec<u8> {
+    splices.sort_by_key(|splice| (splice.span.start, splice.span.end));
+    let mut edited = Vec::with_capacity(text.len());
+    let mut at = 0;
+    for Splice { span, by } in splices {
+        edited.extend_from_slice(text.get(at..span.start).unwrap_or_default());
+        edited.extend_from_slice(&by);
+        at = span.end;
+    }
+    edited.extend_from_slice(text.get(at..).unwrap_or_default());
+    edited
+}

@@ -1,0 +1,215 @@
+//! A configuration directory as runtimes read it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{Conf, Conflist, Malformed, ReadError};
+
+/// The most bytes that a runtime reads (containerd/go-cni, `MaxFileSize`).
+const MAX_BYTES: u64 = 2 << 20;
+
+/// The files of a directory that runtimes look at, in the order in which they look.
+#[derive(Clone, Debug, Default)]
+pub struct Directory {
+    /// In the order of their names, byte by byte.
+    pub files: Vec<NetworkFile>,
+}
+
+/// A file that runtimes look at.
+#[derive(Clone, Debug)]
+pub struct NetworkFile {
+    /// Its name in the directory.
+    pub name: String,
+    /// Its content.
+    pub content: Vec<u8>,
+    /// What a runtime makes of it.
+    pub loaded: Result<Loaded, Malformed>,
+}
+
+/// What a runtime makes of a file.
+#[derive(Clone, Debug)]
+pub enum Loaded {
+    /// A `.conflist`.
+    List(Conflist),
+    /// A `.conf` or `.json`, and the list that a runtime makes of it.
+    Single(Conf, Conflist),
+}
+
+impl Loaded {
+    /// The list that a runtime goes by.
+    pub fn list(&self) -> &Conflist {
+        match self {
+            Self::List(list) | Self::Single(_, list) => list,
+        }
+    }
+}
+
+impl NetworkFile {
+    /// Reads a content as runtimes do by the name of its file.
+    pub fn new(name: String, content: Vec<u8>) -> Self {
+        let loaded = load(&name, &content);
+        Self {
+            name,
+            content,
+            loaded,
+        }
+    }
+
+    /// The list that a runtime makes of it, if it is one.
+    pub fn list(&self) -> Option<&Conflist> {
+        self.loaded.as_ref().ok().map(Loaded::list)
+    }
+}
+
+impl Directory {
+    /// Reads a directory. One that is not there has no files; a file that vanishes meanwhile was never there.
+    ///
+    /// # Errors
+    ///
+    /// When the directory or a file cannot be read.
+    pub fn read(dir: &Path) -> Result<Self, ReadError> {
+        let entries = match fs::read_dir(dir) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(ReadError::of(dir)(error)),
+        };
+        let mut files = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(ReadError::of(dir))?;
+            // Names that are no text are none that we could write; runtimes would still load them.
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if is_loaded(&name) {
+                files
+                    .extend(content(&entry.path())?.map(|content| NetworkFile::new(name, content)));
+            }
+        }
+        Ok(Self::of(files))
+    }
+
+    /// A directory of these files.
+    pub fn of(mut files: Vec<NetworkFile>) -> Self {
+        files.sort_by(|one, other| one.name.cmp(&other.name));
+        Self { files }
+    }
+
+    /// The file that decides, and its list: the first valid one. CRI-O and the old kubelet pass over invalid ones;
+    /// containerd loads nothing at all while one stands before it: see [`Self::in_the_way`].
+    pub fn first(&self) -> Option<(&NetworkFile, &Conflist)> {
+        let mut lists = self.files.iter().map(|file| Some((file, file.list()?)));
+        lists.find_map(|found| found)
+    }
+
+    /// The files that are passed over before [`Self::first`], and why: while there is one, containerd takes no network
+    /// at all (containerd/go-cni, `loadFromConfDir`).
+    pub fn in_the_way(&self) -> impl Iterator<Item = (&str, &Malformed)> {
+        self.files.iter().map_while(|file| match &file.loaded {
+            Ok(_) => None,
+            Err(why) => Some((file.name.as_str(), why)),
+        })
+    }
+
+    /// The file of a name.
+    pub fn file(&self, name: &str) -> Option<&NetworkFile> {
+        self.files.iter().find(|file| file.name == name)
+    }
+}
+
+/// Whether runtimes look at a file of this name: `.conf`, `.conflist` and `.json` (containerd/go-cni `loadFromConfDir`,
+/// cri-o/ocicni `loadNetworks`).
+pub fn is_loaded(name: &str) -> bool {
+    let extension = name.rsplit_once('.').map(|(_, extension)| extension);
+    matches!(extension, Some("conf" | "conflist" | "json"))
+}
+
+fn load(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
+    let size = u64::try_from(content.len()).unwrap_or(u64::MAX);
+    if size > MAX_BYTES {
+        return Err(Malformed::TooLarge(size));
+    }
+    if name.ends_with(".conflist") {
+        return Conflist::parse(content).map(Loaded::List);
+    }
+    let conf = Conf::parse(content)?;
+    let list = conf.to_list()?;
+    Ok(Loaded::Single(conf, list))
+}
+
+/// `None` for what is no file, or not there any more.
+fn content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
+    let owned = PathBuf::from(path);
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => return Ok(None),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(ReadError::of(&owned)(error)),
+    }
+    match fs::read(path) {
+        Ok(content) => Ok(Some(content)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(ReadError::of(&owned)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &[u8] = br#"{"name":"n","plugins":[{"type":"bridge"}]}"#;
+
+    fn file(name: &str, content: &[u8]) -> NetworkFile {
+        NetworkFile::new(name.to_owned(), content.to_owned())
+    }
+
+    #[test]
+    fn the_first_valid_file_by_name_decides_and_what_stands_before_it_is_named() {
+        let directory = Directory::of(vec![
+            file("20-b.conflist", LIST),
+            file("10-a.conflist", LIST),
+            file("05-broken.conf", LIST),
+            file("00-empty.json", b""),
+        ]);
+        assert_eq!(directory.first().unwrap().0.name, "10-a.conflist");
+        let names: Vec<_> = directory.in_the_way().map(|(name, _)| name).collect();
+        assert_eq!(names, ["00-empty.json", "05-broken.conf"]);
+    }
+
+    #[test]
+    fn only_names_that_runtimes_load_are_read_and_a_missing_directory_is_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [
+            "10-a.conflist",
+            "a.json",
+            "b.conf",
+            "c.conflist.cilium_bak",
+            ".conf",
+            "d.tmp",
+        ] {
+            fs::write(dir.path().join(name), LIST).unwrap();
+        }
+        fs::create_dir(dir.path().join("dir.conf")).unwrap();
+        let read = Directory::read(dir.path()).unwrap();
+        let names: Vec<_> = read.files.iter().map(|file| file.name.as_str()).collect();
+        assert_eq!(names, [".conf", "10-a.conflist", "a.json", "b.conf"]);
+        assert!(
+            Directory::read(&dir.path().join("none"))
+                .unwrap()
+                .files
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_file_beyond_what_runtimes_read_is_none() {
+        let big = [
+            b"{\"name\":\"n\",\"plugins\":[{\"type\":\"b\"}]}".to_vec(),
+            b" ".repeat(2 << 20),
+        ]
+        .concat();
+        assert!(matches!(
+            file("a.conflist", &big).loaded,
+            Err(Malformed::TooLarge(_))
+        ));
+    }
+}

@@ -1,0 +1,356 @@
+//! Where the parts of a JSON text are. It takes what Go's encoding/json takes, which is what runtimes parse with:
+//! strings need not be UTF-8, numbers may be of any size, nesting goes to 10,000. `serde_json`'s raw values do not
+//! suffice: they refuse the former and keep no places.
+
+use std::ops::Range;
+
+use crate::Malformed;
+
+pub(crate) type Span = Range<usize>;
+
+/// As deep as Go's parser goes.
+const DEPTH: usize = 10_000;
+
+/// A member of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Member {
+    pub(crate) key: String,
+    pub(crate) value: Span,
+}
+
+/// The value that a text holds, with nothing but white space around it.
+pub(crate) fn whole(text: &[u8]) -> Result<Span, Malformed> {
+    let mut reader = Reader { text, at: 0 };
+    if text.starts_with(b"\xef\xbb\xbf") {
+        return Err(Malformed::ByteOrderMark);
+    }
+    reader.blank();
+    let value = reader.value()?;
+    reader.blank();
+    match reader.peek() {
+        None => Ok(value),
+        Some(_) => Err(reader.error("something follows the value")),
+    }
+}
+
+/// The members of an object in order, duplicates included; `None` if the value is another one.
+pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
+    let mut reader = Reader::inside(text, value, b'{')?;
+    let mut members = Vec::new();
+    loop {
+        reader.blank();
+        if reader.peek() != Some(b'"') {
+            return Some(members);
+        }
+        let key = reader.string().ok()?;
+        let key = string(text, &key)?;
+        reader.blank();
+        reader.at += 1;
+        reader.blank();
+        let value = reader.value().ok()?;
+        members.push(Member { key, value });
+        reader.blank();
+        if reader.peek() == Some(b',') {
+            reader.at += 1;
+        }
+    }
+}
+
+/// The elements of an array; `None` if the value is another one.
+pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
+    let mut reader = Reader::inside(text, value, b'[')?;
+    let mut elements = Vec::new();
+    loop {
+        reader.blank();
+        if matches!(reader.peek(), Some(b']') | None) {
+            return Some(elements);
+        }
+        elements.push(reader.value().ok()?);
+        reader.blank();
+        if reader.peek() == Some(b',') {
+            reader.at += 1;
+        }
+    }
+}
+
+/// What a string says; `None` if the value is another one. Bytes that are no text are replaced, as Go does.
+pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
+    let quoted = text.get(value.clone())?;
+    if quoted.first() != Some(&b'"') {
+        return None;
+    }
+    let quoted = String::from_utf8_lossy(quoted);
+    // A surrogate without its other half is no text to Rust; whatever it stands in is no name that we know.
+    Some(serde_json::from_str(&quoted).unwrap_or_else(|_| quoted.into_owned()))
+}
+
+/// A yes or no, also as a text, as libcni takes it; `None` if the value is another one.
+pub(crate) fn truth(text: &[u8], value: &Span) -> Option<bool> {
+    let raw = text.get(value.clone())?;
+    let said = string(text, value).unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned());
+    match said.to_ascii_lowercase().as_str() {
+        "true" => Some(true),
+        "false" => Some(false),
+        _ => None,
+    }
+}
+
+struct Reader<'a> {
+    text: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn inside(text: &'a [u8], value: &Span, open: u8) -> Option<Self> {
+        let reader = Self {
+            text: text.get(..value.end)?,
+            at: value.start,
+        };
+        (reader.peek() == Some(open)).then(|| Self {
+            at: value.start + 1,
+            ..reader
+        })
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.get(self.at).copied()
+    }
+
+    fn error(&self, problem: &'static str) -> Malformed {
+        let before = self.text.get(..self.at).unwrap_or(self.text);
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        Malformed::Json { line, problem }
+    }
+
+    fn blank(&mut self) {
+        while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
+            self.at += 1;
+        }
+    }
+
+    /// Reads one value without recursion: what is nested is closed in the order of `open`.
+    fn value(&mut self) -> Result<Span, Malformed> {
+        let start = self.at;
+        let mut open = Vec::new();
+        loop {
+            self.blank();
+            if open.len() >= DEPTH && matches!(self.peek(), Some(b'{' | b'[')) {
+                return Err(self.error("it is nested too deeply"));
+            }
+            if let Some(close) = self.begin()? {
+                open.push(close);
+                continue;
+            }
+            if !self.end(&mut open)? {
+                return Ok(start..self.at);
+            }
+        }
+    }
+
+    /// Reads a value that holds no other, or enters one that does: then what will close it.
+    fn begin(&mut self) -> Result<Option<u8>, Malformed> {
+        match self.peek() {
+            Some(b'{') => self.enter(b'}'),
+            Some(b'[') => self.enter(b']'),
+            Some(b'"') => self.string().map(|_| None),
+            Some(b'-' | b'0'..=b'9') => self.number().map(|()| None),
+            Some(b't') => self.word(b"true").map(|()| None),
+            Some(b'f') => self.word(b"false").map(|()| None),
+            Some(b'n') => self.word(b"null").map(|()| None),
+            Some(_) => Err(self.error("a value was expected")),
+            None => Err(self.error("it ends where a value was expected")),
+        }
+    }
+
+    fn enter(&mut self, close: u8) -> Result<Option<u8>, Malformed> {
+        self.at += 1;
+        self.blank();
+        if self.peek() == Some(close) {
+            self.at += 1;
+            return Ok(None);
+        }
+        if close == b'}' {
+            self.key()?;
+        }
+        Ok(Some(close))
+    }
+
+    /// After a value: closes what ends with it. Whether a further value follows.
+    fn end(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
+        while let Some(close) = open.last().copied() {
+            self.blank();
+            match self.peek() {
+                Some(b',') => {
+                    self.at += 1;
+                    self.blank();
+                    if close == b'}' {
+                        self.key()?;
+                    }
+                    return Ok(true);
+                }
+                Some(byte) if byte == close => {
+                    self.at += 1;
+                    open.pop();
+                }
+                Some(_) => return Err(self.error("a comma or a closing bracket was expected")),
+                None => return Err(self.error("it ends before it is closed")),
+            }
+        }
+        Ok(false)
+    }
+
+    fn key(&mut self) -> Result<(), Malformed> {
+        if self.peek() != Some(b'"') {
+            return Err(self.error("a key was expected"));
+        }
+        self.string()?;
+        self.blank();
+        if self.peek() != Some(b':') {
+            return Err(self.error("a colon was expected"));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    fn string(&mut self) -> Result<Span, Malformed> {
+        let start = self.at;
+        self.at += 1;
+        loop {
+            match self.peek() {
+                Some(b'"') => {
+                    self.at += 1;
+                    return Ok(start..self.at);
+                }
+                Some(b'\\') => self.escape()?,
+                Some(0x20..) => self.at += 1,
+                Some(_) => return Err(self.error("a control character is in a string")),
+                None => return Err(self.error("a string does not end")),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<(), Malformed> {
+        self.at += 1;
+        let length = match self.peek() {
+            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => 1,
+            Some(b'u') => {
+                let digits = self.text.get(self.at + 1..self.at + 5).unwrap_or_default();
+                if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
+                    return Err(self.error("an escape is malformed"));
+                }
+                5
+            }
+            Some(_) | None => return Err(self.error("an escape is malformed")),
+        };
+        self.at += length;
+        Ok(())
+    }
+
+    fn number(&mut self) -> Result<(), Malformed> {
+        if self.peek() == Some(b'-') {
+            self.at += 1;
+        }
+        if self.peek() == Some(b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.peek(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.peek(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), Malformed> {
+        let start = self.at;
+        while matches!(self.peek(), Some(b'0'..=b'9')) {
+            self.at += 1;
+        }
+        if self.at == start {
+            return Err(self.error("a number is malformed"));
+        }
+        Ok(())
+    }
+
+    fn word(&mut self, word: &[u8]) -> Result<(), Malformed> {
+        let rest = self.text.get(self.at..).unwrap_or_default();
+        if !rest.starts_with(word) {
+            return Err(self.error("a value was expected"));
+        }
+        self.at += word.len();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_taken_if_and_only_if_serde_takes_it_where_it_is_text() {
+        for text in [
+            "{}",
+            "[]",
+            " [1, -0.5e+7 ,\"a\\u00e9\\\\\" ] ",
+            "{\"a\":{\"b\":[null,true,false]}}",
+            "1e400",
+            "184467440737095516160",
+            "",
+            "{",
+            "[1,]",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{,}",
+            "01",
+            "-",
+            "1.",
+            "1e",
+            "\"\\x\"",
+            "\"\\u12\"",
+            "\"a\nb\"",
+            "tru",
+            "{} {}",
+            "[1 2]",
+            "{\"a\" 1}",
+            "\"",
+            "{\"a\":1,}",
+            "[}",
+            "nul",
+            "+1",
+        ] {
+            let raw: Result<&serde_json::value::RawValue, _> = serde_json::from_str(text);
+            assert_eq!(whole(text.as_bytes()).is_ok(), raw.is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_string_that_is_no_utf8_is_taken_as_runtimes_do() {
+        let text = b"{\"a\xff\": \"\xc3\"}";
+        let value = whole(text).unwrap();
+        assert_eq!(members(text, &value).unwrap()[0].key, "a\u{fffd}");
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_as_runtimes_do_and_needs_no_stack() {
+        let nested = |depth| [b"[".repeat(depth), b"]".repeat(depth)].concat();
+        assert!(whole(&nested(DEPTH)).is_ok());
+        assert!(whole(&nested(DEPTH + 1)).is_err());
+    }
+
+    #[test]
+    fn an_error_names_its_line() {
+        let error = whole(b"{\n \"a\": 1\n \"b\": 2 }").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "it is no JSON: line 3: a comma or a closing bracket was expected"
+        );
+    }
+}

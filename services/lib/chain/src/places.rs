@@ -1,0 +1,331 @@
+//! Which directories the runtime of a node uses.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    PLATFORMS, Platform, RuntimeSays,
+    runtimes::{containerd, crio},
+};
+
+/// The CNI directories of a node, as paths of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// Network configurations.
+    pub conf_dir: PathBuf,
+    /// Plugins; the runtime looks in the first one first.
+    pub bin_dirs: Vec<PathBuf>,
+    /// How many networks each pod gets, where containerd's `max_conf_num` says so; 0 for all.
+    pub max_networks: Option<i64>,
+    /// Who says so.
+    pub origin: Origin,
+}
+
+/// Who says where the directories are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A runtime's configuration file, as a path of the host.
+    File(PathBuf),
+    /// Nobody: a known platform's conf directory is there.
+    Platform(&'static str),
+    /// Nobody.
+    Default,
+}
+
+/// Configuration files of containerd, in the order in which they are looked for.
+const CONTAINERD: &[&str] = &[
+    "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+    "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
+    "/var/snap/microk8s/current/args/containerd.toml",
+    "/etc/containerd/config.toml",
+];
+
+/// Configuration files of CRI-O; those of the directory later, by name (crio.conf(5)).
+const CRIO: &str = "/etc/crio/crio.conf";
+const CRIO_DIR: &str = "/etc/crio/crio.conf.d";
+
+/// Looks below a host's root for the directories that its runtime uses: its configuration, else the conf directory of a
+/// known platform, else the defaults. Of several runtimes the one whose conf directory is there is taken. A file that
+/// cannot be read or is no TOML is as good as none: its path and why are given back beside.
+pub fn find(root: &Path) -> (Places, Vec<(PathBuf, String)>) {
+    let mut unread = Vec::new();
+    let mut found: Vec<_> = CONTAINERD
+        .iter()
+        .filter_map(|path| of_containerd(root, Path::new(path), &mut unread))
+        .collect();
+    found.extend(of_crio(root, &mut unread));
+    let there = found
+        .iter()
+        .position(|places| below(root, &places.conf_dir).is_dir());
+    let places = match (there, found.is_empty()) {
+        (Some(index), _) => found.swap_remove(index),
+        (None, false) => found.swap_remove(0),
+        (None, true) => of_platform(root),
+    };
+    (places, unread)
+}
+
+/// A path of the host as it is seen here.
+fn below(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+type Unread = Vec<(PathBuf, String)>;
+
+/// The text of a file of the host; `None` where there is none.
+fn text(root: &Path, path: &Path, unread: &mut Unread) -> Option<String> {
+    match fs::read_to_string(below(root, path)) {
+        Ok(text) => Some(text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => {
+            unread.push((path.to_owned(), error.to_string()));
+            None
+        }
+    }
+}
+
+fn parsed(
+    path: &Path,
+    said: Result<RuntimeSays, toml::de::Error>,
+    unread: &mut Unread,
+) -> Option<RuntimeSays> {
+    let why = |error: toml::de::Error| unread.push((path.to_owned(), error.message().to_owned()));
+    said.map_err(why).ok()
+}
+
+fn of_containerd(root: &Path, path: &Path, unread: &mut Unread) -> Option<Places> {
+    let mut said = parsed(path, containerd(&text(root, path, unread)?), unread)?;
+    for import in std::mem::take(&mut said.imports) {
+        for file in matching(root, path, &import) {
+            let more = text(root, &file, unread).map(|text| containerd(&text));
+            said = match more.and_then(|more| parsed(&file, more, unread)) {
+                Some(more) => said.and_then(more),
+                None => said,
+            };
+        }
+    }
+    Some(places(said, path))
+}
+
+/// The files that an entry of `imports` names, in order. Only the last component may hold `*`.
+fn matching(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
+    // A relative one is beside the file (containerd, config import).
+    let pattern = file.parent().unwrap_or(file).join(pattern);
+    let (Some(dir), Some(name)) = (pattern.parent(), pattern.file_name()) else {
+        return Vec::new();
+    };
+    let name = name.to_string_lossy();
+    let Some((before, after)) = name.split_once('*') else {
+        return vec![pattern.clone()];
+    };
+    let is_meant = |found: &str| {
+        let rest = found.strip_prefix(before);
+        rest.is_some_and(|rest| rest.ends_with(after.trim_start_matches('*')))
+    };
+    names(root, dir, is_meant)
+}
+
+/// The files of a directory of the host whose names are meant, in order.
+fn names(root: &Path, dir: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(below(root, dir))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.filter(|name| is_meant(name)).collect();
+    names.sort();
+    names.into_iter().map(|name| dir.join(name)).collect()
+}
+
+fn of_crio(root: &Path, unread: &mut Unread) -> Option<Places> {
+    let main = PathBuf::from(CRIO);
+    let mut files = vec![main.clone()];
+    files.extend(names(root, Path::new(CRIO_DIR), |name| {
+        name.ends_with(".conf")
+    }));
+    let mut all: Option<(RuntimeSays, PathBuf)> = None;
+    for file in files {
+        let Some(said) =
+            text(root, &file, unread).and_then(|text| parsed(&file, crio(&text), unread))
+        else {
+            continue;
+        };
+        let speaks = said.conf_dir.is_some() || !said.bin_dirs.is_empty();
+        all = Some(match all {
+            // The last file that says something is the one to name.
+            Some((before, named)) => (before.and_then(said), if speaks { file } else { named }),
+            None => (said, file),
+        });
+    }
+    all.map(|(said, file)| places(said, &file))
+}
+
+fn places(said: RuntimeSays, file: &Path) -> Places {
+    let dirs = said
+        .bin_dirs
+        .into_iter()
+        .map(PathBuf::from)
+        .collect::<Vec<_>>();
+    Places {
+        conf_dir: said
+            .conf_dir
+            .map_or_else(|| default().conf_dir, PathBuf::from),
+        bin_dirs: if dirs.is_empty() {
+            default().bin_dirs
+        } else {
+            dirs
+        },
+        max_networks: said.max_networks,
+        origin: Origin::File(file.to_owned()),
+    }
+}
+
+fn default() -> Places {
+    Places {
+        conf_dir: PathBuf::from("/etc/cni/net.d"),
+        bin_dirs: vec![PathBuf::from("/opt/cni/bin")],
+        max_networks: None,
+        origin: Origin::Default,
+    }
+}
+
+/// A platform whose two directories are both there, if they are its own.
+fn of_platform(root: &Path) -> Places {
+    let is_there = |platform: &&Platform| {
+        platform.name != "default"
+            && below(root, Path::new(platform.conf_dir)).is_dir()
+            && below(root, Path::new(platform.bin_dir)).is_dir()
+            && platform.conf_dir != "/etc/cni/net.d"
+    };
+    PLATFORMS
+        .iter()
+        .find(is_there)
+        .map_or_else(default, |platform| Places {
+            conf_dir: PathBuf::from(platform.conf_dir),
+            bin_dirs: vec![PathBuf::from(platform.bin_dir)],
+            max_networks: None,
+            origin: Origin::Platform(platform.name),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = below(root.path(), Path::new(path));
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn without_any_configuration_the_defaults_hold() {
+        let (places, unread) = find(host(&[]).path());
+        assert_eq!(places, default());
+        assert!(unread.is_empty());
+    }
+
+    #[test]
+    fn k3s_tells_its_own_directories() {
+        let conf = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/var/lib/rancher/k3s/data/cni\"\n  conf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n";
+        let root = host(&[
+            (CONTAINERD[0], conf),
+            ("/etc/containerd/config.toml", "version = 2"),
+        ]);
+        let (places, _) = find(root.path());
+        assert_eq!(
+            places.conf_dir,
+            Path::new("/var/lib/rancher/k3s/agent/etc/cni/net.d")
+        );
+        assert_eq!(
+            places.bin_dirs,
+            [Path::new("/var/lib/rancher/k3s/data/cni")]
+        );
+        assert_eq!(places.origin, Origin::File(CONTAINERD[0].into()));
+    }
+
+    #[test]
+    fn imports_are_followed_in_order() {
+        let root = host(&[
+            (
+                "/etc/containerd/config.toml",
+                "imports = [\"conf.d/*.toml\", \"/opt/one.toml\"]\n[plugins.cri.cni]\nconf_dir=\"/a\"\nbin_dir=\"/b\"",
+            ),
+            (
+                "/etc/containerd/conf.d/2.toml",
+                "[plugins.cri.cni]\nconf_dir=\"/two\"",
+            ),
+            (
+                "/etc/containerd/conf.d/1.toml",
+                "[plugins.cri.cni]\nconf_dir=\"/one\"\nmax_conf_num = 2",
+            ),
+            (
+                "/etc/containerd/conf.d/3.conf",
+                "[plugins.cri.cni]\nconf_dir=\"/three\"",
+            ),
+            ("/opt/one.toml", "[plugins.cri.cni]\nbin_dir=\"/last\""),
+        ]);
+        let (places, unread) = find(root.path());
+        assert_eq!(
+            (places.conf_dir.as_path(), places.max_networks),
+            (Path::new("/two"), Some(2))
+        );
+        assert_eq!(places.bin_dirs, [Path::new("/last")]);
+        assert!(unread.is_empty(), "{unread:?}");
+    }
+
+    #[test]
+    fn crio_is_read_with_its_directory_and_a_file_that_is_no_toml_is_named() {
+        let root = host(&[
+            (
+                "/etc/crio/crio.conf",
+                "[crio.network]\nnetwork_dir = \"/a\"\nplugin_dirs = [\"/b\", \"/c\"]",
+            ),
+            (
+                "/etc/crio/crio.conf.d/10-x.conf",
+                "[crio.network]\nnetwork_dir = \"/x\"",
+            ),
+            ("/etc/crio/crio.conf.d/20-y.conf", "[broken"),
+            ("/x/10-net.conflist", ""),
+        ]);
+        let (places, unread) = find(root.path());
+        assert_eq!(places.conf_dir, Path::new("/x"));
+        assert_eq!(places.bin_dirs, [Path::new("/b"), Path::new("/c")]);
+        assert_eq!(unread.len(), 1);
+        assert_eq!(unread[0].0, Path::new("/etc/crio/crio.conf.d/20-y.conf"));
+    }
+
+    #[test]
+    fn of_two_runtimes_the_one_whose_directory_is_there_counts() {
+        let root = host(&[
+            (
+                "/etc/containerd/config.toml",
+                "[plugins.cri.cni]\nconf_dir=\"/gone\"",
+            ),
+            (
+                "/etc/crio/crio.conf",
+                "[crio.network]\nnetwork_dir = \"/there\"",
+            ),
+            ("/there/10-net.conflist", ""),
+        ]);
+        assert_eq!(find(root.path()).0.conf_dir, Path::new("/there"));
+    }
+
+    #[test]
+    fn a_platform_whose_directories_are_there_is_recognised() {
+        let platform = Platform::named("microk8s").unwrap();
+        let root = host(&[
+            (&format!("{}/10-calico.conflist", platform.conf_dir), ""),
+            (&format!("{}/calico", platform.bin_dir), ""),
+        ]);
+        let (places, _) = find(root.path());
+        assert_eq!(places.origin, Origin::Platform("microk8s"));
+        assert_eq!(places.conf_dir, Path::new(platform.conf_dir));
+    }
+}

@@ -1,0 +1,148 @@
+//! What the configuration of a runtime says of its CNI directories.
+
+use toml::{Table, Value};
+
+/// What a runtime's configuration says, as far as it says it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeSays {
+    /// Where network configurations are.
+    pub conf_dir: Option<String>,
+    /// Where plugins are, the first one first.
+    pub bin_dirs: Vec<String>,
+    /// containerd's `max_conf_num`: how many networks each pod is attached to; 0 for all that are there.
+    pub max_networks: Option<i64>,
+    /// containerd's `imports`: further files, which may hold `*`.
+    pub imports: Vec<String>,
+}
+
+impl RuntimeSays {
+    /// Takes over what a later file says.
+    #[must_use]
+    pub fn and_then(mut self, later: Self) -> Self {
+        self.conf_dir = later.conf_dir.or(self.conf_dir);
+        if !later.bin_dirs.is_empty() {
+            self.bin_dirs = later.bin_dirs;
+        }
+        self.max_networks = later.max_networks.or(self.max_networks);
+        self.imports.extend(later.imports);
+        self
+    }
+}
+
+/// The plugins of containerd that hold the table `cni`: of configuration version 3, 2 and 1
+/// (containerd, docs/cri/config.md).
+const CRI: [&str; 3] = [
+    "io.containerd.cri.v1.runtime",
+    "io.containerd.grpc.v1.cri",
+    "cri",
+];
+
+/// Reads a configuration file of containerd, of any version.
+///
+/// # Errors
+///
+/// When it is no TOML.
+pub fn containerd(text: &str) -> Result<RuntimeSays, toml::de::Error> {
+    let file: Table = text.parse()?;
+    let plugins = file.get("plugins").and_then(Value::as_table);
+    let cni = plugins.and_then(|plugins| {
+        let mut known = CRI.iter().filter_map(|name| plugins.get(*name)?.get("cni"));
+        known.next()
+    });
+    let said = |key| cni.and_then(|cni| cni.get(key));
+    let mut bin_dirs = texts(said("bin_dirs"));
+    if bin_dirs.is_empty() {
+        bin_dirs.extend(text_of(said("bin_dir")));
+    }
+    Ok(RuntimeSays {
+        conf_dir: text_of(said("conf_dir")),
+        bin_dirs,
+        max_networks: said("max_conf_num").and_then(Value::as_integer),
+        imports: texts(file.get("imports")),
+    })
+}
+
+/// Reads a configuration file of CRI-O (crio.conf(5), table `crio.network`).
+///
+/// # Errors
+///
+/// When it is no TOML.
+pub fn crio(text: &str) -> Result<RuntimeSays, toml::de::Error> {
+    let file: Table = text.parse()?;
+    let network = file.get("crio").and_then(|crio| crio.get("network"));
+    let said = |key| network.and_then(|network| network.get(key));
+    let mut bin_dirs = texts(said("plugin_dirs"));
+    bin_dirs.extend(text_of(said("plugin_dir")));
+    Ok(RuntimeSays {
+        conf_dir: text_of(said("network_dir")),
+        bin_dirs,
+        ..RuntimeSays::default()
+    })
+}
+
+/// An empty text is as good as none.
+fn text_of(value: Option<&Value>) -> Option<String> {
+    let text = value?.as_str()?.trim_end_matches('/');
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn texts(value: Option<&Value>) -> Vec<String> {
+    let items = value.and_then(Value::as_array).into_iter().flatten();
+    items.filter_map(|item| text_of(Some(item))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_version_of_containerds_configuration_is_read() {
+        for (text, bins) in [
+            (
+                "[plugins.cri.cni]\nbin_dir = \"/b\"\nconf_dir = \"/c/\"",
+                &["/b"][..],
+            ),
+            (
+                "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/b\"\nconf_dir = \"/c\"",
+                &["/b"],
+            ),
+            (
+                "version = 3\n[plugins]\n  [plugins.'io.containerd.cri.v1.runtime']\n    [plugins.'io.containerd.cri.v1.runtime'.cni]\n      bin_dirs = ['/b', '/b2']\n      conf_dir = '/c'",
+                &["/b", "/b2"],
+            ),
+        ] {
+            let said = containerd(text).unwrap();
+            assert_eq!(
+                (said.conf_dir.as_deref(), &said.bin_dirs[..]),
+                (
+                    Some("/c"),
+                    &bins.iter().map(|b| (*b).to_owned()).collect::<Vec<_>>()[..]
+                ),
+                "{text}"
+            );
+        }
+        let said =
+            containerd("imports = [\"/x/*.toml\"]\n[plugins.cri.cni]\nmax_conf_num = 0").unwrap();
+        assert_eq!(
+            (said.imports, said.max_networks, said.conf_dir),
+            (vec!["/x/*.toml".to_owned()], Some(0), None)
+        );
+    }
+
+    #[test]
+    fn a_later_file_of_crio_overrides_what_it_says_and_nothing_else() {
+        let first =
+            crio("[crio.network]\nnetwork_dir = \"/c\"\nplugin_dirs = [\"/a\", \"/b\"]").unwrap();
+        let second = crio("[crio.network]\nnetwork_dir = \"/d\"").unwrap();
+        let said = first.and_then(second);
+        assert_eq!(
+            (said.conf_dir.as_deref(), said.bin_dirs),
+            (Some("/d"), vec!["/a".to_owned(), "/b".to_owned()])
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_no_toml_is_refused() {
+        assert!(containerd("[plugins").is_err() && crio("= 1").is_err());
+    }
+}
