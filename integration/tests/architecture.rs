@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 
-const SERVICES: [&str; 3] = ["pod-events", "netconfig", "ztunnel-broker"];
+const SERVICES: [&str; 4] = ["pod-events", "netconfig", "ztunnel-broker", "installer"];
 
 fn metadata() -> Metadata {
     MetadataCommand::new().no_deps().exec().unwrap()

@@ -74,6 +74,7 @@ fn table() -> String {
         ("pod-events", pod_events::SERVICE.keys),
         ("netconfig", netconfig::SERVICE.keys),
         ("ztunnel-broker", ztunnel_broker::SERVICE.keys),
+        ("installer", installer::SERVICE.keys),
     ];
     for (service, keys) in services {
         keys.iter()

@@ -195,6 +195,31 @@ where
     })
 }
 
+/// The settings of a service for a command that is not the service itself, from the same sources. `None` when the command
+/// line asked for help, the version or the settings, which are printed.
+///
+/// # Errors
+///
+/// When the settings cannot be used, or the command line asks for a probe, which only the service itself has.
+pub fn configure<C: DeserializeOwned>(
+    service: &Service,
+    arguments: &[OsString],
+) -> anyhow::Result<Option<C>> {
+    match config::load(service, arguments, std::env::vars_os())? {
+        Command::Say(text) | Command::PrintConfig(text) => {
+            write!(io::stdout(), "{text}")?;
+            Ok(None)
+        }
+        Command::Check(..) => {
+            anyhow::bail!("--check and --check-live ask the service, not a command")
+        }
+        Command::Run(loaded) => {
+            let (_, settings) = loaded.parse::<C>()?;
+            Ok(Some(settings))
+        }
+    }
+}
+
 fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
     // Whatever is created, nobody else may read it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));

@@ -1,0 +1,257 @@
+//! A host's directories and the installer on it.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
+};
+
+use integration::{PATIENCE, bin, eventually};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+pub(crate) const PRIMARY: &str = "{ \"cniVersion\": \"1.0.0\", \"name\": \"k8s\",\r\n  \"plugins\": [\r\n    { \"type\": \"calico\", \"big\": 1e400, \"nodename\": \"\\u006e\" },\r\n    { \"type\": \"portmap\", \"snat\": true }\r\n  ]\r\n}\r\n";
+
+/// Answers VERSION and nothing else: what the installer needs of a plugin, and quick to copy.
+const PLUGIN: &str = "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n";
+
+/// A host below a directory of its own.
+pub(crate) struct Host {
+    root: tempfile::TempDir,
+    installer: Option<Child>,
+}
+
+/// What a file is: its content, mode, inode and time of change.
+pub(crate) type Tree = BTreeMap<PathBuf, (Vec<u8>, u32, u64, i64)>;
+
+impl Host {
+    pub(crate) fn new(files: &[(&str, &str)]) -> Self {
+        let root = tempfile::tempdir().unwrap();
+        for dir in ["etc/cni/net.d", "opt/cni/bin", "image"] {
+            fs::create_dir_all(root.path().join(dir)).unwrap();
+        }
+        let host = Self {
+            root,
+            installer: None,
+        };
+        for (name, text) in files {
+            host.put(name, text);
+        }
+        let plugin = host.path("image/inpod-cni");
+        fs::write(&plugin, PLUGIN).unwrap();
+        fs::set_permissions(&plugin, fs::Permissions::from_mode(0o755)).unwrap();
+        host
+    }
+
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.root.path().join(path)
+    }
+
+    pub(crate) fn conf_dir(&self) -> PathBuf {
+        self.path("etc/cni/net.d")
+    }
+
+    pub(crate) fn installed(&self) -> PathBuf {
+        self.path("opt/cni/bin/inpod-cni")
+    }
+
+    /// Puts a configuration there as well-behaved components do: whole.
+    pub(crate) fn put(&self, name: &str, text: &str) {
+        put(&self.conf_dir(), name, text);
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Option<String> {
+        fs::read_to_string(self.conf_dir().join(name)).ok()
+    }
+
+    /// A command of the installer's program with the settings of this host.
+    pub(crate) fn command(&self, settings: &[&str]) -> Command {
+        let mut command = Command::new(bin("installer").unwrap());
+        // Settings follow the word that a command line may begin with.
+        let (word, settings) = match settings.split_first() {
+            Some((word, rest)) if !word.starts_with("--") => (Some(word), rest),
+            _ => (None, settings),
+        };
+        command.args(word);
+        let of_host = [
+            ("host-root", ""),
+            ("run-dir", "run"),
+            ("plugin-source", "image/inpod-cni"),
+            ("leave-file", "leave"),
+            ("receipt-file", "receipt"),
+        ];
+        for (name, path) in of_host {
+            command.arg(format!("--{name}={}", self.path(path).display()));
+        }
+        command.args([
+            "--peer=uid",
+            "--log-format=text",
+            "--binary-grace-seconds=0",
+        ]);
+        command.args(settings).stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn run(&self, settings: &[&str]) -> Output {
+        self.command(settings).output().unwrap()
+    }
+
+    pub(crate) fn start(&mut self, settings: &[&str]) {
+        assert!(self.installer.is_none());
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.path("log"))
+            .unwrap();
+        let mut command = self.command(settings);
+        self.installer = Some(
+            command
+                .stdout(log.try_clone().unwrap())
+                .stderr(log)
+                .spawn()
+                .unwrap(),
+        );
+    }
+
+    /// Starts it and waits until it is ready.
+    pub(crate) fn start_ready(&mut self, settings: &[&str]) {
+        self.start(settings);
+        self.until_ready();
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.run(&["--check"]).status.success()
+    }
+
+    pub(crate) fn until_ready(&self) {
+        let ready = eventually("the installer is ready", PATIENCE, || {
+            if self.is_ready() {
+                Ok(())
+            } else {
+                Err("not ready")
+            }
+        });
+        ready.unwrap_or_else(|error| panic!("{error}\n{}", self.log()));
+    }
+
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn until_logged(&self, part: &str) {
+        eventually(part, PATIENCE, || {
+            let log = self.log();
+            if log.contains(part) { Ok(()) } else { Err(log) }
+        })
+        .unwrap();
+    }
+
+    /// Waits for what should be so soon.
+    pub(crate) fn until(&self, what: &str, holds: impl Fn(&Self) -> bool) {
+        let patience = PATIENCE + Duration::from_secs(20);
+        let held = eventually(what, patience, || {
+            if holds(self) {
+                Ok(())
+            } else {
+                Err("it is not")
+            }
+        });
+        held.unwrap_or_else(|error| {
+            panic!(
+                "{error}\n{:?}\n{}",
+                self.tree("etc/cni/net.d").keys(),
+                self.log()
+            )
+        });
+    }
+
+    /// Sends a signal and waits for the end: the exit code, if there was one.
+    pub(crate) fn stop(&mut self, signal: Signal) -> Option<i32> {
+        let mut installer = self.installer.take().unwrap();
+        kill(
+            Pid::from_raw(i32::try_from(installer.id()).unwrap()),
+            signal,
+        )
+        .unwrap();
+        installer.wait().unwrap().code()
+    }
+
+    /// Waits until it ends by itself.
+    pub(crate) fn ended(&mut self) -> Option<i32> {
+        let mut installer = self.installer.take().unwrap();
+        let status = eventually("the installer ends", PATIENCE, || {
+            installer.try_wait().unwrap().ok_or("it runs")
+        });
+        status
+            .unwrap_or_else(|error| panic!("{error}\n{}", self.log()))
+            .code()
+    }
+
+    /// Everything below a path.
+    pub(crate) fn tree(&self, path: &str) -> Tree {
+        let mut tree = Tree::new();
+        gather(&self.path(path), &mut tree);
+        tree
+    }
+
+    /// The contents and modes below a path.
+    pub(crate) fn contents(&self, path: &str) -> BTreeMap<PathBuf, (Vec<u8>, u32)> {
+        let tree = self.tree(path).into_iter();
+        tree.map(|(path, (content, mode, ..))| (path, (content, mode)))
+            .collect()
+    }
+
+    /// The value of a metric.
+    pub(crate) fn metric(&self, series: &str) -> Option<f64> {
+        let socket = daemon::socket(&self.path("run"), "installer");
+        let socket = socket.display().to_string();
+        let text = integration::run(
+            "curl",
+            &["-sS", "--unix-socket", &socket, "http://localhost/metrics"],
+        )
+        .unwrap();
+        let value = text
+            .lines()
+            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+        value
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if self.installer.is_some() {
+            self.stop(Signal::SIGKILL);
+        }
+    }
+}
+
+/// Puts a file in a directory, whole, by a name that no runtime loads.
+pub(crate) fn put(dir: &Path, name: &str, text: &str) {
+    let aside = dir.join(format!("{name}.tmp"));
+    fs::write(&aside, text).unwrap();
+    fs::rename(aside, dir.join(name)).unwrap();
+}
+
+fn gather(path: &Path, tree: &mut Tree) {
+    let Ok(entries) = fs::read_dir(path) else {
+        return;
+    };
+    for entry in entries {
+        let entry = entry.unwrap();
+        let found = entry.metadata().unwrap();
+        if found.is_dir() {
+            gather(&entry.path(), tree);
+        } else {
+            let content = fs::read(entry.path()).unwrap_or_default();
+            tree.insert(
+                entry.path(),
+                (content, found.mode(), found.ino(), found.mtime_nsec()),
+            );
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! SIGKILL at any moment.
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+
+use crate::{
+    host::{Host, PRIMARY},
+    reader::{Reader, types},
+};
+
+#[test]
+fn killed_two_hundred_times_at_random_the_directory_is_valid_and_everything_comes_back() {
+    fastrand::seed(7);
+    for mode in ["--mode=owned", "--mode=in-place"] {
+        let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
+        let original = host.contents("etc");
+        let reader = Reader::of(host.conf_dir());
+        let began = Instant::now();
+        host.start(&[mode]);
+        host.until("inpod is in the chain", |host| {
+            let names = ["02-inpod.conflist", "10-calico.conflist"];
+            names.iter().any(|name| {
+                host.read(name)
+                    .is_some_and(|text| text.contains("inpod-cni"))
+            })
+        });
+        // From nothing done to everything done, on this machine.
+        let span = u64::try_from(began.elapsed().as_millis()).unwrap() * 3 / 2;
+        host.stop(Signal::SIGKILL);
+        assert!(host.run(&["uninstall", mode]).status.success());
+        let mut whole = 0;
+        for round in 0..100 {
+            host.start(&[mode]);
+            thread::sleep(Duration::from_millis(fastrand::u64(0..=span)));
+            host.stop(Signal::SIGKILL);
+            for (path, (content, ..)) in host.tree("etc") {
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                assert!(
+                    !chain::is_loaded(&name) || types(&content).is_some(),
+                    "{round}: {name}"
+                );
+            }
+            let text = host.read("10-calico.conflist").unwrap();
+            let is_ours = host
+                .read("02-inpod.conflist")
+                .unwrap_or(text.clone())
+                .contains("inpod-cni");
+            assert!(
+                text == PRIMARY || (mode.ends_with("place") && text.contains("inpod-cni")),
+                "{round}: {text}"
+            );
+            // An entry without a plugin would fail every pod.
+            assert!(!is_ours || host.installed().exists(), "{round}");
+            whole += usize::from(is_ours);
+            if round % 2 == 0 {
+                // From the beginning: as after a new installation.
+                let left = host.run(&["uninstall", mode]);
+                assert!(
+                    left.status.success(),
+                    "{round}: {}",
+                    String::from_utf8_lossy(&left.stderr)
+                );
+                assert_eq!(host.contents("etc"), original, "{round}");
+                assert!(
+                    !host.installed().exists() && host.tree("var").is_empty(),
+                    "{round}"
+                );
+            }
+        }
+        let seen = reader.stop();
+        assert!(seen.broken.is_empty(), "{mode}: {seen:?}");
+        assert!(
+            (5..95).contains(&whole),
+            "{mode}: {whole} of 100 got as far as the chain"
+        );
+        host.start_ready(&[mode]);
+        host.stop(Signal::SIGTERM);
+        assert!(host.run(&["uninstall", mode]).status.success());
+        assert_eq!(host.contents("etc"), original);
+        assert!(
+            fs::read_dir(host.path("opt/cni/bin"))
+                .unwrap()
+                .next()
+                .is_none()
+        );
+    }
+}

@@ -1,0 +1,106 @@
+//! A runtime that reads the configurations all the time. It parses with serde, not with what is being tested.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+};
+
+use serde_json::Value;
+
+/// Reads until it is stopped.
+pub(crate) struct Reader {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Seen>>,
+}
+
+/// What was seen.
+#[derive(Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) reads: usize,
+    /// Files that are no network configuration.
+    pub(crate) broken: Vec<String>,
+    /// The files that a runtime would take, without inpod in them.
+    pub(crate) without_us: Vec<String>,
+}
+
+impl Reader {
+    pub(crate) fn of(dir: PathBuf) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut seen = Seen::default();
+            while !told.load(Ordering::Relaxed) {
+                seen.look(&dir);
+            }
+            seen
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+
+    pub(crate) fn stop(mut self) -> Seen {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Seen {
+    fn look(&mut self, dir: &Path) {
+        let mut names: Vec<_> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| {
+                [".conf", ".conflist", ".json"]
+                    .iter()
+                    .any(|ending| name.ends_with(ending))
+            })
+            .collect();
+        names.sort();
+        let mut first = None;
+        for name in names {
+            let text = match fs::read(dir.join(&name)) {
+                Ok(text) => text,
+                // Gone since the names were read: a runtime reads anew.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+                Err(error) => panic!("{name}: {error}"),
+            };
+            match types(&text) {
+                Some(types) if first.is_none() => first = Some((name, types)),
+                Some(_) => {}
+                None => self
+                    .broken
+                    .push(format!("{name}: {}", String::from_utf8_lossy(&text))),
+            }
+        }
+        self.reads += 1;
+        match first {
+            Some((_, types)) if types.iter().any(|kind| kind == "inpod-cni") => {}
+            Some((name, _)) => self.without_us.push(name),
+            None => self.without_us.push("nothing".to_owned()),
+        }
+    }
+}
+
+/// The plugins of a configuration; `None` if it is none. Numbers that serde cannot hold are none of its business.
+pub(crate) fn types(text: &[u8]) -> Option<Vec<String>> {
+    let text = String::from_utf8_lossy(text).replace("1e400", "1");
+    let value: Value = serde_json::from_str(&text).ok()?;
+    if let Some(kind) = value.get("type") {
+        return Some(vec![kind.as_str()?.to_owned()]);
+    }
+    value.get("name")?.as_str()?;
+    let plugins = value.get("plugins")?.as_array()?;
+    let types = plugins
+        .iter()
+        .map(|plugin| Some(plugin.get("type")?.as_str()?.to_owned()));
+    types
+        .collect::<Option<Vec<_>>>()
+        .filter(|types| !types.is_empty())
+}

@@ -1,0 +1,226 @@
+//! The plugin in the runtime's directory: written aside, tried, and only then given its name.
+
+use std::{
+    fs::{self, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use chain::OURS;
+
+use crate::{error::BinaryError, files};
+
+/// How long the copy may take to tell its versions.
+const TRIAL: Duration = Duration::from_secs(5);
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Installed {
+    /// It was there already, the same in every byte: nothing was written.
+    Unchanged,
+    /// It was put there.
+    Written,
+}
+
+/// Which files were compared, and as of when: as long as neither changes, there is nothing to compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp([(u64, u64, u64, i64, i64); 2]);
+
+impl Stamp {
+    /// Of the plugin that is to be installed and the one that is there; `None` where one is not.
+    pub fn of(source: &Path, dir: &Path) -> Option<Self> {
+        let one = |path: &Path| {
+            let found = fs::metadata(path).ok()?;
+            // A content cannot change without its inode's ctime.
+            Some((
+                found.dev(),
+                found.ino(),
+                found.size(),
+                found.ctime(),
+                found.ctime_nsec(),
+            ))
+        };
+        Some(Self([one(source)?, one(&dir.join(OURS))?]))
+    }
+}
+
+/// Whether the plugin that is there is the one that is to be there.
+///
+/// # Errors
+///
+/// When the plugin that is to be installed, or the directory, is not there.
+pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
+    let wanted = read(source)?;
+    if !dir.is_dir() {
+        return Err(BinaryError::NoDirectory(dir.to_owned()));
+    }
+    let target = dir.join(OURS);
+    let is_executable =
+        fs::metadata(&target).is_ok_and(|found| found.permissions().mode() & 0o111 == 0o111);
+    Ok(is_executable && fs::read(target).is_ok_and(|found| found == wanted))
+}
+
+/// Puts the plugin into the directory, unless it is there.
+///
+/// # Errors
+///
+/// When it cannot be written, or the copy does not work; what was there before stays.
+pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
+    if is_current(source, dir)? {
+        return Ok(Installed::Unchanged);
+    }
+    let content = read(source)?;
+    let aside = files::aside(dir, OURS);
+    let written = (|| {
+        files::sweep(dir)?;
+        write(&aside, &content)
+    })();
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => BinaryError::ReadOnly(dir.to_owned()),
+        _ => BinaryError::Write {
+            path: dir.join(OURS),
+            source,
+        },
+    };
+    files::kept(written, &aside).map_err(failed)?;
+    let tried = try_out(&aside).map_err(|problem| BinaryError::Unusable {
+        dir: dir.to_owned(),
+        problem,
+    });
+    files::kept(tried, &aside)?;
+    let renamed = fs::rename(&aside, dir.join(OURS)).and_then(|()| files::sync(dir));
+    files::kept(renamed, &aside).map_err(failed)?;
+    Ok(Installed::Written)
+}
+
+fn read(source: &Path) -> Result<Vec<u8>, BinaryError> {
+    fs::read(source).map_err(|error| BinaryError::Source {
+        path: source.to_owned(),
+        source: error,
+    })
+}
+
+fn write(path: &PathBuf, content: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .write(true)
+        .create_new(true)
+        .mode(0o755)
+        .open(path)?;
+    file.write_all(content)?;
+    // The process's umask would take from what the runtime needs.
+    file.set_permissions(fs::Permissions::from_mode(0o755))?;
+    file.sync_all()
+}
+
+/// Has the copy tell its versions, as a runtime would ask.
+fn try_out(plugin: &Path) -> Result<(), String> {
+    let deadline = Instant::now() + TRIAL;
+    let mut child = spawn(plugin, deadline)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that answers without reading is as good.
+        drop(stdin.write_all(br#"{"cniVersion":"1.1.0"}"#));
+    }
+    let status = loop {
+        match child.try_wait().map_err(|error| error.to_string())? {
+            Some(status) => break status,
+            None if Instant::now() >= deadline => {
+                // Whether or not it can be killed, it is not waited for.
+                drop(child.kill());
+                drop(child.wait());
+                return Err(format!("it did not answer VERSION in {TRIAL:?}"));
+            }
+            None => thread::sleep(Duration::from_millis(2)),
+        }
+    };
+    let mut said = String::new();
+    let read = child
+        .stdout
+        .take()
+        .map(|stdout| stdout.take(4096).read_to_string(&mut said));
+    if !status.success() {
+        return Err(format!("VERSION ended with {status}"));
+    }
+    match read {
+        Some(Ok(_)) if said.contains("supportedVersions") => Ok(()),
+        Some(_) | None => Err(format!("it answered VERSION with {said:?}")),
+    }
+}
+
+/// Another thread that forks at this moment may hold the copy open for writing for an instant, and what is open for
+/// writing cannot be executed.
+fn spawn(plugin: &Path, deadline: Instant) -> Result<Child, String> {
+    loop {
+        let mut command = Command::new(plugin);
+        command.env_clear().env("CNI_COMMAND", "VERSION");
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        match command.spawn() {
+            Err(error)
+                if error.kind() == io::ErrorKind::ExecutableFileBusy
+                    && Instant::now() < deadline =>
+            {
+                thread::sleep(Duration::from_millis(2));
+            }
+            other => return other.map_err(|error| format!("it cannot be executed: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str =
+        "#!/bin/sh\n[ \"$CNI_COMMAND\" = VERSION ] && echo '{\"supportedVersions\":[\"1.0.0\"]}'\n";
+
+    fn source(dir: &Path, text: &str) -> PathBuf {
+        let path = dir.join("source");
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_plugin_that_answers_is_put_there_once_and_one_that_does_not_never_is() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = source(from.path(), GOOD);
+        fs::write(
+            to.path().join(".inpod-cni.inpod.tmp"),
+            "left by a killed copy",
+        )
+        .unwrap();
+        assert_eq!(install(&path, to.path()).unwrap(), Installed::Written);
+        assert_eq!(install(&path, to.path()).unwrap(), Installed::Unchanged);
+        for bad in [
+            "#!/bin/sh\nexit 1\n",
+            "#!/bin/sh\necho no\n",
+            "no program",
+            "#!/bin/sh\nexec sleep 60\n",
+        ] {
+            let error = install(&source(from.path(), bad), to.path()).unwrap_err();
+            assert!(matches!(error, BinaryError::Unusable { .. }), "{error}");
+        }
+        assert_eq!(fs::read_to_string(to.path().join(OURS)).unwrap(), GOOD);
+        let mode = fs::metadata(to.path().join(OURS))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7777, 0o755);
+        assert_eq!(fs::read_dir(to.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_missing_directory_and_a_missing_source_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = install(&source(dir.path(), GOOD), &dir.path().join("none")).unwrap_err();
+        assert!(matches!(error, BinaryError::NoDirectory(_)), "{error}");
+        let error = install(&dir.path().join("none"), dir.path()).unwrap_err();
+        assert!(matches!(error, BinaryError::Source { .. }), "{error}");
+    }
+}

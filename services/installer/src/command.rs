@@ -1,0 +1,79 @@
+//! What a person has done by hand on a node, with the settings of the service.
+
+use std::{
+    ffi::OsString,
+    io::{self, Write as _},
+    process::ExitCode,
+};
+
+use anyhow::Context as _;
+
+use crate::{
+    SERVICE, config::Config, leaving, metrics::Metrics, mode::Leave, reconcile::Installer, switch,
+};
+
+/// The word that the command line begins with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Command {
+    Disable,
+    Enable,
+    Leave(Leave),
+}
+
+impl Command {
+    pub(crate) fn named(word: &str) -> Option<Self> {
+        match word {
+            "disable" => Some(Self::Disable),
+            "enable" => Some(Self::Enable),
+            "uninstall" => Some(Self::Leave(Leave::Uninstall)),
+            "handover" => Some(Self::Leave(Leave::Handover)),
+            _ => None,
+        }
+    }
+}
+
+/// Does it and says what was done.
+pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
+    let said = daemon::configure::<Config>(&SERVICE, arguments)
+        .and_then(|config| config.map(|config| run(command, config)).transpose());
+    let (code, told) = match said {
+        Ok(line) => (
+            ExitCode::SUCCESS,
+            line.map(|line| writeln!(io::stdout(), "{line}")),
+        ),
+        Err(error) => {
+            let line = format!("{}: {error:#}", SERVICE.name);
+            (ExitCode::FAILURE, Some(writeln!(io::stderr(), "{line}")))
+        }
+    };
+    // Nobody is left to tell when this fails.
+    told.unwrap_or(Ok(())).unwrap_or_default();
+    code
+}
+
+fn run(command: Command, config: Config) -> anyhow::Result<String> {
+    let state_dir = config.on_host(config.plugin_state_dir());
+    let said = |was: bool, now: &str| {
+        let already = if was { "" } else { " already" };
+        format!("the plugin on this node is {now}{already}")
+    };
+    match command {
+        Command::Disable => {
+            switch::disable(&state_dir).map(|was| said(was, "disabled: it passes every call"))
+        }
+        Command::Enable => switch::enable(&state_dir).map(|was| said(was, "enabled")),
+        Command::Leave(how) => return leave(config, how),
+    }
+    .with_context(|| format!("cannot change {}", state_dir.display()))
+}
+
+fn leave(config: Config, how: Leave) -> anyhow::Result<String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let installer = Installer::new(config, Metrics::default())?;
+    let left = runtime
+        .context("cannot start the runtime")?
+        .block_on(leaving::leave(installer, how))?;
+    Ok(left.line())
+}

@@ -1,0 +1,88 @@
+//! The watch on the two directories. It only tells that something happened; whoever hears it looks for himself.
+
+use std::{
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use chain::OURS;
+use futures_util::{FutureExt as _, StreamExt as _};
+use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
+
+type Identity = (u64, u64);
+
+/// Sees what happens in directories that may be replaced, and come and go.
+#[derive(Debug)]
+pub(crate) struct Eye {
+    events: EventStream<[u8; 4096]>,
+    on: Vec<(PathBuf, Identity)>,
+}
+
+impl Eye {
+    /// Watches the directories that are there. Whole files only: a file that is being written shows when it is closed.
+    pub(crate) fn open(dirs: &[&Path]) -> io::Result<Self> {
+        let inotify = Inotify::init()?;
+        let mask = WatchMask::CLOSE_WRITE
+            | WatchMask::MOVED_TO
+            | WatchMask::MOVED_FROM
+            | WatchMask::DELETE
+            | WatchMask::ATTRIB
+            | WatchMask::DELETE_SELF
+            | WatchMask::MOVE_SELF
+            | WatchMask::ONLYDIR;
+        let mut on = Vec::new();
+        for dir in dirs {
+            // Looked at before it is watched: one that is replaced in between is taken for another one at the next check.
+            let Ok(identity) = identity(dir) else {
+                continue;
+            };
+            match inotify.watches().add(dir, mask) {
+                Ok(_) => on.push(((*dir).to_owned(), identity)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let events = inotify.into_event_stream([0; 4096])?;
+        Ok(Self { events, on })
+    }
+
+    /// Whether it sees exactly these directories, as far as they are there.
+    pub(crate) fn is_on(&self, dirs: &[&Path]) -> bool {
+        let there = dirs
+            .iter()
+            .filter_map(|dir| Some(((*dir).to_owned(), identity(dir).ok()?)));
+        there.eq(self.on.iter().cloned())
+    }
+
+    /// Waits until something has happened that may matter.
+    pub(crate) async fn changed(&mut self) {
+        loop {
+            let Some(event) = self.events.next().await else {
+                // There is no end of an inotify; if there were, it would be no change.
+                return std::future::pending().await;
+            };
+            if matters(&event) {
+                return;
+            }
+        }
+    }
+
+    /// Takes what has happened by now without waiting for more: a read that follows shows all of it.
+    pub(crate) fn skip(&mut self) {
+        while let Some(Some(_)) = self.events.next().now_or_never() {}
+    }
+}
+
+/// Other plugins and files that no runtime loads come and go without a meaning.
+fn matters(event: &io::Result<EventOwned>) -> bool {
+    let Ok(event) = event else { return true };
+    let name = event.name.as_ref().map(|name| name.to_string_lossy());
+    let is_file = !event.mask.contains(EventMask::ISDIR);
+    name.is_none_or(|name| is_file && (name == OURS || chain::is_loaded(&name)))
+}
+
+fn identity(path: &Path) -> io::Result<Identity> {
+    let found = fs::metadata(path)?;
+    Ok((found.dev(), found.ino()))
+}

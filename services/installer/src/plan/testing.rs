@@ -1,0 +1,25 @@
+//! Settings and directories for tests.
+
+use chain::{Directory, NetworkFile};
+
+use crate::config::{Config, KEYS};
+
+/// The defaults with a few settings, read as the service reads them.
+pub(crate) fn config(settings: &[(&str, &str)]) -> Config {
+    let mut arguments = vec!["installer".into()];
+    for (name, value) in settings {
+        assert!(KEYS.iter().any(|key| key.name == *name), "{name}");
+        arguments.push(format!("--{}={value}", name.replace('_', "-")).into());
+    }
+    daemon::configure(&crate::SERVICE, &arguments)
+        .unwrap()
+        .unwrap()
+}
+
+/// A directory of these files.
+pub(crate) fn directory(files: &[(&str, &str)]) -> Directory {
+    let file = |(name, text): &(&str, &str)| {
+        NetworkFile::new((*name).to_owned(), text.as_bytes().to_owned())
+    };
+    Directory::of(files.iter().map(file).collect())
+}

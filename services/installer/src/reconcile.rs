@@ -1,0 +1,402 @@
+//! Does what is to be done, again whenever something may have changed.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use chain::{Directory, OURS};
+use daemon::Daemon;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::{
+    binary::{self, Installed, Stamp},
+    config::Config,
+    error::{BinaryError, ChainError, line},
+    eye::Eye,
+    files,
+    leave::{self, Return},
+    leaving,
+    metrics::Metrics,
+    pace::Pace,
+    plan::{Aim, Plan},
+    record::Record,
+    remedy,
+    steps::{self, Cause, Step},
+};
+
+/// How often it is looked whether inpod is to leave. Kubernetes takes about a minute to show a changed ConfigMap.
+const ASK: Duration = Duration::from_secs(1);
+
+/// What happens within this is answered in one go.
+const COALESCE: Duration = Duration::from_millis(5);
+
+/// How soon an act that failed is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// A node's CNI directories, and what was changed there.
+#[derive(Debug)]
+pub struct Installer {
+    pub(crate) config: Config,
+    pub(crate) aim: Aim,
+    pub(crate) record: Record,
+    pub(crate) places: Dirs,
+    metrics: Metrics,
+    pace: Pace,
+    /// The plugin that was found to be the right one.
+    compared: Option<Stamp>,
+    /// Nobody else changes this node while this lives.
+    _alone: Flock<fs::File>,
+}
+
+/// The two directories, as paths of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dirs {
+    /// Network configurations.
+    pub conf: PathBuf,
+    /// Plugins.
+    pub bin: PathBuf,
+}
+
+/// How things stand after a cycle.
+#[derive(Debug)]
+pub struct Outcome {
+    binary: Result<(), String>,
+    chain: Result<(), String>,
+    /// Whether containerd can use the directory. Other runtimes pass over what stands in its way.
+    directory: Result<(), String>,
+    /// When to look again although nothing happens.
+    again: Option<Duration>,
+}
+
+impl Installer {
+    /// Takes the node over from an earlier installer, by its record.
+    ///
+    /// # Errors
+    ///
+    /// When another one is at work, or the record cannot be used.
+    pub fn new(config: Config, metrics: Metrics) -> anyhow::Result<Self> {
+        let dir = config.record_dir();
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        made.with_context(|| {
+            format!(
+                "cannot make {}; is it mounted, and writable?",
+                dir.display()
+            )
+        })?;
+        Ok(Self {
+            _alone: alone(&dir)?,
+            record: Record::read(&dir)?,
+            aim: Aim::of(&config),
+            places: dirs(&config),
+            pace: Pace::default(),
+            compared: None,
+            metrics,
+            config,
+        })
+    }
+
+    /// Looks at everything and does what is to be done.
+    fn cycle(&mut self, now: Instant) -> Outcome {
+        self.places = dirs(&self.config);
+        let binary = self.binary().map_err(|error| line(&error));
+        if let Err(why) = &binary {
+            tracing::warn!(%why, "The plugin is not in its place");
+        }
+        // An entry without a plugin fails every pod: the chain waits for the plugin, unless it is in there already.
+        let chain = if binary.is_ok() || !self.record.files.is_empty() {
+            self.chain(now)
+        } else {
+            Ok(Err("waiting for the plugin".to_owned()))
+        };
+        let (chain, again) = match chain {
+            Ok(Ok(())) => (Ok(()), None),
+            Ok(Err(why)) => (
+                Err(why),
+                Some(self.pace.wait(now)).filter(|wait| !wait.is_zero()),
+            ),
+            Err(ChainError::Raced(_)) => (
+                Err("a file was changed at the same moment".to_owned()),
+                Some(COALESCE),
+            ),
+            Err(error) => (Err(line(&error)), Some(RETRY)),
+        };
+        let retry = binary.is_err().then_some(RETRY);
+        Outcome {
+            binary,
+            chain,
+            directory: self.directory(),
+            again: again.or(retry),
+        }
+    }
+
+    fn directory(&self) -> Result<(), String> {
+        let directory = Directory::read(&self.conf_dir()).map_err(|error| line(&error))?;
+        match directory.in_the_way().next() {
+            None => Ok(()),
+            Some((name, why)) => Err(format!(
+                "containerd takes no network while {name} is there: {why}; mend or remove it"
+            )),
+        }
+    }
+
+    fn binary(&mut self) -> Result<(), BinaryError> {
+        let dir = self.config.on_host(&self.places.bin);
+        let source = &self.config.plugin_source;
+        let stamp = Stamp::of(source, &dir);
+        if stamp.is_some() && stamp == self.compared {
+            return Ok(());
+        }
+        if binary::is_current(source, &dir)? {
+            self.compared = stamp;
+            return Ok(());
+        }
+        let target = self.places.bin.join(OURS).display().to_string();
+        if self.record.binary.as_ref() != Some(&target) {
+            self.record.binary = Some(target);
+            self.save().map_err(|error| BinaryError::Write {
+                path: self.config.record_dir(),
+                source: std::io::Error::other(line(&error)),
+            })?;
+        }
+        let installed = binary::install(source, &dir);
+        self.metrics.installed(match &installed {
+            Ok(Installed::Unchanged) => "unchanged",
+            Ok(Installed::Written) => "written",
+            Err(BinaryError::ReadOnly(_)) => "read-only",
+            Err(BinaryError::Unusable { .. }) => "unusable",
+            Err(_) => "failed",
+        });
+        if let Installed::Written = installed? {
+            tracing::info!(dir = %self.places.bin.display(), "Installed the plugin");
+        }
+        Ok(())
+    }
+
+    /// Brings inpod into the chain. The inner error is for a person to mend, or for time.
+    fn chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
+        let conf = self.places.conf.display().to_string();
+        if !self.record.files.is_empty() && self.record.conf_dir != conf {
+            self.leave_chain(Return::Everything)?;
+        }
+        let dir = self.conf_dir();
+        files::sweep(&dir).map_err(|source| ChainError::Write {
+            path: dir.clone(),
+            source,
+        })?;
+        let directory = Directory::read(&dir)?;
+        let plan = self.aim.plan(&directory, &self.record)?;
+        let steps = steps::steps(&plan, &directory, &self.record);
+        let is_contested = steps.iter().any(|step| step.cause != Cause::First);
+        let wait = self.pace.wait(now);
+        if is_contested && !wait.is_zero() {
+            self.metrics.fought();
+            let others = remedy::others(&dir);
+            return Ok(Err(fought(
+                &steps,
+                self.pace.streak(),
+                wait,
+                remedy::remedy(&directory, &others),
+            )));
+        }
+        self.record.conf_dir = conf;
+        self.remember(plan.remembered(&self.aim, &directory, &self.record))?;
+        self.carry_out(&dir, &steps)?;
+        if is_contested {
+            self.pace.spend(now);
+        }
+        self.forget(&plan)?;
+        self.aim.served(&Directory::read(&dir)?)?;
+        Ok(Ok(()))
+    }
+
+    /// Takes inpod out of the chain.
+    pub(crate) fn leave_chain(&mut self, back: Return) -> Result<Vec<Step>, ChainError> {
+        if !self.record.conf_dir.is_empty() {
+            self.places.conf = PathBuf::from(&self.record.conf_dir);
+        }
+        let dir = self.conf_dir();
+        files::sweep(&dir).map_err(|source| ChainError::Write {
+            path: dir.clone(),
+            source,
+        })?;
+        let directory = Directory::read(&dir)?;
+        let plan = leave::plan(&directory, &self.record, &self.aim, back);
+        let steps = steps::steps(&plan, &directory, &self.record);
+        for step in &steps {
+            steps::carry_out(&dir, step)?;
+            self.metrics.rewritten("leaving");
+        }
+        self.forget(&plan)?;
+        self.aim
+            .remove_backups(&dir)
+            .map_err(|source| ChainError::Write { path: dir, source })?;
+        self.places = dirs(&self.config);
+        Ok(steps)
+    }
+
+    fn carry_out(&self, dir: &Path, steps: &[Step]) -> Result<(), ChainError> {
+        for step in steps {
+            steps::carry_out(dir, step)?;
+            self.metrics.rewritten(step.cause.word());
+            tracing::info!(
+                file = step.name,
+                cause = step.cause.word(),
+                "Changed the chain"
+            );
+        }
+        Ok(())
+    }
+
+    fn remember(&mut self, record: Record) -> Result<(), ChainError> {
+        if self.record != record {
+            record.write(&self.config.record_dir())?;
+            self.record = record;
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, plan: &Plan) -> Result<(), ChainError> {
+        let mut record = self.record.clone();
+        record.files.retain(|name, _| !plan.forget.contains(name));
+        self.remember(record)
+    }
+
+    /// Writes the record as it is now.
+    pub(crate) fn save(&self) -> Result<(), crate::error::RecordError> {
+        self.record.write(&self.config.record_dir())
+    }
+
+    pub(crate) fn conf_dir(&self) -> PathBuf {
+        self.config.on_host(&self.places.conf)
+    }
+}
+
+/// Only one installer may change a node, whatever container it runs in.
+fn alone(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
+    let path = dir.join("lock");
+    let mut options = OpenOptions::new();
+    let file = options
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
+        anyhow::anyhow!(
+            "another installer is at work on this node ({}: {error}); stop it first",
+            path.display()
+        )
+    })
+}
+
+/// The directories that are asked for, else those of the runtime.
+fn dirs(config: &Config) -> Dirs {
+    let (found, unread) = chain::find(&config.host_root);
+    for (path, why) in unread {
+        tracing::debug!(path = %path.display(), why, "Cannot read the runtime's configuration");
+    }
+    let bin = found.bin_dirs.into_iter().next();
+    let bin = config.bin_dir.clone().or(bin);
+    Dirs {
+        conf: config.conf_dir.clone().unwrap_or(found.conf_dir),
+        bin: bin.unwrap_or_else(|| PathBuf::from("/opt/cni/bin")),
+    }
+}
+
+fn fought(steps: &[Step], streak: u32, wait: Duration, remedy: Option<&str>) -> String {
+    let names: Vec<_> = steps.iter().map(|step| step.name.as_str()).collect();
+    let remedy =
+        remedy.unwrap_or("find the component that writes there (inotifywait, auditd) and stop it");
+    format!(
+        "somebody undoes the change of {}: made {streak} times, next in {} s; {remedy}",
+        names.join(", "),
+        wait.as_secs().max(1)
+    )
+}
+
+/// Works until inpod has left the node.
+///
+/// # Errors
+///
+/// When another installer is at work on the node, or the record cannot be used.
+pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
+    let marker = leaving::Marker::of(&daemon.directory("installer"));
+    stay_away(&config.leave_file, &marker, daemon).await;
+    let mut installer = Installer::new(config, metrics)?;
+    let mut eye = None;
+    loop {
+        if let Some(how) = leaving::asked(&installer.config.leave_file) {
+            let told = leaving::leave(installer, how).await?;
+            return leaving::tell(&told, &marker);
+        }
+        marker.clear()?;
+        let (conf, bin) = (
+            installer.conf_dir(),
+            installer.config.on_host(&installer.places.bin),
+        );
+        let watched = [conf.as_path(), bin.as_path()];
+        if !eye.as_ref().is_some_and(|eye: &Eye| eye.is_on(&watched)) {
+            // Without a watch the sweep sees it, later.
+            eye = Eye::open(&watched)
+                .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
+                .ok();
+        }
+        if let Some(eye) = &mut eye {
+            eye.skip();
+        }
+        let (back, outcome) = tokio::task::spawn_blocking(move || {
+            let outcome = installer.cycle(Instant::now());
+            (installer, outcome)
+        })
+        .await
+        .context("a cycle ended in a panic")?;
+        installer = back;
+        let sweep = installer.config.sweep();
+        let again = outcome.again.unwrap_or(sweep).min(sweep);
+        daemon.readiness().set("binary", outcome.binary);
+        daemon.readiness().set("chain", outcome.chain);
+        daemon.readiness().set("directory", outcome.directory);
+        wait(eye.as_mut(), again, &installer.config.leave_file).await;
+    }
+}
+
+/// While inpod has left and is not to come back, nothing is touched.
+async fn stay_away(leave_file: &Path, marker: &leaving::Marker, daemon: &Daemon) {
+    while let Some(how) = leaving::asked(leave_file).filter(|how| marker.is_set(*how)) {
+        let why = format!("inpod has left this node as it was asked to ({how})");
+        for condition in ["binary", "chain"] {
+            daemon.readiness().set(condition, Err(why.clone()));
+        }
+        tokio::time::sleep(ASK).await;
+    }
+}
+
+/// Waits until something has happened, it is time, or inpod is to leave.
+async fn wait(mut eye: Option<&mut Eye>, again: Duration, leave_file: &Path) {
+    let until = tokio::time::Instant::now() + again;
+    loop {
+        let tick = until.min(tokio::time::Instant::now() + ASK);
+        tokio::select! {
+            () = changed(eye.as_deref_mut()) => {
+                tokio::time::sleep(COALESCE).await;
+                return;
+            }
+            () = tokio::time::sleep_until(tick) => {}
+        }
+        if tokio::time::Instant::now() >= until || leaving::asked(leave_file).is_some() {
+            return;
+        }
+    }
+}
+
+async fn changed(eye: Option<&mut Eye>) {
+    match eye {
+        Some(eye) => eye.changed().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,122 @@
+//! From what the files are to what they are to be, one rename at a time.
+
+use std::path::Path;
+
+use chain::Directory;
+
+use crate::{
+    error::ChainError,
+    files::{self, ReplaceError},
+    plan::{Plan, Want},
+    record::Record,
+};
+
+/// One change of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The file.
+    pub name: String,
+    /// What is done.
+    pub act: Act,
+    /// Why.
+    pub cause: Cause,
+}
+
+/// What is done to a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Act {
+    /// It is put there, where there is none.
+    Create(Vec<u8>),
+    /// It is replaced, if it still holds what was read of it.
+    Replace {
+        /// What was read of it.
+        expected: Vec<u8>,
+        /// What it is to hold.
+        content: Vec<u8>,
+    },
+    /// It is taken away.
+    Remove,
+}
+
+/// Why a file is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It was never changed before.
+    First,
+    /// It is as we left it, but is to be something else: the primary or a setting has changed.
+    Followed,
+    /// Somebody has changed what we left.
+    TakenAway,
+}
+
+impl Cause {
+    /// The word in the metrics.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Followed => "followed",
+            Self::TakenAway => "taken-away",
+        }
+    }
+}
+
+/// The changes that a plan needs: what is put somewhere first, what is taken away last, so that a runtime finds one or
+/// the other at any time.
+pub fn steps(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
+    let step = |(name, want): (&String, &Want)| {
+        let file = directory.file(name);
+        let act = match (want, file) {
+            (Want::Content(content), Some(file)) if file.content == *content => return None,
+            (Want::Content(content), None) => Act::Create(content.clone()),
+            (Want::Content(content), Some(file)) => Act::Replace {
+                expected: file.content.clone(),
+                content: content.clone(),
+            },
+            (Want::Absent, Some(_)) => Act::Remove,
+            (Want::Absent, None) => return None,
+        };
+        let known = record.files.get(name);
+        let cause = match known {
+            None => Cause::First,
+            Some(known) => {
+                let left = known.ours.as_ref().map(|ours| ours.bytes().to_owned());
+                let is_as_left = left.as_deref() == file.map(|file| file.content.as_slice());
+                if is_as_left {
+                    Cause::Followed
+                } else {
+                    Cause::TakenAway
+                }
+            }
+        };
+        Some(Step {
+            name: name.clone(),
+            act,
+            cause,
+        })
+    };
+    let mut steps: Vec<_> = plan.wants.iter().filter_map(step).collect();
+    steps.sort_by_key(|step| matches!(step.act, Act::Remove));
+    steps
+}
+
+/// Makes one change.
+///
+/// # Errors
+///
+/// When it cannot be made, or the file's owner was faster.
+pub fn carry_out(dir: &Path, step: &Step) -> Result<(), ChainError> {
+    let path = dir.join(&step.name);
+    let write = |source| ChainError::Write {
+        path: path.clone(),
+        source,
+    };
+    match &step.act {
+        Act::Create(content) => files::put(dir, &step.name, content).map_err(write),
+        Act::Remove => files::remove_synced(dir, &step.name).map_err(write),
+        Act::Replace { expected, content } => files::replace(dir, &step.name, expected, content)
+            .map_err(|error| match error {
+                ReplaceError::Raced => ChainError::Raced(path.clone()),
+                ReplaceError::Io(source) => write(source),
+            }),
+    }
+}
