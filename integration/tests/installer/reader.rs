@@ -53,8 +53,10 @@ impl Reader {
 
 impl Seen {
     fn look(&mut self, dir: &Path) {
-        let mut names: Vec<_> = fs::read_dir(dir)
-            .unwrap()
+        let Ok(entries) = fs::read_dir(dir) else {
+            return;
+        };
+        let mut names: Vec<_> = entries
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .filter(|name| {
                 [".conf", ".conflist", ".json"]

@@ -25,8 +25,22 @@ pub(crate) enum ReplaceError {
 
 /// Puts a file of our own in place; nobody else may read it.
 pub(crate) fn put(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    put_with(dir, name, content, None)
+}
+
+/// Puts a file in place, with the permissions that it had before.
+pub(crate) fn put_with(
+    dir: &Path,
+    name: &str,
+    content: &[u8],
+    mode: Option<u32>,
+) -> io::Result<()> {
     let aside = aside(dir, name);
-    let put = write(&aside, content, None).and_then(|()| fs::rename(&aside, dir.join(name)));
+    let written = write(&aside, content, None).and_then(|()| match mode {
+        Some(mode) => fs::set_permissions(&aside, Permissions::from_mode(mode & 0o7777)),
+        None => Ok(()),
+    });
+    let put = written.and_then(|()| fs::rename(&aside, dir.join(name)));
     kept(put, &aside)?;
     sync(dir)
 }

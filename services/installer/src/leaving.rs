@@ -131,6 +131,8 @@ async fn chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> 
 }
 
 async fn plugin(installer: &mut Installer) -> anyhow::Result<String> {
+    let dir = installer.config.on_host(&installer.places.bin);
+    files::sweep(&dir).with_context(|| format!("cannot look through {}", dir.display()))?;
     let Some(path) = installer.record.binary.clone().map(PathBuf::from) else {
         return Ok("no plugin of ours to remove".to_owned());
     };

@@ -299,6 +299,8 @@ fn changed(own: bool, known: Option<&Changed>, file: Option<&NetworkFile>, want:
         .and_then(|list| list.plugin(INCUMBENT));
     Changed {
         before,
+        // Read from the file when the record is written.
+        mode: known.and_then(|known| known.mode),
         own,
         ours: match want {
             Want::Content(content) => Some(content.as_slice().into()),

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -46,6 +46,8 @@ pub struct Installer {
     pub(crate) places: Dirs,
     metrics: Metrics,
     pace: Pace,
+    /// What was last said to stand in the way.
+    told: String,
     /// The plugin that was found to be the right one.
     compared: Option<Stamp>,
     /// Nobody else changes this node while this lives.
@@ -87,13 +89,16 @@ impl Installer {
                 dir.display()
             )
         })?;
+        let lock = alone(&dir)?;
+        files::sweep(&dir).with_context(|| format!("cannot look through {}", dir.display()))?;
         Ok(Self {
-            _alone: alone(&dir)?,
+            _alone: lock,
             record: Record::read(&dir)?,
             aim: Aim::of(&config),
             places: dirs(&config),
             pace: Pace::default(),
             compared: None,
+            told: String::new(),
             metrics,
             config,
         })
@@ -103,9 +108,6 @@ impl Installer {
     fn cycle(&mut self, now: Instant) -> Outcome {
         self.places = dirs(&self.config);
         let binary = self.binary().map_err(|error| line(&error));
-        if let Err(why) = &binary {
-            tracing::warn!(%why, "The plugin is not in its place");
-        }
         // An entry without a plugin fails every pod: the chain waits for the plugin, unless it is in there already.
         let chain = if binary.is_ok() || !self.record.files.is_empty() {
             self.chain(now)
@@ -125,12 +127,30 @@ impl Installer {
             Err(error) => (Err(line(&error)), Some(RETRY)),
         };
         let retry = binary.is_err().then_some(RETRY);
+        self.tell(&binary, &chain);
         Outcome {
             binary,
             chain,
             directory: self.directory(),
             again: again.or(retry),
         }
+    }
+
+    /// Says what stands in the way once, not at every look.
+    fn tell(&mut self, binary: &Result<(), String>, chain: &Result<(), String>) {
+        let why = binary.as_ref().err().or(chain.as_ref().err());
+        let why = why.map_or("", String::as_str);
+        // A wait that grows shorter is no news.
+        let gist = |text: &str| {
+            text.split(", next in ")
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        if !why.is_empty() && gist(&self.told) != gist(why) {
+            tracing::warn!(why, "inpod is not in its place");
+        }
+        self.told = why.to_owned();
     }
 
     fn directory(&self) -> Result<(), String> {
@@ -155,7 +175,8 @@ impl Installer {
             return Ok(());
         }
         let target = self.places.bin.join(OURS).display().to_string();
-        if self.record.binary.as_ref() != Some(&target) {
+        let had = self.record.binary.as_ref() == Some(&target);
+        if !had {
             self.record.binary = Some(target);
             self.save().map_err(|error| BinaryError::Write {
                 path: self.config.record_dir(),
@@ -163,6 +184,13 @@ impl Installer {
             })?;
         }
         let installed = binary::install(source, &dir);
+        if installed.is_err() && !had {
+            // Nothing was put there: whoever does it now is not undone by us.
+            self.record.binary = None;
+            self.save().unwrap_or_else(|error| {
+                tracing::warn!(why = line(&error), "Cannot write the record")
+            });
+        }
         self.metrics.installed(match &installed {
             Ok(Installed::Unchanged) => "unchanged",
             Ok(Installed::Written) => "written",
@@ -203,7 +231,8 @@ impl Installer {
             )));
         }
         self.record.conf_dir = conf;
-        self.remember(plan.remembered(&self.aim, &directory, &self.record))?;
+        let remembered = plan.remembered(&self.aim, &directory, &self.record);
+        self.remember(with_modes(remembered, &dir))?;
         self.carry_out(&dir, &steps)?;
         if is_contested {
             self.pace.spend(now);
@@ -275,6 +304,17 @@ impl Installer {
     }
 }
 
+/// The record with the permissions of files that were not changed before.
+fn with_modes(mut record: Record, dir: &Path) -> Record {
+    for (name, changed) in &mut record.files {
+        if changed.mode.is_none() && changed.before.is_some() {
+            let found = fs::metadata(dir.join(name));
+            changed.mode = found.ok().map(|found| found.permissions().mode() & 0o7777);
+        }
+    }
+    record
+}
+
 /// Only one installer may change a node, whatever container it runs in.
 fn alone(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     let path = dir.join("lock");
@@ -285,13 +325,20 @@ fn alone(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
         .truncate(false)
         .mode(0o600)
         .open(&path);
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| {
-        anyhow::anyhow!(
-            "another installer is at work on this node ({}: {error}); stop it first",
-            path.display()
-        )
-    })
+    let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    // A child of one that was killed holds the lock until it executes its program.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((back, _)) if Instant::now() < deadline => file = back,
+            Err((_, error)) => anyhow::bail!(
+                "another installer is at work on this node ({}: {error}); stop it first",
+                path.display()
+            ),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The directories that are asked for, else those of the runtime.
@@ -367,8 +414,12 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
 
 /// While inpod has left and is not to come back, nothing is touched.
 async fn stay_away(leave_file: &Path, marker: &leaving::Marker, daemon: &Daemon) {
+    let mut is_told = false;
     while let Some(how) = leaving::asked(leave_file).filter(|how| marker.is_set(*how)) {
         let why = format!("inpod has left this node as it was asked to ({how})");
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!("{why}");
+        }
         for condition in ["binary", "chain"] {
             daemon.readiness().set(condition, Err(why.clone()));
         }

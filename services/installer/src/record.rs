@@ -31,6 +31,8 @@ pub struct Changed {
     pub before: Option<Content>,
     /// What we made of it; none where we took it away.
     pub ours: Option<Content>,
+    /// Its permissions before us; none where there was no such file.
+    pub mode: Option<u32>,
     /// Whether the file is ours altogether, by its name.
     pub own: bool,
     /// The incumbent's entry that ours took the place of.
@@ -137,6 +139,7 @@ mod tests {
         for (name, bytes) in [("text", &b"{\r\n}\0"[..]), ("bytes", b"\xff\xfe{}")] {
             let changed = Changed {
                 before: Some(bytes.into()),
+                mode: Some(0o644),
                 ours: None,
                 own: false,
                 incumbent: None,

@@ -26,7 +26,12 @@ pub struct Step {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
     /// It is put there, where there is none.
-    Create(Vec<u8>),
+    Create {
+        /// What it is to hold.
+        content: Vec<u8>,
+        /// Its permissions, where there was such a file before.
+        mode: Option<u32>,
+    },
     /// It is replaced, if it still holds what was read of it.
     Replace {
         /// What was read of it.
@@ -67,7 +72,10 @@ pub fn steps(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
         let file = directory.file(name);
         let act = match (want, file) {
             (Want::Content(content), Some(file)) if file.content == *content => return None,
-            (Want::Content(content), None) => Act::Create(content.clone()),
+            (Want::Content(content), None) => Act::Create {
+                content: content.clone(),
+                mode: record.files.get(name).and_then(|known| known.mode),
+            },
             (Want::Content(content), Some(file)) => Act::Replace {
                 expected: file.content.clone(),
                 content: content.clone(),
@@ -111,7 +119,9 @@ pub fn carry_out(dir: &Path, step: &Step) -> Result<(), ChainError> {
         source,
     };
     match &step.act {
-        Act::Create(content) => files::put(dir, &step.name, content).map_err(write),
+        Act::Create { content, mode } => {
+            files::put_with(dir, &step.name, content, *mode).map_err(write)
+        }
         Act::Remove => files::remove_synced(dir, &step.name).map_err(write),
         Act::Replace { expected, content } => files::replace(dir, &step.name, expected, content)
             .map_err(|error| match error {

@@ -45,7 +45,7 @@ impl World {
         let mut record = plan.remembered(&self.aim, &directory, &self.record);
         for step in &steps {
             match &step.act {
-                Act::Create(content) | Act::Replace { content, .. } => {
+                Act::Create { content, .. } | Act::Replace { content, .. } => {
                     self.files.insert(
                         step.name.clone(),
                         String::from_utf8(content.clone()).unwrap(),
