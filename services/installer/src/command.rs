@@ -7,10 +7,9 @@ use std::{
 };
 
 use anyhow::Context as _;
+use daemon::Leave;
 
-use crate::{
-    SERVICE, config::Config, leaving, metrics::Metrics, mode::Leave, reconcile::Installer, switch,
-};
+use crate::{SERVICE, config::Config, leaving, metrics::Metrics, reconcile::Installer, switch};
 
 /// The word that the command line begins with.
 #[derive(Clone, Copy, Debug)]

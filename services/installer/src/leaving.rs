@@ -1,19 +1,17 @@
 //! Leaving the node, step by step. Each step is repeatable, and a stop between two of them loses nothing.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
 use chain::INCUMBENT;
+use daemon::leave::{self, Leave, Marker};
 use inpod_cni::enrolled::EnrolledNamespaces;
 
-use crate::{
-    error::ChainError, files, leave::Return, mode::Leave, reconcile::Installer, record::Record,
-};
+use crate::{error::ChainError, files, leave::Return, reconcile::Installer, record::Record};
 
 /// How long pod-events may take to withdraw every pod.
 const WITHDRAW: Duration = Duration::from_secs(300);
@@ -32,45 +30,14 @@ pub(crate) struct Left {
 impl Left {
     /// The one line.
     pub(crate) fn line(&self) -> String {
-        format!("inpod left: {}; {}", self.how, self.words.join(", "))
-    }
-}
-
-/// Remembers until the next boot that this node has been left.
-#[derive(Debug)]
-pub(crate) struct Marker(PathBuf);
-
-impl Marker {
-    pub(crate) fn of(dir: &Path) -> Self {
-        Self(dir.join("left"))
-    }
-
-    pub(crate) fn is_set(&self, how: Leave) -> bool {
-        fs::read_to_string(&self.0).is_ok_and(|text| text == how.to_string())
-    }
-
-    pub(crate) fn clear(&self) -> anyhow::Result<()> {
-        files::remove(&self.0).with_context(|| format!("cannot remove {}", self.0.display()))
-    }
-
-    fn set(&self, how: Leave) -> anyhow::Result<()> {
-        fs::write(&self.0, how.to_string())
-            .with_context(|| format!("cannot write {}", self.0.display()))
+        leave::line(self.how, &self.words.join(", "))
     }
 }
 
 /// Whether inpod is to leave. What cannot be read, or is no such word, means stay.
 pub(crate) fn asked(file: &Path) -> Option<Leave> {
-    let text = match fs::read_to_string(file) {
-        Ok(text) => text,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-        Err(error) => {
-            tracing::error!(file = %file.display(), %error, "Cannot read whether to leave: staying");
-            return None;
-        }
-    };
-    Leave::asked(&text).unwrap_or_else(|word| {
-        tracing::error!(file = %file.display(), word, "Staying: expected uninstall or handover");
+    leave::read(file).unwrap_or_else(|error| {
+        tracing::error!(error, "Staying");
         None
     })
 }
@@ -93,17 +60,13 @@ pub(crate) async fn leave(mut installer: Installer, how: Leave) -> anyhow::Resul
 
 /// Writes the receipt, and remembers that it is written.
 pub(crate) fn tell(left: &Left, marker: &Marker) -> anyhow::Result<()> {
-    let line = left.line();
-    tracing::warn!("{line}");
-    let mut options = OpenOptions::new();
-    let written = options
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&left.receipt)
-        .and_then(|mut file| file.write_all(line.as_bytes()));
+    let done = left.words.join(", ");
+    tracing::warn!(how = %left.how, done, "Has left the node");
+    let written = leave::receipt(&left.receipt, left.how, &done);
     written.with_context(|| format!("cannot write {}", left.receipt.display()))?;
-    marker.set(left.how)
+    marker
+        .set(left.how)
+        .context("cannot remember that this node was left")
 }
 
 async fn chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> {

@@ -9,10 +9,11 @@ use std::{
 
 use anyhow::Context as _;
 use chain::{Directory, OURS};
-use daemon::Daemon;
+use daemon::{Daemon, leave::Marker};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::{
+    SERVICE,
     binary::{self, Installed, Stamp},
     config::Config,
     error::{BinaryError, ChainError, line},
@@ -372,7 +373,7 @@ fn fought(steps: &[Step], streak: u32, wait: Duration, remedy: Option<&str>) -> 
 ///
 /// When another installer is at work on the node, or the record cannot be used.
 pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
-    let marker = leaving::Marker::of(&daemon.directory("installer"));
+    let marker = Marker::of(&daemon.directory(SERVICE.name));
     stay_away(&config.leave_file, &marker, daemon).await;
     let mut installer = Installer::new(config, metrics)?;
     let mut eye = None;
@@ -381,7 +382,9 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
             let told = leaving::leave(installer, how).await?;
             return leaving::tell(&told, &marker);
         }
-        marker.clear()?;
+        marker
+            .clear()
+            .context("cannot forget that this node was left")?;
         let (conf, bin) = (
             installer.conf_dir(),
             installer.config.on_host(&installer.places.bin),
@@ -413,7 +416,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
 }
 
 /// While inpod has left and is not to come back, nothing is touched.
-async fn stay_away(leave_file: &Path, marker: &leaving::Marker, daemon: &Daemon) {
+async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     let mut is_told = false;
     while let Some(how) = leaving::asked(leave_file).filter(|how| marker.is_set(*how)) {
         let why = format!("inpod has left this node as it was asked to ({how})");

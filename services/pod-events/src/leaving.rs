@@ -1,9 +1,12 @@
 //! A node that inpod leaves: every pod is taken out of the mesh in order, or left as it is for another agent. Then one
 //! line tells that this is done, and the process ends.
 
-use std::{fs, io::ErrorKind, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use daemon::{Daemon, Leave, Readiness, leave};
+use daemon::{
+    Daemon, Leave, Readiness,
+    leave::{self, Marker},
+};
 use inpod_cni::enrolled::EnrolledNamespaces;
 use tokio::{
     sync::watch,
@@ -20,7 +23,7 @@ const CONDITION: &str = "staying";
 
 /// Whether inpod is to leave the node, as it is known now. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Leaving(watch::Receiver<Leave>);
+pub struct Leaving(watch::Receiver<Option<Leave>>);
 
 impl Leaving {
     /// Follows a file.
@@ -30,14 +33,14 @@ impl Leaving {
 
     /// Whether this is what is to become of inpod here.
     pub fn is(&self, leave: Leave) -> bool {
-        *self.0.borrow() == leave
+        *self.0.borrow() == Some(leave)
     }
 }
 
 impl Default for Leaving {
     /// It stays.
     fn default() -> Self {
-        Self(watch::channel(Leave::No).1)
+        Self(watch::channel(None).1)
     }
 }
 
@@ -48,8 +51,7 @@ pub(crate) struct Departure {
     daemon: Daemon,
     /// Whether what ran before this run is written down.
     taken_over: watch::Receiver<bool>,
-    /// Says how the node was left, for a process that is started again afterwards.
-    marker: PathBuf,
+    marker: Marker,
 }
 
 impl Departure {
@@ -64,7 +66,7 @@ impl Departure {
             registry: registry.clone(),
             daemon: daemon.clone(),
             taken_over,
-            marker: daemon.directory(SERVICE.name).join("left"),
+            marker: Marker::of(&daemon.directory(SERVICE.name)),
         }
     }
 
@@ -73,11 +75,13 @@ impl Departure {
         let Leaving(mut said) = self.shared.leaving.clone();
         loop {
             let leave = *said.borrow_and_update();
-            let is_done = leave != Leave::No && self.left() == leave;
-            self.begin(leave, is_done);
-            let result = tokio::select! {
-                changed = said.changed() => changed,
-                () = self.carry_out(leave), if leave != Leave::No && !is_done => return,
+            let to_do = self.begin(leave);
+            let result = match to_do {
+                None => said.changed().await,
+                Some(leave) => tokio::select! {
+                    changed = said.changed() => changed,
+                    () = self.carry_out(leave) => return,
+                },
             };
             if result.is_err() {
                 return;
@@ -91,36 +95,22 @@ impl Departure {
         self.daemon.readiness()
     }
 
-    /// How the node was left already.
-    fn left(&self) -> Leave {
-        let marker = fs::read_to_string(&self.marker).unwrap_or_default();
-        Leave::parse(&marker).unwrap_or_default()
-    }
-
-    fn begin(&self, leave: Leave, is_done: bool) {
-        match leave {
-            Leave::No => {
-                self.unmark();
-                self.conditions().set(CONDITION, Ok(()));
-            }
+    /// Says what is to become of inpod here. What is left to do for it.
+    fn begin(&self, leave: Option<Leave>) -> Option<Leave> {
+        if let Some(leave) = leave.filter(|leave| self.marker.is_set(*leave)) {
             // The process was started again: nothing is left to be ready for.
-            Leave::Uninstall | Leave::Handover if is_done => {
-                let message = format!("inpod has left this node: {leave}");
-                self.conditions().require(CONDITION, &message);
-            }
-            Leave::Uninstall | Leave::Handover => {
-                tracing::warn!(%leave, "inpod leaves this node");
-                self.unmark();
-            }
+            let message = format!("inpod has left this node: {leave}");
+            self.conditions().require(CONDITION, &message);
+            return None;
         }
-    }
-
-    fn unmark(&self) {
-        match fs::remove_file(&self.marker) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => tracing::warn!(%error, "Cannot forget that this node was left"),
+        if let Err(error) = self.marker.clear() {
+            tracing::warn!(%error, "Cannot forget that this node was left");
         }
+        match leave {
+            None => self.conditions().set(CONDITION, Ok(())),
+            Some(leave) => tracing::warn!(%leave, "inpod leaves this node"),
+        }
+        leave
     }
 
     /// Waits until nothing is left to do, tells it, and stops the process.
@@ -137,10 +127,12 @@ impl Departure {
         }
         let done = match leave {
             Leave::Uninstall => format!("{before} pods were taken out of the mesh"),
-            Leave::Handover | Leave::No => format!("{before} pods stay as they are"),
+            Leave::Handover => format!("{before} pods stay as they are"),
         };
         tracing::warn!(%leave, done, "inpod has left this node");
-        let told = fs::write(&self.marker, leave.as_str())
+        let told = self
+            .marker
+            .set(leave)
             .and_then(|()| leave::receipt(&self.shared.config.receipt_file, leave, &done));
         if let Err(error) = told {
             tracing::error!(%error, "Cannot tell that inpod has left this node");
@@ -154,7 +146,6 @@ impl Departure {
             return Err("what ran before is not known yet".to_owned());
         }
         match leave {
-            Leave::No => Ok(()),
             Leave::Handover => self.on_their_way(),
             Leave::Uninstall => {
                 self.withdrawn()?;

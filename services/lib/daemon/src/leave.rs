@@ -21,36 +21,36 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// With what a receipt begins.
 pub const RECEIPT: &str = "inpod left:";
 
-/// What is to become of inpod on this node.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// How inpod leaves a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leave {
-    /// It stays.
-    #[default]
-    No,
     /// Everything that it did is undone.
     Uninstall,
-    /// Everything that it did stays for another agent.
+    /// What it did for pods stays for another agent, which takes its place in the chain.
     Handover,
 }
 
 impl Leave {
-    /// Understands the word; `None`: it is none.
-    pub fn parse(text: &str) -> Option<Self> {
-        match text.trim() {
-            "" => Some(Self::No),
-            "uninstall" => Some(Self::Uninstall),
-            "handover" => Some(Self::Handover),
-            _ => None,
-        }
-    }
-
     /// The word.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::No => "",
             Self::Uninstall => "uninstall",
             Self::Handover => "handover",
         }
+    }
+}
+
+/// Understands what is said. `None`: inpod stays.
+///
+/// # Errors
+///
+/// What was said, where that is neither of the words.
+pub fn parse(text: &str) -> Result<Option<Leave>, String> {
+    match text.trim() {
+        "" => Ok(None),
+        "uninstall" => Ok(Some(Leave::Uninstall)),
+        "handover" => Ok(Some(Leave::Handover)),
+        other => Err(other.chars().take(40).collect()),
     }
 }
 
@@ -65,23 +65,22 @@ impl fmt::Display for Leave {
 /// # Errors
 ///
 /// When it cannot be read, or what it says is no word.
-pub fn read(file: &Path) -> Result<Leave, String> {
+pub fn read(file: &Path) -> Result<Option<Leave>, String> {
     let shown = file.display();
     let text = match fs::read_to_string(file) {
         Ok(text) => text,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(Leave::No);
+            return Ok(None);
         }
         Err(error) => return Err(format!("cannot read {shown}: {error}")),
     };
-    Leave::parse(&text).ok_or_else(|| {
-        let said: String = text.trim().chars().take(40).collect();
+    parse(&text).map_err(|said| {
         format!("{shown} says {said:?}; it may say uninstall or handover, or nothing")
     })
 }
 
 /// Follows what a file says. Where it cannot be understood, what it said before goes on: nobody leaves by mistake.
-pub fn follow(file: PathBuf) -> watch::Receiver<Leave> {
+pub fn follow(file: PathBuf) -> watch::Receiver<Option<Leave>> {
     let first = read(&file).unwrap_or_default();
     let (sender, receiver) = watch::channel(first);
     tokio::spawn(async move {
@@ -105,13 +104,55 @@ pub fn follow(file: PathBuf) -> watch::Receiver<Leave> {
     receiver
 }
 
+/// Remembers beside a service's socket that it has left the node, for when its container is started again.
+#[derive(Clone, Debug)]
+pub struct Marker(PathBuf);
+
+impl Marker {
+    /// That of the service whose directory this is. It lasts until the next boot.
+    pub fn of(directory: &Path) -> Self {
+        Self(directory.join("left"))
+    }
+
+    /// Whether it left so.
+    pub fn is_set(&self, leave: Leave) -> bool {
+        fs::read_to_string(&self.0).is_ok_and(|text| text == leave.as_str())
+    }
+
+    /// It has left.
+    ///
+    /// # Errors
+    ///
+    /// When that cannot be written.
+    pub fn set(&self, leave: Leave) -> io::Result<()> {
+        fs::write(&self.0, leave.as_str())
+    }
+
+    /// It is back.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be removed.
+    pub fn clear(&self) -> io::Result<()> {
+        match fs::remove_file(&self.0) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+}
+
 /// Says that this process has done its part, in one line.
 ///
 /// # Errors
 ///
 /// When the file cannot be written.
 pub fn receipt(file: &Path, leave: Leave, done: &str) -> io::Result<()> {
-    fs::write(file, format!("{RECEIPT} {leave}; {done}\n"))
+    fs::write(file, line(leave, done) + "\n")
+}
+
+/// What a receipt says.
+pub fn line(leave: Leave, done: &str) -> String {
+    format!("{RECEIPT} {leave}; {done}")
 }
 
 #[cfg(test)]
@@ -122,13 +163,13 @@ mod tests {
     fn two_words_mean_to_leave_and_nothing_else_does() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mode");
-        assert_eq!(read(&file), Ok(Leave::No));
-        assert_eq!(read(&file.join("below")), Ok(Leave::No));
+        assert_eq!(read(&file), Ok(None));
+        assert_eq!(read(&file.join("below")), Ok(None));
         for (text, expected) in [
-            ("", Leave::No),
-            ("\n", Leave::No),
-            ("uninstall\n", Leave::Uninstall),
-            ("handover", Leave::Handover),
+            ("", None),
+            ("\n", None),
+            ("uninstall\n", Some(Leave::Uninstall)),
+            ("handover", Some(Leave::Handover)),
         ] {
             fs::write(&file, text).unwrap();
             assert_eq!(read(&file), Ok(expected), "{text:?}");
@@ -150,16 +191,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mode");
         let mut said = follow(file.clone());
-        assert_eq!(*said.borrow_and_update(), Leave::No);
+        assert_eq!(*said.borrow_and_update(), None);
         fs::write(&file, "uninstall").unwrap();
         said.changed().await.unwrap();
-        assert_eq!(*said.borrow_and_update(), Leave::Uninstall);
+        assert_eq!(*said.borrow_and_update(), Some(Leave::Uninstall));
         fs::write(&file, "nonsense").unwrap();
         tokio::time::sleep(PERIOD * 3).await;
-        assert_eq!(*said.borrow_and_update(), Leave::Uninstall);
+        assert_eq!(*said.borrow_and_update(), Some(Leave::Uninstall));
         fs::remove_file(&file).unwrap();
         said.changed().await.unwrap();
-        assert_eq!(*said.borrow_and_update(), Leave::No);
+        assert_eq!(*said.borrow_and_update(), None);
     }
 
     #[test]
@@ -169,5 +210,17 @@ mod tests {
         receipt(&file, Leave::Uninstall, "12 pods withdrawn").unwrap();
         let text = fs::read_to_string(&file).unwrap();
         assert_eq!(text, "inpod left: uninstall; 12 pods withdrawn\n");
+    }
+
+    #[test]
+    fn a_marker_says_how_the_node_was_left_until_it_is_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let marker = Marker::of(dir.path());
+        assert!(!marker.is_set(Leave::Uninstall));
+        marker.set(Leave::Uninstall).unwrap();
+        assert!(marker.is_set(Leave::Uninstall) && !marker.is_set(Leave::Handover));
+        marker.clear().unwrap();
+        marker.clear().unwrap();
+        assert!(!marker.is_set(Leave::Uninstall));
     }
 }
