@@ -54,11 +54,11 @@ fn only_netconfig_can_enter_a_netns() {
 }
 
 #[test]
-fn kubernetes_is_known_to_pod_events_alone() {
+fn kubernetes_is_known_to_pod_events_and_to_the_client_for_people_alone() {
     let metadata = metadata();
     for name in ["kube", "k8s-openapi"] {
         assert!(
-            users_of(&metadata, name).is_subset(&set(&["pod-events"])),
+            users_of(&metadata, name).is_subset(&set(&["pod-events", "inpod"])),
             "{name}"
         );
     }

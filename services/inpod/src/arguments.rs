@@ -5,7 +5,11 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, value_parser};
 use inpod_proto::{podevents::v1::PodState, types::v1::PodSelector};
 
-use crate::words;
+mod more;
+
+pub(crate) use more::{BundleOrder, LeaveOrder, Mode};
+
+use crate::{doctor::Examination, words};
 
 /// What is printed for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,9 @@ pub(crate) enum Command {
     /// Without a pod: all.
     Resync(Option<PodSelector>, Format),
     Status,
+    Doctor(Examination, Format),
+    Bundle(BundleOrder),
+    Leave(LeaveOrder),
 }
 
 /// The command line, understood.
@@ -52,8 +59,8 @@ pub(crate) enum Refused {
     Usage(String),
 }
 
-const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status)\n  \
-                     2  this command line cannot be used\n  3  a service could not be reached";
+const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status); a check failed (doctor); a node has not left (leave)\n  \
+                     2  this command line cannot be used\n  3  a service, or Kubernetes, could not be reached";
 
 const STATES: [PodState; 5] = [
     PodState::Out,
@@ -183,6 +190,7 @@ fn command() -> clap::Command {
                 .help("How long an answer may take"),
         )
         .subcommands([pods(), explain, resync, status])
+        .subcommands([more::doctor(), more::bundle(), more::leave()])
 }
 
 impl Arguments {
@@ -201,7 +209,7 @@ impl Arguments {
             .map_err(refused)?;
         let given = |name: &str| matches.get_one::<PathBuf>(name).cloned();
         Ok(Self {
-            run_dir: given("run-dir").unwrap_or_default(),
+            run_dir: more::run_dir(&matches, given("run-dir").unwrap_or_default()),
             timeout: matches.get_one("timeout").copied().unwrap_or_default(),
             command: asked(&matches),
         })
@@ -232,6 +240,9 @@ fn asked(matches: &ArgMatches) -> Command {
             Command::Explain(pod, format_of(rest))
         }
         Some(("resync", rest)) => Command::Resync(rest.get_one("pod").cloned(), format_of(rest)),
+        Some(("doctor", rest)) => Command::Doctor(more::examination(rest), format_of(rest)),
+        Some(("bundle", rest)) => Command::Bundle(more::bundle_order(rest)),
+        Some(("leave", rest)) => Command::Leave(more::leave_order(rest)),
         Some(_) | None => Command::Status,
     }
 }
@@ -322,6 +333,9 @@ mod tests {
         let Err(Refused::Help(text)) = parse("inpod --help") else {
             panic!("no help");
         };
-        assert!(text.contains("3  a service could not be reached"), "{text}");
+        assert!(
+            text.contains("3  a service, or Kubernetes, could not be reached"),
+            "{text}"
+        );
     }
 }

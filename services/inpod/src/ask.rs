@@ -6,7 +6,11 @@ use std::{
     time::Duration,
 };
 
-use inpod_proto::{failure_of, podevents::v1::pod_events_service_client::PodEventsServiceClient};
+use inpod_proto::{
+    failure_of, netconfig::v1::netconfig_service_client::NetconfigServiceClient,
+    podevents::v1::pod_events_service_client::PodEventsServiceClient,
+    ztunnelbroker::v1::ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
+};
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
 use workload::{Failure, Reason};
@@ -15,6 +19,15 @@ use crate::error::AskError;
 
 /// The service that decides.
 pub(crate) const POD_EVENTS: &str = "pod-events";
+
+/// The service that enters netns.
+pub(crate) const NETCONFIG: &str = "netconfig";
+
+/// The service that ztunnels connect to.
+pub(crate) const BROKER: &str = "ztunnel-broker";
+
+/// A node's pods in one message may be more than the 4 MiB that are the default.
+const LONGEST: usize = 64 << 20;
 
 /// How much longer an answer is waited for than the service was told.
 const GRACE: Duration = Duration::from_millis(500);
@@ -37,8 +50,25 @@ impl Node {
     }
 
     pub(crate) fn pod_events(&self) -> PodEventsServiceClient<Channel> {
-        // A node's pods in one message may be more than the 4 MiB that are the default.
-        PodEventsServiceClient::new(self.channel(POD_EVENTS)).max_decoding_message_size(64 << 20)
+        PodEventsServiceClient::new(self.channel(POD_EVENTS)).max_decoding_message_size(LONGEST)
+    }
+
+    pub(crate) fn netconfig(&self) -> NetconfigServiceClient<Channel> {
+        NetconfigServiceClient::new(self.channel(NETCONFIG)).max_decoding_message_size(LONGEST)
+    }
+
+    pub(crate) fn broker(&self) -> ZtunnelBrokerServiceClient<Channel> {
+        ZtunnelBrokerServiceClient::new(self.channel(BROKER)).max_decoding_message_size(LONGEST)
+    }
+
+    /// The socket of a service.
+    pub(crate) fn socket(&self, service: &str) -> PathBuf {
+        daemon::socket(&self.run_dir, service)
+    }
+
+    /// The same node, with other patience.
+    pub(crate) fn with_timeout(&self, timeout: Duration) -> Self {
+        Self::new(&self.run_dir, timeout)
     }
 
     /// A question, with the time that it has.

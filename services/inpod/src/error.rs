@@ -28,6 +28,18 @@ pub(crate) enum AskError {
     /// Standard output.
     #[error("cannot write to standard output: {0}")]
     Output(#[from] io::Error),
+    /// Something is wrong with the node.
+    #[error("{0} of the checks failed; what to do stands below each")]
+    Unwell(usize),
+    /// What was to be collected cannot be written.
+    #[error("cannot write {}: {source}", .path.display())]
+    Write { path: PathBuf, source: io::Error },
+    /// Kubernetes does not do what it is asked.
+    #[error("cannot {what}: {cause}")]
+    Kubernetes { what: String, cause: String },
+    /// Nodes that can be reached have not left in time.
+    #[error("not left in time: {0}")]
+    NotLeft(String),
     /// The runtime.
     #[error("cannot start: {0}")]
     Runtime(io::Error),
@@ -37,12 +49,26 @@ impl AskError {
     /// As `--help` says.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Unreachable { .. } => 3,
+            Self::Unreachable { .. } | Self::Kubernetes { .. } => 3,
             Self::Failed { .. }
             | Self::NotReady(_)
             | Self::Json(_)
             | Self::Output(_)
+            | Self::Unwell(_)
+            | Self::Write { .. }
+            | Self::NotLeft(_)
             | Self::Runtime(_) => 1,
         }
+    }
+
+    /// What went wrong, without what to do about it.
+    pub(crate) fn first_line(&self) -> String {
+        let text = self.to_string();
+        text.lines().next().unwrap_or_default().to_owned()
+    }
+
+    /// Whether a service answered that it could not: it is there.
+    pub(crate) fn is_failure(&self) -> bool {
+        matches!(self, Self::Failed { .. })
     }
 }

@@ -11,11 +11,15 @@ use crate::error::AskError;
 static POOL: LazyLock<Result<DescriptorPool, String>> =
     LazyLock::new(|| DescriptorPool::decode(DESCRIPTORS).map_err(|error| error.to_string()));
 
+/// A message by its full name, or by its name among those of pod-events.
 fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, AskError> {
     let pool = POOL
         .as_ref()
         .map_err(|error| AskError::Json(error.clone()))?;
-    let name = format!("inpod.podevents.v1.{name}");
+    let name = match name.contains('.') {
+        true => name.to_owned(),
+        false => format!("inpod.podevents.v1.{name}"),
+    };
     let unknown = || AskError::Json(format!("{name} is not described"));
     let descriptor = pool.get_message_by_name(&name).ok_or_else(unknown)?;
     let bytes = message.encode_to_vec();
@@ -23,7 +27,7 @@ fn described(message: &impl Message, name: &str) -> Result<DynamicMessage, AskEr
     DynamicMessage::decode(descriptor, bytes.as_slice()).map_err(odd)
 }
 
-/// A message of pod-events, over many lines.
+/// A message, over many lines.
 pub(crate) fn pretty(message: &impl Message, name: &str) -> Result<String, AskError> {
     let message = described(message, name)?;
     serde_json::to_string_pretty(&message).map_err(|error| AskError::Json(error.to_string()))

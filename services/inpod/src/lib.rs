@@ -1,17 +1,23 @@
-//! For people on a node: which of its pods are in the mesh, why or why not, and have them looked at anew.
+//! For people on a node: which of its pods are in the mesh, why or why not, and have them looked at anew; what is wrong
+//! with the node (`doctor`), collected for somebody else (`bundle`); and how a cluster is left (`leave`).
 //!
-//! Everything is asked of the services' sockets; this program holds no credential and knows nothing by itself. What is
+//! Everything is asked of the services' sockets and read from the node's files; this program holds no credential and
+//! knows nothing by itself. `leave` alone asks Kubernetes, with the rights of whoever runs it. What is
 //! printed for people may change from release to release; `-o json` is the contract (`proto/`), in protobuf's JSON
 //! mapping.
 
 mod arguments;
 mod ask;
+mod bundle;
+mod doctor;
 mod error;
 mod explain;
 mod json;
+mod leave;
 mod out;
 mod pods;
 mod resync;
+mod root;
 mod status;
 mod table;
 mod time;
@@ -58,6 +64,12 @@ fn run(arguments: &Arguments) -> Result<(), AskError> {
             Command::Explain(pod, format) => explain::run(&node, pod, *format, &mut out).await,
             Command::Resync(pod, format) => resync::run(&node, pod, *format, &mut out).await,
             Command::Status => status::run(&node, &mut out).await,
+            Command::Doctor(examination, format) => {
+                let node = node.with_timeout(arguments.timeout.min(doctor::PATIENCE));
+                doctor::run(&node, examination, *format, &mut out).await
+            }
+            Command::Bundle(order) => bundle::run(&node, order, &mut out).await,
+            Command::Leave(order) => leave::run(order, &mut out).await,
         }
     })
 }

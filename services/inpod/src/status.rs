@@ -24,7 +24,11 @@ pub(crate) async fn run(node: &Node, out: &mut Out) -> Result<(), AskError> {
     let mut result = Ok(());
     for service in SERVICES {
         let health = health(node, service).await;
-        let message = health.as_ref().err().map(first_line).unwrap_or_default();
+        let message = health
+            .as_ref()
+            .err()
+            .map(AskError::first_line)
+            .unwrap_or_default();
         table.push(cells([service, "ready", yes(health.is_ok()), "", &message]));
         result = worse(result, health);
     }
@@ -55,22 +59,21 @@ fn worse(one: Result<(), AskError>, other: Result<(), AskError>) -> Result<(), A
 }
 
 async fn health(node: &Node, service: &'static str) -> Result<(), AskError> {
-    let mut client = HealthClient::new(node.channel(service));
-    let question = HealthCheckRequest {
-        service: String::new(),
-    };
-    let answer = node
-        .answer(service, client.check(node.request(question)))
-        .await?;
-    if answer.status() == ServingStatus::Serving {
+    if is_serving(node, service).await? {
         return Ok(());
     }
     Err(AskError::NotReady(service))
 }
 
-fn first_line(error: &AskError) -> String {
-    let text = error.to_string();
-    text.lines().next().unwrap_or_default().to_owned()
+/// Whether a service says that it is ready.
+pub(crate) async fn is_serving(node: &Node, service: &'static str) -> Result<bool, AskError> {
+    let mut client = HealthClient::new(node.channel(service));
+    let question = HealthCheckRequest {
+        service: String::new(),
+    };
+    let answer = client.check(node.request(question));
+    let answer = node.answer(service, answer).await?;
+    Ok(answer.status() == ServingStatus::Serving)
 }
 
 fn condition(condition: &Condition, now: SystemTime) -> Vec<String> {

@@ -1,0 +1,108 @@
+//! Files of a node that go into a bundle.
+
+use std::{
+    fs::File,
+    io::{Read as _, Seek as _, SeekFrom},
+    path::Path,
+};
+
+use crate::root::{Root, Seen};
+
+/// Of a log the end is told, so many bytes of it.
+const TAIL: u64 = 2 << 20;
+
+/// Where the kubelet keeps logs: a directory for each pod (`NAMESPACE_NAME_UID`), one in it for each container.
+const PODS: &str = "/var/log/pods";
+
+/// The end of a file, from the start of a line.
+pub(super) fn tail(path: &Path) -> Seen<String> {
+    let read = || {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        let from = length.saturating_sub(TAIL);
+        file.seek(SeekFrom::Start(from))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL).read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        std::io::Result::Ok(if from == 0 { text } else { from_line(&text) })
+    };
+    read().map_err(|error| format!("cannot read {}: {error}", path.display()))
+}
+
+fn from_line(text: &str) -> String {
+    text.split_once('\n')
+        .map_or("", |(_, rest)| rest)
+        .to_owned()
+}
+
+/// The logs of inpod's pods: a name for each, and its path on the node.
+pub(super) fn logs(root: &Root) -> Seen<Vec<(String, String)>> {
+    let mut found = Vec::new();
+    let pods = root.names(PODS)?.unwrap_or_default();
+    // NAMESPACE_inpod-HASH_UID, whatever the namespace.
+    let is_ours = |pod: &&String| {
+        pod.split('_')
+            .nth(1)
+            .is_some_and(|name| name.starts_with("inpod-"))
+    };
+    for pod in pods.iter().filter(is_ours) {
+        for container in root.names(format!("{PODS}/{pod}"))?.unwrap_or_default() {
+            let directory = format!("{PODS}/{pod}/{container}");
+            let files = root.names(&directory).ok().flatten().unwrap_or_default();
+            let logs = files.iter().filter(|file| file.ends_with(".log"));
+            found.extend(logs.map(|file| {
+                let name = pod.split('_').nth(1).unwrap_or_default();
+                (
+                    format!("{name}-{container}-{file}"),
+                    format!("{directory}/{file}"),
+                )
+            }));
+        }
+    }
+    Ok(found)
+}
+
+/// How a service was started: its command line, and its settings from the environment.
+pub(super) fn started(root: &Root, pid: i32) -> Seen<String> {
+    let lines = |text: String| text.split('\0').map(str::to_owned).collect::<Vec<_>>();
+    let command = lines(root.text(format!("/proc/{pid}/cmdline"))?).join("\n  ");
+    let environment = lines(root.text(format!("/proc/{pid}/environ"))?);
+    let settings: Vec<_> = environment
+        .into_iter()
+        .filter(|it| it.starts_with("INPOD_"))
+        .collect();
+    let status = root.text(format!("/proc/{pid}/status"))?;
+    let limits = root.text(format!("/proc/{pid}/limits"))?;
+    let cgroup = root.text(format!("/proc/{pid}/cgroup"))?;
+    let settings = settings.join("\n");
+    Ok(format!(
+        "{command}\n\n{settings}\n\n{cgroup}\n{status}\n{limits}"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn logs_are_those_of_inpod_s_pods_and_of_long_ones_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        for pod in ["mesh_inpod-abcde_u1", "shop_web_u2", "shop_inpodium_u3"] {
+            let container = dir.path().join("var/log/pods").join(pod).join("netconfig");
+            fs::create_dir_all(&container).unwrap();
+            fs::write(container.join("0.log"), "text\n").unwrap();
+        }
+        let found = logs(&root).unwrap();
+        let path = "/var/log/pods/mesh_inpod-abcde_u1/netconfig/0.log";
+        assert_eq!(
+            found,
+            [("inpod-abcde-netconfig-0.log".to_owned(), path.to_owned())]
+        );
+        let long = dir.path().join("long");
+        fs::write(&long, format!("{}\nlast\n", "x".repeat(3 << 20))).unwrap();
+        assert_eq!(tail(&long).unwrap(), "last\n");
+    }
+}

@@ -1,0 +1,90 @@
+//! Where a bundle goes: an archive, or a directory.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, BufWriter, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use super::tar;
+use crate::error::AskError;
+
+/// In an archive everything is below one directory.
+const TOP: &str = "inpod-bundle";
+
+/// Readable by whoever made it alone.
+#[derive(Debug)]
+pub(super) struct Sink {
+    path: PathBuf,
+    time: u64,
+    /// `None`: a directory.
+    archive: Option<BufWriter<File>>,
+}
+
+impl Sink {
+    /// Makes it. What is there already is not touched: a directory must be new, and so must an archive.
+    pub(super) fn new(path: &Path) -> Result<Self, AskError> {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH);
+        let is_archive = path.extension().is_some_and(|extension| extension == "tar");
+        let archive = if is_archive {
+            Some(BufWriter::new(create(path).map_err(at(path))?))
+        } else {
+            None
+        };
+        if !is_archive {
+            DirBuilder::new()
+                .mode(0o700)
+                .create(path)
+                .map_err(at(path))?;
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            time: time.map_or(0, |time| time.as_secs()),
+            archive,
+        })
+    }
+
+    /// Puts a file there. Its name has no part that leads elsewhere.
+    pub(super) fn put(&mut self, name: &str, content: &[u8]) -> Result<(), AskError> {
+        let path = self.path.join(name);
+        let written = match &mut self.archive {
+            Some(archive) => tar::file(archive, &format!("{TOP}/{name}"), content, self.time),
+            None => write(&path, content),
+        };
+        written.map_err(at(&path))
+    }
+
+    /// Writes the end; where it is.
+    pub(super) fn finish(mut self) -> Result<PathBuf, AskError> {
+        if let Some(archive) = &mut self.archive {
+            let ended = tar::end(archive).and_then(|()| archive.flush());
+            ended.map_err(at(&self.path))?;
+        }
+        Ok(self.path)
+    }
+}
+
+fn at(path: &Path) -> impl Fn(io::Error) -> AskError {
+    let path = path.to_owned();
+    move |source| AskError::Write {
+        path: path.clone(),
+        source,
+    }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    create(path)?.write_all(content)
+}

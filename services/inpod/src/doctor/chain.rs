@@ -1,0 +1,157 @@
+//! The network configurations of a node, as a runtime reads them: libcni takes `.conf`, `.conflist` and `.json` in the
+//! order of their names; containerd uses the first and gives up where that cannot be read, CRI-O goes on to the next.
+
+use serde_json::Value;
+
+use crate::root::{Root, Seen};
+
+/// The plugin's name in a chain.
+pub(crate) const PLUGIN: &str = "inpod-cni";
+
+/// What libcni takes for a network configuration (`ConfFiles`).
+const ENDINGS: [&str; 3] = [".conf", ".conflist", ".json"];
+
+/// Plugins that redirect pods for another mesh.
+const AGENTS: [&str; 5] = [
+    "istio-cni",
+    "linkerd-cni",
+    "kuma-cni",
+    "consul-cni",
+    "kmesh-cni",
+];
+
+/// The networks of a node, in the order in which a runtime looks.
+#[derive(Clone, Debug)]
+pub(crate) struct Chain {
+    /// Where they are.
+    pub(crate) directory: String,
+    /// Where plugins are.
+    pub(crate) plugins: String,
+    /// How both are known.
+    pub(crate) source: String,
+    /// `None`: there is no such directory.
+    pub(crate) networks: Seen<Option<Vec<Network>>>,
+    /// Files that Cilium has renamed.
+    pub(crate) renamed: Vec<String>,
+}
+
+/// A file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Network {
+    pub(crate) file: String,
+    /// The types of its plugins, in their order; why the file is none.
+    pub(crate) plugins: Result<Vec<String>, String>,
+}
+
+impl Network {
+    /// How often it calls inpod.
+    pub(crate) fn calls(&self) -> usize {
+        let plugins = self.plugins.as_deref().unwrap_or_default();
+        plugins.iter().filter(|it| *it == PLUGIN).count()
+    }
+
+    /// Whether it calls inpod and nothing else.
+    pub(crate) fn is_ours_alone(&self) -> bool {
+        matches!(self.plugins.as_deref(), Ok([one]) if one == PLUGIN)
+    }
+
+    /// Plugins of other meshes.
+    pub(crate) fn agents(&self) -> Vec<&str> {
+        let plugins = self.plugins.as_deref().unwrap_or_default();
+        let plugins = plugins.iter().map(String::as_str);
+        plugins.filter(|it| AGENTS.contains(it)).collect()
+    }
+
+    /// Whether it delegates to others by rules of its own.
+    pub(crate) fn is_meta(&self) -> bool {
+        let plugins = self.plugins.as_deref().unwrap_or_default();
+        plugins.first().is_some_and(|it| it.starts_with("multus"))
+    }
+}
+
+/// Reads a directory.
+pub(crate) fn networks(root: &Root, directory: &str) -> Seen<Option<Vec<Network>>> {
+    let Some(names) = root.names(directory)? else {
+        return Ok(None);
+    };
+    let is_network = |name: &&String| ENDINGS.iter().any(|ending| name.ends_with(ending));
+    let read = |name: &String| Network {
+        file: name.clone(),
+        plugins: root
+            .text(format!("{directory}/{name}"))
+            .and_then(|text| plugins(name, &text)),
+    };
+    Ok(Some(names.iter().filter(is_network).map(read).collect()))
+}
+
+/// Files that Cilium has put aside (`cni.exclusive`).
+pub(crate) fn renamed(root: &Root, directory: &str) -> Vec<String> {
+    let names = root.names(directory).ok().flatten().unwrap_or_default();
+    let is_renamed = |name: &String| name.ends_with(".cilium_bak");
+    names.into_iter().filter(is_renamed).collect()
+}
+
+fn plugins(name: &str, text: &str) -> Result<Vec<String>, String> {
+    let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let kind = |plugin: &Value| {
+        let kind = plugin.get("type").and_then(Value::as_str);
+        kind.filter(|kind| !kind.is_empty()).map(str::to_owned)
+    };
+    if !name.ends_with(".conflist") {
+        return kind(&value).map_or_else(|| Err("it has no type".to_owned()), |it| Ok(vec![it]));
+    }
+    let list = value.get("plugins").and_then(Value::as_array);
+    let list = list.filter(|list| !list.is_empty());
+    let list = list.ok_or_else(|| "it lists no plugins".to_owned())?;
+    let kinds = list.iter().map(kind).collect::<Option<Vec<_>>>();
+    kinds.ok_or_else(|| "a plugin in it has no type".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn networks_are_read_in_the_order_of_their_names_and_what_is_none_says_why() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [
+            (
+                "10-b.conflist",
+                r#"{"plugins":[{"type":"bridge"},{"type":"inpod-cni"}]}"#,
+            ),
+            ("05-a.conf", r#"{"type":"ptp"}"#),
+            ("06-x.conflist", "{"),
+            ("07-y.conflist", r#"{"plugins":[]}"#),
+            ("08-z.conflist", r#"{"plugins":[{"name":"x"}]}"#),
+            ("09-z.json", "{}"),
+            ("inpod.conflist.cilium_bak", "{}"),
+            ("readme", ""),
+        ] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let root = Root::new(dir.path());
+        let networks = networks(&root, "/").unwrap().unwrap();
+        let files: Vec<_> = networks.iter().map(|it| it.file.as_str()).collect();
+        assert_eq!(
+            files,
+            [
+                "05-a.conf",
+                "06-x.conflist",
+                "07-y.conflist",
+                "08-z.conflist",
+                "09-z.json",
+                "10-b.conflist"
+            ]
+        );
+        assert_eq!(networks[0].plugins, Ok(vec!["ptp".to_owned()]));
+        assert!(networks[1..5].iter().all(|it| it.plugins.is_err()));
+        assert_eq!(
+            (networks[5].calls(), networks[5].is_ours_alone()),
+            (1, false)
+        );
+        assert_eq!(renamed(&root, "/"), ["inpod.conflist.cilium_bak"]);
+        assert_eq!(super::networks(&root, "/none"), Ok(None));
+    }
+}

@@ -1,0 +1,129 @@
+//! Looks at a node. Each function reads paths below the node's root or asks one call with a deadline, and judges nothing.
+
+mod ask;
+mod kernel;
+mod process;
+mod runtime;
+mod services;
+mod state;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::{chain, chain::Chain, facts::Facts, mounts};
+use crate::{
+    ask::Node,
+    root::{Root, Seen},
+};
+
+pub(crate) use kernel::{FEATURES, Need};
+pub(crate) use services::metrics;
+pub(crate) use state::INSTALLER_STATE;
+
+/// The service that keeps the chain; a node may do without it.
+pub(crate) const INSTALLER: &str = "installer";
+
+/// Who serves a socket, in the order in which they depend on each other.
+pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", INSTALLER];
+
+/// An answer is not waited for longer: a node on which something hangs is just what this is for.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where things are; empty: where they usually are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    pub(crate) cni_conf_dir: Option<String>,
+    pub(crate) cni_bin_dir: Option<String>,
+    pub(crate) plugin_state_dir: String,
+    pub(crate) zds_socket: String,
+    pub(crate) run_dir: String,
+}
+
+/// What is read below `/proc/sys`.
+const SYSCTLS: [&str; 10] = [
+    "net/ipv4/conf/all/rp_filter",
+    "net/ipv4/conf/default/rp_filter",
+    "net/ipv6/conf/all/disable_ipv6",
+    "net/ipv6/conf/default/disable_ipv6",
+    "net/netfilter/nf_conntrack_count",
+    "net/netfilter/nf_conntrack_max",
+    "fs/inotify/max_user_instances",
+    "fs/inotify/max_user_watches",
+    "fs/file-nr",
+    "fs/file-max",
+];
+
+/// Looks at everything.
+pub(crate) async fn gather(root: &Root, node: &Node, places: &Places, self_test: bool) -> Facts {
+    let services = services::all(root, node, &places.run_dir).await;
+    let answers = ask::all(node, self_test).await;
+    let (release, features) = kernel::kernel(root);
+    let pid = |name: &str| {
+        let service = services.iter().find(|service| service.name == name);
+        let process = service.map(|service| service.process.as_ref());
+        process.and_then(Result::ok).map(|process| process.pid)
+    };
+    let netconfig_mounts = pid("netconfig").map_or_else(
+        || Err("the pid of netconfig is not known".to_owned()),
+        |pid| mounts_of(root, pid),
+    );
+    let chain = network_chain(root, places);
+    let plugin = runtime::plugin(root, &chain.plugins);
+    Facts {
+        release,
+        features,
+        mounts: mounts_of(root, 1),
+        netconfig_mounts,
+        selinux_enforcing: kernel::selinux(root),
+        apparmor: kernel::apparmor(root),
+        runtimes: runtime::sockets(root),
+        plugin,
+        chain,
+        zds: process::zds(root, &places.zds_socket, pid("ztunnel-broker")),
+        services,
+        status: answers.status,
+        pods: answers.pods,
+        workloads: answers.workloads,
+        states: answers.states,
+        findings: answers.findings,
+        sysctls: sysctls(root),
+        directories: state::directories(root, places),
+        kill_switch: state::kill_switch(root, &places.plugin_state_dir),
+        spool: state::spool(root, &places.plugin_state_dir),
+        self_test: answers.self_test,
+    }
+}
+
+fn mounts_of(root: &Root, pid: i32) -> Seen<Vec<mounts::Mount>> {
+    Ok(mounts::parse(&root.text(format!("/proc/{pid}/mountinfo"))?))
+}
+
+/// Those of the netns of this process, which is to be the node's.
+fn sysctls(root: &Root) -> BTreeMap<&'static str, Seen<String>> {
+    let read = |name| {
+        (
+            name,
+            root.text(format!("/proc/sys/{name}"))
+                .map(|text| text.trim().to_owned()),
+        )
+    };
+    SYSCTLS.into_iter().map(read).collect()
+}
+
+/// The networks of the node, where the runtime's configuration, or the caller, says that they are.
+pub(crate) fn network_chain(root: &Root, places: &Places) -> Chain {
+    let found = runtime::directories(root);
+    let given = |given: &Option<String>, found: String| given.clone().unwrap_or(found);
+    let directory = given(&places.cni_conf_dir, found.conf);
+    let source = if places.cni_conf_dir.is_some() {
+        "as given".to_owned()
+    } else {
+        found.source
+    };
+    Chain {
+        networks: chain::networks(root, &directory),
+        renamed: chain::renamed(root, &directory),
+        plugins: given(&places.cni_bin_dir, found.bin),
+        directory,
+        source,
+    }
+}

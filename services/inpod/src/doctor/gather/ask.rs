@@ -1,0 +1,159 @@
+//! What the services know of pods, ztunnels and rules.
+
+use std::time::Duration;
+
+use inpod_proto::{
+    netconfig::v1::{
+        InspectNetnsRequest, NetnsState, SelfTestRequest, SelfTestResponse, WatchDriftRequest,
+        inspect_netns_request::Target, watch_drift_response::Event,
+    },
+    podevents::v1::{GetStatusRequest, GetStatusResponse, ListPodsRequest, PodSummary},
+    types::v1::SandboxRef,
+    ztunnelbroker::v1::{ListWorkloadsRequest, ListWorkloadsResponse},
+};
+use tokio::time::{Instant, timeout};
+use tonic::Request;
+
+use super::{super::facts::Findings, PATIENCE};
+use crate::{
+    ask::{BROKER, NETCONFIG, Node, POD_EVENTS},
+    root::Seen,
+};
+
+/// In so many netns it is looked what stands in the way, and no longer than this.
+const LOOKS: usize = 500;
+const LOOKING: Duration = Duration::from_secs(10);
+
+/// How long netconfig may take to test itself.
+const TESTING: Duration = Duration::from_secs(60);
+
+/// The answers, or why there is none.
+#[derive(Debug)]
+pub(super) struct Answers {
+    pub(super) status: Seen<GetStatusResponse>,
+    pub(super) pods: Seen<Vec<PodSummary>>,
+    pub(super) workloads: Seen<ListWorkloadsResponse>,
+    pub(super) states: Seen<Vec<NetnsState>>,
+    pub(super) findings: Seen<Findings>,
+    pub(super) self_test: Option<Seen<SelfTestResponse>>,
+}
+
+/// Asks them all.
+pub(super) async fn all(node: &Node, with_self_test: bool) -> Answers {
+    let (status, pods, workloads, states) =
+        tokio::join!(status(node), pods(node), workloads(node), states(node));
+    let findings = match &states {
+        Ok(states) => findings(node, states).await,
+        Err(why) => Err(why.clone()),
+    };
+    let self_test = if with_self_test {
+        Some(self_test(node).await)
+    } else {
+        None
+    };
+    Answers {
+        status,
+        pods,
+        workloads,
+        states,
+        findings,
+        self_test,
+    }
+}
+
+async fn status(node: &Node) -> Seen<GetStatusResponse> {
+    let mut client = node.pod_events();
+    let answer = client.get_status(node.request(GetStatusRequest {}));
+    let answer = node.answer(POD_EVENTS, answer).await;
+    answer.map_err(|error| error.first_line())
+}
+
+async fn pods(node: &Node) -> Seen<Vec<PodSummary>> {
+    let mut client = node.pod_events();
+    let answer = client.list_pods(node.request(ListPodsRequest::default()));
+    let answer = node.answer(POD_EVENTS, answer).await;
+    answer
+        .map(|answer| answer.pods)
+        .map_err(|error| error.first_line())
+}
+
+async fn workloads(node: &Node) -> Seen<ListWorkloadsResponse> {
+    let mut client = node.broker();
+    let answer = client.list_workloads(node.request(ListWorkloadsRequest {}));
+    let answer = node.answer(BROKER, answer).await;
+    answer.map_err(|error| error.first_line())
+}
+
+/// The state of each claim, from the stream that goes on afterwards.
+async fn states(node: &Node) -> Seen<Vec<NetnsState>> {
+    let read = timeout(PATIENCE, read_states(node)).await;
+    read.unwrap_or_else(|_elapsed| {
+        Err(format!(
+            "netconfig: no answer within {} s",
+            PATIENCE.as_secs()
+        ))
+    })
+}
+
+async fn read_states(node: &Node) -> Seen<Vec<NetnsState>> {
+    let mut client = node.netconfig();
+    // Without a timeout of its own: it would be the stream's.
+    let answer = client.watch_drift(Request::new(WatchDriftRequest {}));
+    let stream = node.answer(NETCONFIG, answer).await;
+    let mut stream = stream.map_err(|error| error.first_line())?;
+    let mut states = Vec::new();
+    loop {
+        let told = stream.message().await;
+        let told = told.map_err(|status| node.error(NETCONFIG, &status).first_line())?;
+        match told.and_then(|told| told.event) {
+            Some(Event::State(state)) => states.push(state),
+            Some(Event::StateComplete(_)) => return Ok(states),
+            Some(Event::InstanceId(_) | Event::ClaimReleased(_)) => {}
+            None => return Err("netconfig ended the stream".to_owned()),
+        }
+    }
+}
+
+async fn findings(node: &Node, states: &[NetnsState]) -> Seen<Findings> {
+    let deadline = Instant::now() + LOOKING;
+    let mut findings = Findings::default();
+    let sandboxes = states.iter().filter_map(|state| state.sandbox.as_ref());
+    for sandbox in sandboxes.take(LOOKS) {
+        if Instant::now() >= deadline {
+            break;
+        }
+        // A pod that ends meanwhile is none to tell of.
+        if let Some(of) = inspected(node, sandbox).await? {
+            let of = of
+                .into_iter()
+                .map(|finding| (sandbox.container_id.clone(), finding));
+            findings.of.extend(of);
+            findings.looked_at += 1;
+        }
+    }
+    Ok(findings)
+}
+
+async fn inspected(
+    node: &Node,
+    sandbox: &SandboxRef,
+) -> Seen<Option<Vec<inpod_proto::netconfig::v1::Finding>>> {
+    let request = InspectNetnsRequest {
+        target: Some(Target::Sandbox(sandbox.clone())),
+    };
+    let mut client = node.netconfig();
+    let answer = client.inspect_netns(node.request(request));
+    match node.answer(NETCONFIG, answer).await {
+        Ok(answer) => Ok(Some(answer.findings)),
+        Err(error) if error.is_failure() => Ok(None),
+        Err(error) => Err(error.first_line()),
+    }
+}
+
+async fn self_test(node: &Node) -> Seen<SelfTestResponse> {
+    let node = node.with_timeout(TESTING);
+    let mut client = node.netconfig();
+    let answer = client.self_test(node.request(SelfTestRequest {}));
+    let answer = node.answer(NETCONFIG, answer).await;
+    answer.map_err(|error| error.first_line())
+}

@@ -1,0 +1,120 @@
+//! The services, each asked over its socket.
+
+use std::collections::BTreeMap;
+
+use tokio::{net::UnixStream, time::timeout};
+
+use super::{
+    super::facts::{Process, Service},
+    PATIENCE, SERVICES,
+    process::process,
+    state::inode,
+};
+use crate::{
+    ask::Node,
+    root::{Root, Seen},
+    status,
+};
+
+/// All of them at once.
+pub(super) async fn all(root: &Root, node: &Node, run_dir: &str) -> Vec<Service> {
+    let [a, b, c, d] = SERVICES.map(|name| service(root, node, run_dir, name));
+    let (a, b, c, d) = tokio::join!(a, b, c, d);
+    vec![a, b, c, d]
+}
+
+async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) -> Service {
+    let directory = format!("{run_dir}/{name}");
+    let socket = inode(root, &format!("{directory}/grpc.sock"));
+    let mut service = Service {
+        name,
+        directory: inode(root, &directory),
+        ready: Err("there is no socket".to_owned()),
+        version: Err("there is no socket".to_owned()),
+        conditions: BTreeMap::new(),
+        process: Err("there is no socket".to_owned()),
+        socket,
+    };
+    if !matches!(service.socket, Ok(Some(_))) {
+        return service;
+    }
+    let (ready, metrics, peer) = tokio::join!(
+        status::is_serving(node, name),
+        metrics(node, name),
+        peer(root, node, name)
+    );
+    service.ready = ready.map_err(|error| error.first_line());
+    service.version = metrics.clone().and_then(|text| version(&text));
+    service.conditions = metrics.map(|text| conditions(&text)).unwrap_or_default();
+    service.process = peer;
+    service
+}
+
+/// Everything that it counts.
+pub(crate) async fn metrics(node: &Node, service: &str) -> Seen<String> {
+    let socket = node.socket(service);
+    match timeout(PATIENCE, daemon::metrics::fetch(&socket)).await {
+        Ok(answer) => answer,
+        Err(_elapsed) => Err(format!(
+            "{}: no answer within {} s",
+            socket.display(),
+            PATIENCE.as_secs()
+        )),
+    }
+}
+
+/// The process that listens, as the kernel says (unix(7), SO_PEERCRED).
+async fn peer(root: &Root, node: &Node, service: &str) -> Seen<Process> {
+    let stream = timeout(PATIENCE, UnixStream::connect(node.socket(service))).await;
+    let stream = stream.map_err(|_elapsed| "nobody accepts connections".to_owned())?;
+    let stream = stream.map_err(|error| error.to_string())?;
+    let peer = stream.peer_cred().map_err(|error| error.to_string())?;
+    match peer.pid() {
+        Some(pid) if pid > 0 => Ok(process(root, pid)),
+        Some(_) | None => {
+            Err("its pid cannot be seen from here: run it in the node's pid namespace".to_owned())
+        }
+    }
+}
+
+/// The value of a label in the first line of a metric whose name ends so.
+fn version(metrics: &str) -> Seen<String> {
+    let line = metrics.lines().find(|line| line.contains("_build_info{"));
+    let version = line.and_then(|line| label(line, "version"));
+    version.ok_or_else(|| "its metrics tell no version".to_owned())
+}
+
+fn label(line: &str, name: &str) -> Option<String> {
+    let (_, rest) = line.split_once(&format!("{name}=\""))?;
+    Some(rest.split('"').next()?.to_owned())
+}
+
+fn conditions(metrics: &str) -> BTreeMap<String, bool> {
+    let lines = metrics
+        .lines()
+        .filter(|line| line.starts_with("inpod_") && line.contains("_condition{"));
+    lines
+        .filter_map(|line| Some((label(line, "name")?, line.ends_with(" 1"))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn version_and_conditions_are_read_from_metrics() {
+        let text = "# TYPE x info\ninpod_netconfig_build_info{version=\"1.2.3\"} 1\n\
+                    inpod_netconfig_condition{name=\"backend\"} 1\ninpod_netconfig_condition{name=\"probe-set\"} 0\n";
+        assert_eq!(version(text), Ok("1.2.3".to_owned()));
+        let found: Vec<_> = conditions(text).into_iter().collect();
+        assert_eq!(
+            found,
+            [
+                ("backend".to_owned(), true),
+                ("probe-set".to_owned(), false)
+            ]
+        );
+        assert!(version("").is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! Directories of state.
+
+use std::{
+    fs,
+    io::ErrorKind,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+};
+
+use super::{
+    super::facts::{Directory, Inode, Kind, Space},
+    Places,
+};
+use crate::root::{Root, Seen};
+
+/// Where the installer writes down what it changed.
+pub(crate) const INSTALLER_STATE: &str = "/var/lib/inpod/installer";
+
+/// A file as it is; `None` where there is none.
+pub(super) fn inode(root: &Root, path: &str) -> Seen<Option<Inode>> {
+    match fs::metadata(root.at(path)) {
+        Ok(found) => {
+            let of = found.file_type();
+            let kinds = [
+                (of.is_dir(), Kind::Directory),
+                (of.is_socket(), Kind::Socket),
+                (of.is_file(), Kind::File),
+            ];
+            let kind = kinds
+                .iter()
+                .find(|(is, _)| *is)
+                .map_or(Kind::Other, |(_, kind)| *kind);
+            Ok(Some(Inode {
+                mode: found.mode() & 0o7777,
+                uid: found.uid(),
+                kind,
+            }))
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(format!("cannot look at {path}: {error}")),
+    }
+}
+
+/// Every directory that something is written in.
+pub(super) fn directories(root: &Root, places: &Places) -> Vec<Directory> {
+    let checkpoint = format!("{}/pod-events", places.run_dir);
+    let paths = [
+        checkpoint,
+        places.plugin_state_dir.clone(),
+        INSTALLER_STATE.to_owned(),
+    ];
+    let directory = |path: String| Directory {
+        inode: inode(root, &path),
+        space: space(root, &path),
+        path,
+    };
+    paths.into_iter().map(directory).collect()
+}
+
+fn space(root: &Root, path: &str) -> Seen<Space> {
+    let found = rustix::fs::statvfs(root.at(path))
+        .map_err(|error| format!("cannot look at {path}: {error}"))?;
+    Ok(Space {
+        bytes: found.f_bavail.saturating_mul(found.f_frsize),
+        files: found.f_favail,
+        all_files: found.f_files,
+        is_read_only: found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
+    })
+}
+
+/// Whether the plugin lets everything pass. A dangling link is a switch, too.
+pub(super) fn kill_switch(root: &Root, state_dir: &str) -> Seen<bool> {
+    match fs::symlink_metadata(root.at(state_dir).join("disabled")) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(format!("cannot look at {state_dir}/disabled: {error}")),
+    }
+}
+
+/// How many calls wait. A name that begins with a dot is still being written.
+pub(super) fn spool(root: &Root, state_dir: &str) -> Seen<usize> {
+    let names = root
+        .names(format!("{state_dir}/spool"))?
+        .unwrap_or_default();
+    Ok(names.iter().filter(|name| !name.starts_with('.')).count())
+}

@@ -1,0 +1,49 @@
+//! From what is known to what is wrong: pure functions.
+
+mod chain;
+mod kernel;
+mod limits;
+mod mesh;
+mod services;
+mod state;
+
+use super::{
+    check::Check,
+    facts::{Facts, Inode, Kind},
+};
+
+/// Every check, in the order in which they are read: a cause stands before what follows from it.
+pub(crate) fn judge(facts: &Facts) -> Vec<Check> {
+    let parts: [fn(&Facts) -> Vec<Check>; 6] = [
+        kernel::checks,
+        chain::checks,
+        services::checks,
+        mesh::checks,
+        limits::checks,
+        state::checks,
+    ];
+    parts.iter().flat_map(|part| part(facts)).collect()
+}
+
+/// What is open to others than its user, in words.
+fn openness(inode: Inode, kind: Kind, mode: u32) -> Option<String> {
+    let Inode {
+        mode: found,
+        uid,
+        kind: is,
+    } = inode;
+    if is != kind {
+        return Some(format!("it is no {}", word(kind)));
+    }
+    let extra = found & !mode & 0o777;
+    (extra != 0).then(|| format!("its mode is {found:04o} (owner {uid}), {mode:04o} is right"))
+}
+
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Directory => "directory",
+        Kind::Socket => "socket",
+        Kind::File => "file",
+        Kind::Other => "file of that type",
+    }
+}

@@ -1,0 +1,182 @@
+//! The kernel, mounts, and what security modules allow.
+
+use super::super::{
+    check::Check,
+    codes::Code,
+    facts::{Facts, Presence},
+    gather::{self, Need},
+    mounts,
+};
+
+/// The oldest kernel that will do (`netconfig::floor`): the first with SO_NETNS_COOKIE.
+const FLOOR: (u32, u32) = (5, 14);
+
+/// Where runtimes mount netns. `/var/run` is a link to `/run` almost everywhere; where it is none it counts itself.
+const NETNS: [&str; 2] = ["/run/netns", "/var/run/netns"];
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![version(facts)];
+    checks.extend(
+        facts
+            .features
+            .iter()
+            .map(|(name, found)| feature(name, found)),
+    );
+    checks.push(shared(facts));
+    checks.push(seen(facts));
+    checks.push(selinux(facts));
+    checks.push(apparmor(facts));
+    checks
+}
+
+fn version(facts: &Facts) -> Check {
+    let code = Code::KernelTooOld;
+    let release = match &facts.release {
+        Ok(release) => release.trim(),
+        Err(why) => return Check::unknown(code, "", why),
+    };
+    let found = format!(
+        "Linux {release}; {}.{} or later is needed",
+        FLOOR.0, FLOOR.1
+    );
+    match numbers(release) {
+        Some(version) => Check::whether(version < FLOOR, code, "", found),
+        None => Check::unknown(code, "", format!("{release:?} is no version")),
+    }
+}
+
+/// `major.minor`, and whatever a distribution adds.
+fn numbers(release: &str) -> Option<(u32, u32)> {
+    let mut parts = release.split(|c: char| !c.is_ascii_digit());
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn feature(name: &str, found: &Presence) -> Check {
+    let feature = gather::FEATURES.iter().find(|known| known.name == name);
+    let (need, module) = feature.map_or((Need::Always, ""), |it| (it.need, it.module));
+    let (code, purpose) = match need {
+        Need::Always => (Code::KernelFeatureMissing, "every pod's rules"),
+        Need::For(setting) => (Code::KernelOptionMissing, setting),
+    };
+    let text = |how: &str| format!("{name} (module {module}, for {purpose}): {how}");
+    match found {
+        Presence::There(how) => Check::ok(code, name, text(how)),
+        Presence::Loadable(file) => Check::ok(
+            code,
+            name,
+            text(&format!("loaded when needed, from {file}")),
+        ),
+        Presence::Absent => {
+            let nowhere = "neither in the kernel nor among its modules";
+            Check::holds(code, name, text(nowhere))
+        }
+        Presence::Unknown(why) => Check::unknown(code, name, text(why)),
+    }
+}
+
+fn shared(facts: &Facts) -> Check {
+    let code = Code::NetnsNotShared;
+    let mounts = match &facts.mounts {
+        Ok(mounts) => mounts,
+        Err(why) => return Check::unknown(code, "", why),
+    };
+    let own = mounts
+        .iter()
+        .any(|mount| mount.point.starts_with("/var/run"));
+    let looked_at = NETNS.iter().take(if own { 2 } else { 1 });
+    let private = looked_at.filter_map(|path| {
+        let mount = mounts::above(mounts, path)?;
+        (!mount.is_shared).then(|| {
+            format!(
+                "{path} lies on the mount {}, which is not shared",
+                mount.point
+            )
+        })
+    });
+    let private: Vec<_> = private.collect();
+    if private.is_empty() {
+        return Check::ok(code, "", "what is mounted below /run/netns is passed on");
+    }
+    Check::holds(code, "", private.join("; "))
+}
+
+fn seen(facts: &Facts) -> Check {
+    let code = Code::NetnsNotSeen;
+    let (host, netconfig) = match (&facts.mounts, &facts.netconfig_mounts) {
+        (Ok(host), Ok(netconfig)) => (host, netconfig),
+        (Err(why), _) | (_, Err(why)) => return Check::unknown(code, "", why),
+    };
+    let known = |root: &str| {
+        netconfig
+            .iter()
+            .any(|it| it.kind == "nsfs" && it.root == root)
+    };
+    let all: Vec<_> = NETNS
+        .iter()
+        .flat_map(|path| mounts::netns_below(host, path))
+        .collect();
+    let unseen: Vec<_> = all.iter().filter(|mount| !known(&mount.root)).collect();
+    let Some(first) = unseen.first() else {
+        return Check::ok(
+            code,
+            "",
+            format!("netconfig sees all {} of the node", all.len()),
+        );
+    };
+    let found = format!(
+        "netconfig does not see {} of {}, for example {}",
+        unseen.len(),
+        all.len(),
+        first.point
+    );
+    Check::holds(code, "", found)
+}
+
+fn selinux(facts: &Facts) -> Check {
+    let code = Code::LsmSelinuxConfined;
+    match &facts.selinux_enforcing {
+        Ok(false) => return Check::ok(code, "", "SELinux is not enforcing"),
+        Ok(true) => {}
+        Err(why) => return Check::unknown(code, "", why),
+    }
+    match label(facts) {
+        Err(why) => Check::unknown(code, "", why),
+        // container-selinux: container_t is what a container gets, and may not mount nor enter a netns.
+        Ok(label) => Check::whether(
+            label
+                .split(':')
+                .nth(2)
+                .is_some_and(|domain| domain.starts_with("container")),
+            code,
+            "",
+            format!("SELinux is enforcing, netconfig runs as {label}"),
+        ),
+    }
+}
+
+fn apparmor(facts: &Facts) -> Check {
+    let code = Code::LsmApparmorConfined;
+    match &facts.apparmor {
+        Ok(false) => return Check::ok(code, "", "AppArmor is not there"),
+        Ok(true) => {}
+        Err(why) => return Check::unknown(code, "", why),
+    }
+    match label(facts) {
+        Err(why) => Check::unknown(code, "", why),
+        Ok(label) => Check::whether(
+            label.ends_with("(enforce)"),
+            code,
+            "",
+            format!("netconfig runs as {label}"),
+        ),
+    }
+}
+
+fn label(facts: &Facts) -> Result<String, String> {
+    let netconfig = facts.service("netconfig");
+    let process = netconfig.map_or_else(
+        || Err("netconfig was not looked at".to_owned()),
+        |it| it.process.clone(),
+    );
+    process?.label
+}

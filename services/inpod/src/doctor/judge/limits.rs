@@ -1,0 +1,134 @@
+//! Settings and limits of the node's kernel.
+
+use super::super::{
+    check::Check,
+    codes::Code,
+    facts::{Facts, Process},
+};
+
+/// A limit is near when so many percent of it are used.
+const NEAR: u64 = 80;
+
+/// What the agent's services and a kubelet need together, with room (inotify(7) has both).
+const INSTANCES: u64 = 128;
+const WATCHES: u64 = 8192;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![
+        ipv6(facts),
+        rp_filter(facts),
+        conntrack(facts),
+        inotify(facts),
+        files(facts),
+    ];
+    let services = facts.services.iter();
+    let processes = services.filter_map(|it| Some((it.name, it.process.as_ref().ok()?)));
+    checks.extend(processes.map(|(name, process)| files_of(name, process)));
+    checks
+}
+
+fn checked(code: Code, subject: &str, check: Result<Check, String>) -> Check {
+    check.unwrap_or_else(|why| Check::unknown(code, subject, why))
+}
+
+fn ipv6(facts: &Facts) -> Check {
+    let code = Code::Ipv6Disabled;
+    let (all, default) = (
+        "net/ipv6/conf/all/disable_ipv6",
+        "net/ipv6/conf/default/disable_ipv6",
+    );
+    let has_ipv4 = facts.number("net/ipv4/conf/all/rp_filter").is_ok();
+    if has_ipv4 && facts.sysctls.get(all).is_some_and(Result::is_err) {
+        return Check::holds(
+            code,
+            "",
+            "the kernel has no IPv6: there is no net.ipv6.conf",
+        );
+    }
+    let judged = facts.number(all).and_then(|all| {
+        let default = facts.number(default)?;
+        let found =
+            format!("net.ipv6.conf: all.disable_ipv6 = {all}, default.disable_ipv6 = {default}");
+        Ok(Check::whether(all == 1 || default == 1, code, "", found))
+    });
+    checked(code, "", judged)
+}
+
+fn rp_filter(facts: &Facts) -> Check {
+    let code = Code::RpFilterStrict;
+    let judged = facts.number("net/ipv4/conf/all/rp_filter").and_then(|all| {
+        let default = facts.number("net/ipv4/conf/default/rp_filter")?;
+        let found = format!(
+            "net.ipv4.conf: all.rp_filter = {all}, default.rp_filter = {default}; the greater one of all's and the \
+             interface's own counts"
+        );
+        Ok(Check::whether(all == 1 || default == 1, code, "", found))
+    });
+    checked(code, "", judged)
+}
+
+fn is_near(used: u64, most: u64) -> bool {
+    most > 0 && used.saturating_mul(100) >= most.saturating_mul(NEAR)
+}
+
+fn conntrack(facts: &Facts) -> Check {
+    let code = Code::ConntrackNearFull;
+    let judged = facts
+        .number("net/netfilter/nf_conntrack_count")
+        .and_then(|count| {
+            let most = facts.number("net/netfilter/nf_conntrack_max")?;
+            Ok(Check::whether(
+                is_near(count, most),
+                code,
+                "",
+                format!("{count} of {most} connections"),
+            ))
+        });
+    checked(code, "", judged)
+}
+
+fn inotify(facts: &Facts) -> Check {
+    let code = Code::InotifyLow;
+    let judged = facts
+        .number("fs/inotify/max_user_instances")
+        .and_then(|instances| {
+            let watches = facts.number("fs/inotify/max_user_watches")?;
+            let found = format!("{instances} instances and {watches} watches for each user");
+            Ok(Check::whether(
+                instances < INSTANCES || watches < WATCHES,
+                code,
+                "",
+                found,
+            ))
+        });
+    checked(code, "", judged)
+}
+
+fn files(facts: &Facts) -> Check {
+    let code = Code::FilesNearLimit;
+    // The first number of file-nr is how many are open (proc_sys_fs(5)).
+    let judged = facts.number("fs/file-nr").and_then(|open| {
+        let most = facts.number("fs/file-max")?;
+        Ok(Check::whether(
+            is_near(open, most),
+            code,
+            "node",
+            format!("{open} of {most} files"),
+        ))
+    });
+    checked(code, "node", judged)
+}
+
+fn files_of(name: &str, process: &Process) -> Check {
+    let code = Code::FilesNearLimit;
+    let judged = process.open_files.clone().and_then(|open| {
+        let most = process.file_limit.clone()?;
+        Ok(Check::whether(
+            is_near(open, most),
+            code,
+            name,
+            format!("{open} of {most} files"),
+        ))
+    });
+    checked(code, name, judged)
+}

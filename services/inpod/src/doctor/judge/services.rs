@@ -1,0 +1,188 @@
+//! The processes of the agent: their sockets, their word on themselves, their releases.
+
+use inpod_proto::podevents::v1::Condition;
+
+use super::{
+    super::{
+        check::Check,
+        codes::{Code, Verdict},
+        facts::{Facts, Kind, Service},
+        gather::INSTALLER,
+    },
+    openness,
+};
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks: Vec<Check> = facts.services.iter().flat_map(service).collect();
+    checks.extend(told(facts, &checks));
+    checks.extend(versions(facts));
+    checks
+}
+
+/// Which service a condition of pod-events is about, and what is said of it elsewhere.
+const ABOUT: [(&str, &str); 3] = [
+    ("netconfig", "netconfig"),
+    ("ztunnel-broker", "ztunnel-broker"),
+    ("ztunnel", "ztunnel-broker"),
+];
+
+fn service(service: &Service) -> Vec<Check> {
+    let name = service.name;
+    let missing = match (&service.directory, &service.socket) {
+        (Err(why), _) | (_, Err(why)) => {
+            return vec![Check::unknown(Code::SocketMissing, name, why)];
+        }
+        (Ok(directory), Ok(socket)) => directory.zip(*socket),
+    };
+    let Some((directory, socket)) = missing else {
+        return vec![absent(service)];
+    };
+    let mut checks = vec![Check::ok(Code::SocketMissing, name, "it is there")];
+    let open = [
+        ("its directory", openness(directory, Kind::Directory, 0o700)),
+        ("its socket", openness(socket, Kind::Socket, 0o600)),
+    ];
+    let open: Vec<_> = open
+        .iter()
+        .filter_map(|(what, how)| Some(format!("{what}: {}", how.as_ref()?)))
+        .collect();
+    checks.push(match open.as_slice() {
+        [] => Check::ok(Code::SocketOpen, name, "0700 and 0600"),
+        open => Check::holds(Code::SocketOpen, name, open.join("; ")),
+    });
+    checks.extend(answer(service));
+    checks
+}
+
+fn absent(service: &Service) -> Check {
+    let name = service.name;
+    let found = match service.directory {
+        Ok(Some(_)) => "its directory is there, and no socket in it",
+        Ok(None) | Err(_) => "its directory is not there",
+    };
+    if name == INSTALLER && matches!(service.directory, Ok(None)) {
+        return Check::holds(Code::InstallerAbsent, name, found);
+    }
+    Check::holds(Code::SocketMissing, name, found)
+}
+
+fn answer(service: &Service) -> Vec<Check> {
+    let name = service.name;
+    let ready = match &service.ready {
+        Err(why) => return vec![Check::holds(Code::ServiceSilent, name, why)],
+        Ok(ready) => ready,
+    };
+    let pid = service.process.as_ref().map_or(0, |process| process.pid);
+    let version = service.version.as_deref().unwrap_or("unknown");
+    let mut checks = vec![Check::ok(
+        Code::ServiceSilent,
+        name,
+        format!("pid {pid}, version {version}"),
+    )];
+    let says = if *ready {
+        "it says that it is ready"
+    } else {
+        "it says that it is not ready"
+    };
+    checks.push(Check::whether(!ready, Code::ServiceNotReady, name, says));
+    // Those of pod-events come with their messages, in its status.
+    if name != "pod-events" {
+        checks.extend(
+            service
+                .conditions
+                .iter()
+                .map(|(condition, ok)| own(name, condition, *ok)),
+        );
+    }
+    checks
+}
+
+fn own(service: &str, condition: &str, ok: bool) -> Check {
+    let (code, subject) = match condition {
+        "backend" => (Code::BackendUnusable, service.to_owned()),
+        _ => (Code::ConditionBad, format!("{service}/{condition}")),
+    };
+    let found = if ok {
+        "it holds"
+    } else {
+        "it does not hold; the log of the service says why"
+    };
+    Check::whether(
+        !ok,
+        code,
+        &subject,
+        format!("condition {condition}: {found}"),
+    )
+}
+
+/// What pod-events says it depends on. What is said of a service that has a check of its own follows from that one.
+fn told(facts: &Facts, known: &[Check]) -> Vec<Check> {
+    match &facts.status {
+        Err(why) => vec![Check::unknown(Code::ConditionBad, "pod-events", why)],
+        Ok(status) => {
+            let conditions = status.conditions.iter();
+            conditions
+                .map(|condition| condition_of(facts, known, condition))
+                .collect()
+        }
+    }
+}
+
+fn condition_of(facts: &Facts, known: &[Check], condition: &Condition) -> Check {
+    let (code, subject) = (Code::ConditionBad, format!("pod-events/{}", condition.name));
+    if condition.ok {
+        return Check::ok(code, &subject, "it holds");
+    }
+    if let Some(cause) = cause(facts, known, &condition.name) {
+        return Check::unknown(
+            code,
+            &subject,
+            format!("{}; this follows from {cause}", condition.message),
+        );
+    }
+    Check::holds(code, &subject, &condition.message)
+}
+
+fn cause(facts: &Facts, known: &[Check], condition: &str) -> Option<String> {
+    let (_, service) = ABOUT.iter().find(|(name, _)| *name == condition)?;
+    let failed = known
+        .iter()
+        .find(|check| check.subject == *service && check.verdict == Verdict::Failed);
+    if let Some(failed) = failed {
+        return Some(format!("{} of {service}", failed.code));
+    }
+    let sessions = facts.workloads.as_ref().ok().map(|it| it.sessions.len());
+    (condition == "ztunnel" && sessions == Some(0)).then(|| Code::ZtunnelAbsent.to_string())
+}
+
+fn versions(facts: &Facts) -> Option<Check> {
+    let told: Vec<_> = facts
+        .services
+        .iter()
+        .filter_map(|service| Some((service.name, service.version.as_deref().ok()?)))
+        .collect();
+    let shown: Vec<_> = told
+        .iter()
+        .map(|(name, version)| format!("{name} {version}"))
+        .collect();
+    let shown = shown.join(", ");
+    let releases: Vec<_> = told
+        .iter()
+        .filter_map(|(_, version)| release(version))
+        .collect();
+    let (first, last) = (releases.iter().min()?, releases.iter().max()?);
+    // The first release of a major version follows the last one of the version before: only people know which that was.
+    let is_far = first.0 != last.0 || last.1 - first.1 > 1;
+    let differ = told
+        .iter()
+        .any(|(_, version)| Some(version) != told.first().map(|(_, version)| version));
+    Some(match (is_far, differ) {
+        (true, _) => Check::holds(Code::VersionsTooFar, "", shown),
+        (false, differ) => Check::whether(differ, Code::VersionsDiffer, "", shown),
+    })
+}
+
+fn release(version: &str) -> Option<(u64, u64)> {
+    let mut parts = version.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}

@@ -1,0 +1,81 @@
+//! Where state is kept.
+
+use super::{
+    super::{
+        check::Check,
+        codes::Code,
+        facts::{Directory, Facts, Kind, Space},
+    },
+    openness,
+};
+
+/// Less is too little: a checkpoint or an entry of the spool is at most some KiB, and they come in bursts.
+const BYTES: u64 = 16 << 20;
+const FILES: u64 = 100;
+
+/// So many the plugin writes down and no more (`inpod_cni::spool`).
+pub(crate) const MOST_SPOOLED: usize = 20_000;
+
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks: Vec<_> = facts.directories.iter().flat_map(directory).collect();
+    checks.push(match &facts.spool {
+        Err(why) => Check::unknown(Code::SpoolWaiting, "", why),
+        Ok(count) if *count >= MOST_SPOOLED => Check::holds(
+            Code::SpoolFull,
+            "",
+            format!("{count} calls wait, of at most {MOST_SPOOLED}"),
+        ),
+        Ok(count) => Check::whether(
+            *count > 0,
+            Code::SpoolWaiting,
+            "",
+            format!("{count} calls wait"),
+        ),
+    });
+    checks
+}
+
+fn directory(directory: &Directory) -> Vec<Check> {
+    let path = directory.path.as_str();
+    let inode = match &directory.inode {
+        Err(why) => return vec![Check::unknown(Code::StateOpen, path, why)],
+        // Made when it is needed.
+        Ok(None) => return vec![Check::ok(Code::StateOpen, path, "it is not there yet")],
+        Ok(Some(inode)) => *inode,
+    };
+    let open = openness(inode, Kind::Directory, 0o700);
+    let found = open
+        .clone()
+        .unwrap_or_else(|| format!("{:04o}", inode.mode));
+    let mut checks = vec![Check::whether(open.is_some(), Code::StateOpen, path, found)];
+    match &directory.space {
+        Err(why) => checks.push(Check::unknown(Code::StateSpaceLow, path, why)),
+        Ok(space) => checks.extend(room(path, *space)),
+    }
+    checks
+}
+
+fn room(path: &str, space: Space) -> [Check; 2] {
+    let Space {
+        bytes,
+        files,
+        all_files,
+        is_read_only,
+    } = space;
+    let mib = bytes >> 20;
+    let is_low = bytes < BYTES || (all_files > 0 && files < FILES);
+    let writable = if is_read_only {
+        "read-only"
+    } else {
+        "writable"
+    };
+    [
+        Check::whether(is_read_only, Code::StateReadOnly, path, writable),
+        Check::whether(
+            is_low,
+            Code::StateSpaceLow,
+            path,
+            format!("{mib} MiB and {files} files are left"),
+        ),
+    ]
+}

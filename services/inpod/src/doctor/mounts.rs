@@ -1,0 +1,116 @@
+//! A process's mounts, as `/proc/<pid>/mountinfo` lists them (proc_pid_mountinfo(5)).
+
+/// A mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mount {
+    /// What of the file system is mounted: `net:[4026531840]` of a netns.
+    pub(crate) root: String,
+    /// Where.
+    pub(crate) point: String,
+    pub(crate) is_shared: bool,
+    pub(crate) is_slave: bool,
+    /// The type of the file system.
+    pub(crate) kind: String,
+}
+
+/// The mounts, in the order in which they were made. Lines that are none are left out.
+pub(crate) fn parse(text: &str) -> Vec<Mount> {
+    text.lines().filter_map(line).collect()
+}
+
+fn line(line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut fields = before.split(' ').skip(3);
+    let (root, point) = (fields.next()?, fields.next()?);
+    let has = |name: &str| {
+        let mut optional = fields.clone().skip(1);
+        optional.any(|field| field.starts_with(name))
+    };
+    Some(Mount {
+        root: unescaped(root),
+        point: unescaped(point),
+        is_shared: has("shared:"),
+        is_slave: has("master:"),
+        kind: after.split(' ').next()?.to_owned(),
+    })
+}
+
+/// Blanks and what else would disturb are octal.
+fn unescaped(text: &str) -> String {
+    [
+        ("\\040", " "),
+        ("\\011", "\t"),
+        ("\\012", "\n"),
+        ("\\134", "\\"),
+    ]
+    .iter()
+    .fold(text.to_owned(), |text, (code, plain)| {
+        text.replace(code, plain)
+    })
+}
+
+/// The mount that a path lies on: the last one of the longest point above it.
+pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
+    let holds = |mount: &&Mount| {
+        let rest = path.strip_prefix(mount.point.as_str());
+        mount.point == "/" || rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let mut found: Option<&Mount> = None;
+    for mount in mounts.iter().filter(holds) {
+        if found.is_none_or(|known| known.point.len() <= mount.point.len()) {
+            found = Some(mount);
+        }
+    }
+    found
+}
+
+/// The netns that are mounted below a directory.
+pub(crate) fn netns_below<'a>(
+    mounts: &'a [Mount],
+    directory: &'a str,
+) -> impl Iterator<Item = &'a Mount> {
+    mounts.iter().filter(move |mount| {
+        let below = mount.point.strip_prefix(directory);
+        mount.kind == "nsfs"
+            && mount.root.starts_with("net:")
+            && below.is_some_and(|rest| rest.starts_with('/'))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+24 22 0:22 / /run rw,nosuid shared:2 master:1 - tmpfs tmpfs rw
+30 24 0:22 /netns /run/netns rw - tmpfs tmpfs rw
+31 30 0:4 net:[4026532200] /run/netns/cni-1 rw - nsfs nsfs rw
+32 22 0:40 / /mnt/a\\040b rw - tmpfs tmpfs rw
+nonsense
+";
+
+    #[test]
+    fn a_mount_is_where_it_is_and_passes_on_what_it_says() {
+        let mounts = parse(TEXT);
+        assert_eq!(mounts.len(), 5);
+        let run = above(&mounts, "/run/inpod").unwrap();
+        assert!(run.is_shared && run.is_slave && run.point == "/run");
+        let netns = above(&mounts, "/run/netns").unwrap();
+        assert_eq!(
+            (netns.point.as_str(), netns.is_shared),
+            ("/run/netns", false)
+        );
+        assert_eq!(above(&mounts, "/running").unwrap().point, "/");
+        assert_eq!(above(&mounts, "/mnt/a b/c").unwrap().point, "/mnt/a b");
+    }
+
+    #[test]
+    fn netns_are_those_of_the_directory() {
+        let mounts = parse(TEXT);
+        let found: Vec<_> = netns_below(&mounts, "/run/netns").collect();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].point, "/run/netns/cni-1");
+        assert_eq!(netns_below(&mounts, "/run/net").count(), 0);
+    }
+}

@@ -1,0 +1,245 @@
+//! Who has left, who is awaited, and who cannot be reached: from what Kubernetes shows, without asking it.
+
+use std::{collections::BTreeMap, fmt};
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
+
+use crate::arguments::Mode;
+
+/// The containers that have a part in leaving.
+const PARTS: [&str; 2] = ["installer", "pod-events"];
+
+/// How a receipt begins; the mode and what was done follow.
+const RECEIPT: &str = "inpod left: ";
+
+/// The clocks of a node and of whoever said the word may differ so much, in seconds.
+const CLOCKS: i64 = 60;
+
+/// How far a node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// All parts are done; what they said.
+    Left(Vec<String>),
+    /// These parts are not.
+    Awaited(Vec<&'static str>),
+    /// Nobody there can hear.
+    Unreachable(&'static str),
+}
+
+impl Standing {
+    pub(super) fn is_awaited(&self) -> bool {
+        matches!(self, Self::Awaited(_))
+    }
+}
+
+impl fmt::Display for Standing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Left(receipts) => write!(f, "left ({})", receipts.join("; ")),
+            Self::Awaited(parts) => write!(f, "waiting for {}", parts.join(" and ")),
+            Self::Unreachable(why) => write!(f, "cannot be reached: {why}"),
+        }
+    }
+}
+
+/// Each node by its name. A receipt counts for its mode, from when that was said.
+pub(super) fn standings(
+    nodes: &[Node],
+    pods: &[Pod],
+    mode: Mode,
+    since: i64,
+) -> BTreeMap<String, Standing> {
+    let standing = |node: &Node| {
+        let name = node.metadata.name.clone().unwrap_or_default();
+        let here = pods
+            .iter()
+            .filter(|pod| node_of(pod) == Some(name.as_str()));
+        let standing = standing(is_ready(node), &here.collect::<Vec<_>>(), mode, since);
+        (name, standing)
+    };
+    nodes.iter().map(standing).collect()
+}
+
+fn standing(is_ready: bool, pods: &[&Pod], mode: Mode, since: i64) -> Standing {
+    let done = PARTS.map(|part| {
+        let mut receipts = pods
+            .iter()
+            .filter_map(|pod| receipt(pod, part, mode, since));
+        (part, receipts.next())
+    });
+    let missing: Vec<_> = done
+        .iter()
+        .filter(|(_, receipt)| receipt.is_none())
+        .map(|(part, _)| *part)
+        .collect();
+    if missing.is_empty() {
+        let said = done
+            .into_iter()
+            .filter_map(|(part, receipt)| Some(format!("{part}: {}", receipt?)));
+        return Standing::Left(said.collect());
+    }
+    // What has left has left, whatever becomes of the node.
+    match (is_ready, pods.is_empty()) {
+        (false, _) => Standing::Unreachable("its Node is not Ready"),
+        (true, true) => Standing::Unreachable("no pod of the agent is there"),
+        (true, false) => Standing::Awaited(missing),
+    }
+}
+
+fn node_of(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_ref());
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// What a container said when it was done.
+fn receipt(pod: &Pod, part: &str, mode: Mode, since: i64) -> Option<String> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    let status = statuses.iter().find(|status| status.name == part)?;
+    let said = ended(status).filter_map(|ended| {
+        let at = ended.finished_at.as_ref().map(|at| at.0.as_second());
+        let is_of_now = at.is_none_or(|at| at + CLOCKS >= since);
+        let message = ended.message.as_ref().filter(|_| is_of_now)?;
+        let line = message
+            .lines()
+            .find_map(|line| line.strip_prefix(RECEIPT))?;
+        let (said, done) = line.split_once(';').unwrap_or((line, ""));
+        (said.trim() == mode.word()).then(|| done.trim().to_owned())
+    });
+    said.last()
+}
+
+fn ended(
+    status: &ContainerStatus,
+) -> impl Iterator<Item = &k8s_openapi::api::core::v1::ContainerStateTerminated> {
+    let states = [status.last_state.as_ref(), status.state.as_ref()];
+    states
+        .into_iter()
+        .flatten()
+        .filter_map(|state| state.terminated.as_ref())
+}
+
+/// The image that leaves a node by hand.
+pub(super) fn image(pods: &[Pod]) -> String {
+    let containers = pods
+        .iter()
+        .filter_map(|pod| pod.spec.as_ref())
+        .flat_map(|spec| &spec.containers);
+    let mut installers = containers.filter(|container| container.name == "installer");
+    let image = installers.find_map(|container| container.image.clone());
+    image.unwrap_or_else(|| "INSTALLER_IMAGE".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SINCE: i64 = 1_767_225_600;
+
+    fn node(name: &str, ready: &str) -> Node {
+        let object = json!({"metadata": {"name": name}, "status": {"conditions": [{"type": "Ready", "status": ready}]}});
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn ended(container: &str, message: &str, at: &str) -> Value {
+        let ended = json!({"exitCode": 0, "message": message, "finishedAt": at});
+        json!({"name": container, "image": "i", "imageID": "", "ready": false, "restartCount": 1, "lastState": {"terminated": ended}})
+    }
+
+    fn pod(node: &str, statuses: &Value) -> Pod {
+        let object = json!({
+            "metadata": {"name": "inpod-x"},
+            "spec": {"nodeName": node, "containers": [{"name": "installer", "image": "registry/installer:1"}]},
+            "status": {"containerStatuses": statuses},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    fn of(nodes: &[Node], pods: &[Pod]) -> Vec<Standing> {
+        standings(nodes, pods, Mode::Uninstall, SINCE)
+            .into_values()
+            .collect()
+    }
+
+    const NOW: &str = "2026-01-01T00:01:00Z";
+
+    #[test]
+    fn a_node_has_left_when_both_parts_say_so() {
+        let installer = ended(
+            "installer",
+            "inpod left: uninstall; chain and binary reverted",
+            NOW,
+        );
+        let events = ended(
+            "pod-events",
+            "a last word\ninpod left: uninstall; 3 pods withdrawn\n",
+            NOW,
+        );
+        let nodes = [node("a", "True")];
+        assert_eq!(
+            of(&nodes, &[pod("a", &json!([installer]))]),
+            [Standing::Awaited(vec!["pod-events"])]
+        );
+        let both = pod("a", &json!([installer, events]));
+        let said = [
+            "installer: chain and binary reverted",
+            "pod-events: 3 pods withdrawn",
+        ];
+        assert_eq!(
+            of(&nodes, &[both]),
+            [Standing::Left(said.map(str::to_owned).into())]
+        );
+        // In a split topology the parts are in pods of their own.
+        let apart = [pod("a", &json!([installer])), pod("a", &json!([events]))];
+        assert!(matches!(of(&nodes, &apart).as_slice(), [Standing::Left(_)]));
+        // And whatever becomes of the node afterwards.
+        assert!(matches!(
+            of(&[node("a", "False")], &apart).as_slice(),
+            [Standing::Left(_)]
+        ));
+    }
+
+    #[test]
+    fn a_receipt_of_another_mode_or_of_an_earlier_time_is_none() {
+        let both = |message: &str, at: &str| {
+            let parts = PARTS.map(|part| ended(part, message, at));
+            of(&[node("a", "True")], &[pod("a", &json!(parts))])
+        };
+        let awaited = [Standing::Awaited(PARTS.into())];
+        assert_eq!(both("inpod left: handover; done", NOW), awaited);
+        assert_eq!(
+            both("inpod left: uninstall; done", "2025-12-31T23:00:00Z"),
+            awaited
+        );
+        assert_eq!(both("killed", NOW), awaited);
+        // Clocks differ.
+        let close = both("inpod left: uninstall; done", "2025-12-31T23:59:30Z");
+        assert!(matches!(close.as_slice(), [Standing::Left(_)]), "{close:?}");
+    }
+
+    #[test]
+    fn a_node_that_nobody_hears_on_is_not_waited_for() {
+        let nodes = [node("a", "Unknown"), node("b", "True")];
+        let found = of(
+            &nodes,
+            &[pod("a", &json!([])), pod("elsewhere", &json!([]))],
+        );
+        let reasons = ["its Node is not Ready", "no pod of the agent is there"];
+        assert_eq!(found, reasons.map(Standing::Unreachable));
+    }
+
+    #[test]
+    fn the_image_to_leave_by_hand_with_is_the_installer_s() {
+        assert_eq!(image(&[pod("a", &json!([]))]), "registry/installer:1");
+        assert_eq!(image(&[]), "INSTALLER_IMAGE");
+    }
+}

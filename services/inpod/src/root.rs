@@ -1,0 +1,144 @@
+//! A node's file system, from wherever it is looked at: a debug container sees it below `/host`.
+
+use std::{
+    collections::VecDeque,
+    ffi::OsString,
+    fs::{self, File},
+    io::{ErrorKind, Read as _},
+    path::{Component, Path, PathBuf},
+};
+
+/// Of one file no more than this is read: the longest is the kernel's table of symbols.
+const LONGEST: u64 = 32 << 20;
+
+/// So many symbolic links lead nowhere (path_resolution(7)).
+const LINKS: usize = 40;
+
+/// What was seen, or why it could not be looked at.
+pub(crate) type Seen<T> = Result<T, String>;
+
+/// The directory that is the node's root.
+#[derive(Clone, Debug)]
+pub(crate) struct Root(PathBuf);
+
+impl Root {
+    pub(crate) fn new(path: &Path) -> Self {
+        Self(path.to_owned())
+    }
+
+    /// Where a path of the node is here. Symbolic links lead within the root, as they do on the node: `/var/run` is one
+    /// to `/run` almost everywhere.
+    pub(crate) fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        if self.0 == Path::new("/") {
+            return path.as_ref().to_owned();
+        }
+        let mut ahead = parts(path.as_ref());
+        let mut way: Vec<OsString> = Vec::new();
+        let mut links = 0;
+        while let Some(part) = ahead.pop_front() {
+            if part == ".." {
+                way.pop();
+                continue;
+            }
+            way.push(part);
+            let Ok(target) = fs::read_link(self.joined(&way)) else {
+                continue;
+            };
+            links += 1;
+            if links > LINKS {
+                break;
+            }
+            way.pop();
+            if target.is_absolute() {
+                way.clear();
+            }
+            for part in parts(&target).into_iter().rev() {
+                ahead.push_front(part);
+            }
+        }
+        self.joined(&way)
+    }
+
+    fn joined(&self, way: &[OsString]) -> PathBuf {
+        way.iter()
+            .fold(self.0.clone(), |path, part| path.join(part))
+    }
+
+    /// A file's text; what is no UTF-8 is replaced.
+    pub(crate) fn text(&self, path: impl AsRef<Path>) -> Seen<String> {
+        let path = path.as_ref();
+        let read = File::open(self.at(path)).and_then(|file| {
+            let mut bytes = Vec::new();
+            file.take(LONGEST).read_to_end(&mut bytes)?;
+            Ok(bytes)
+        });
+        let bytes = read.map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// The same; `None` where there is no such file.
+    pub(crate) fn text_if_there(&self, path: impl AsRef<Path>) -> Seen<Option<String>> {
+        match fs::symlink_metadata(self.at(path.as_ref())) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Ok(_) | Err(_) => self.text(path).map(Some),
+        }
+    }
+
+    /// The names in a directory, sorted; `None` where there is no such directory.
+    pub(crate) fn names(&self, path: impl AsRef<Path>) -> Seen<Option<Vec<String>>> {
+        let path = path.as_ref();
+        let entries = match fs::read_dir(self.at(path)) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(format!("cannot read {}: {error}", path.display())),
+        };
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        Ok(Some(names))
+    }
+}
+
+fn parts(path: &Path) -> VecDeque<OsString> {
+    let parts = path.components().filter_map(|part| match part {
+        Component::Normal(name) => Some(name.to_owned()),
+        Component::ParentDir => Some("..".into()),
+        Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
+    });
+    parts.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn links_lead_within_the_root() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        fs::create_dir_all(dir.path().join("run/netns")).unwrap();
+        fs::create_dir(dir.path().join("var")).unwrap();
+        symlink("/run", dir.path().join("var/run")).unwrap();
+        symlink("../../../run", dir.path().join("var/up")).unwrap();
+        for path in ["/run/netns", "/var/run/netns", "/var/up/netns"] {
+            assert_eq!(root.at(path), dir.path().join("run/netns"), "{path}");
+        }
+        assert_eq!(root.at("/../etc"), dir.path().join("etc"));
+        symlink("loop", dir.path().join("loop")).unwrap();
+        assert!(root.at("/loop/x").starts_with(dir.path()));
+    }
+
+    #[test]
+    fn what_is_not_there_is_no_error_where_that_may_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::new(dir.path());
+        assert_eq!(root.text_if_there("/x"), Ok(None));
+        assert_eq!(root.names("/x"), Ok(None));
+        assert!(root.text("/x").unwrap_err().contains("cannot read /x"));
+        fs::write(dir.path().join("x"), "text").unwrap();
+        assert_eq!(root.text_if_there("/x"), Ok(Some("text".to_owned())));
+        assert!(root.names("/x").is_err());
+    }
+}
