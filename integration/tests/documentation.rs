@@ -162,6 +162,7 @@ fn every_page_leads_to_what_is_there() {
         "README.md",
         "services/README.md",
         "services/DECISIONS.md",
+        "services/inpod/README.md",
         "services/netconfig/README.md",
         "proto/README.md",
         "proto/istio/workload/zds/README.md",

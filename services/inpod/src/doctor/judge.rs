@@ -47,3 +47,8 @@ fn word(kind: Kind) -> &'static str {
         Kind::Other => "file of that type",
     }
 }
+
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod tests;

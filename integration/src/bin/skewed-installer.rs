@@ -1,0 +1,21 @@
+//! A service of a later release than the others, for tests of what is said of it: it has a socket, health and metrics.
+
+use std::process::ExitCode;
+
+use daemon::Service;
+
+const SERVICE: Service = Service {
+    name: "installer",
+    about: "Plays an installer of a release that does not exist",
+    version: "0.9.0",
+    keys: &[],
+};
+
+/// It has no settings of its own.
+type Settings = std::collections::BTreeMap<String, String>;
+
+fn main() -> ExitCode {
+    daemon::main(&SERVICE, |_: Settings, daemon| async move {
+        daemon.server().serve().await
+    })
+}

@@ -1,0 +1,357 @@
+use std::{collections::BTreeSet, fs, path::Path};
+
+use inpod_proto::{
+    netconfig::v1::{Backend, Finding, FindingKind, SelfTestCheck},
+    types::v1::{Failure, Reason},
+    ztunnelbroker::v1::{SessionPhase, WorkloadPhase},
+};
+
+use super::{
+    super::{
+        codes::{Code, Verdict},
+        facts::Presence,
+    },
+    fixture::{healthy, inode, network, networks, service, state},
+    *,
+};
+
+type Break = fn(&mut Facts);
+
+fn set(facts: &mut Facts, sysctl: &'static str, value: &str) {
+    facts.sysctls.insert(sysctl, Ok(value.to_owned()));
+}
+
+fn space(facts: &mut Facts) -> &mut super::super::facts::Space {
+    facts.directories[0].space.as_mut().unwrap()
+}
+
+fn condition(facts: &mut Facts, name: &str) {
+    let status = facts.status.as_mut().unwrap();
+    let found = status
+        .conditions
+        .iter_mut()
+        .find(|it| it.name == name)
+        .unwrap();
+    found.ok = false;
+    found.message = "it is away".to_owned();
+}
+
+/// What breaks, and the code that says so.
+const BREAKS: &[(Code, Break)] = &[
+    (Code::KernelTooOld, |it| {
+        it.release = Ok("5.13.19-generic".to_owned())
+    }),
+    (Code::KernelFeatureMissing, |it| {
+        drop(it.features.insert("nf_tables", Presence::Absent))
+    }),
+    (Code::KernelOptionMissing, |it| {
+        drop(it.features.insert("nft tproxy", Presence::Absent))
+    }),
+    (Code::NetnsNotShared, |it| {
+        it.mounts.as_mut().unwrap()[1].is_shared = false
+    }),
+    (Code::NetnsNotSeen, |it| {
+        drop(it.netconfig_mounts.as_mut().unwrap().pop())
+    }),
+    (Code::LsmSelinuxConfined, |it| {
+        it.selinux_enforcing = Ok(true);
+        it.apparmor = Ok(false);
+        let process = service(it, "netconfig").process.as_mut().unwrap();
+        process.label = Ok("system_u:system_r:container_t:s0:c1,c2".to_owned());
+    }),
+    (Code::LsmApparmorConfined, |it| {
+        let process = service(it, "netconfig").process.as_mut().unwrap();
+        process.label = Ok("cri-containerd.apparmor.d (enforce)".to_owned());
+    }),
+    (Code::RuntimeMissing, |it| it.runtimes.clear()),
+    (Code::CniDirectoryMissing, |it| it.chain.networks = Ok(None)),
+    (Code::ChainMissing, |it| networks(it).clear()),
+    (Code::ChainFileInvalid, |it| {
+        let mut invalid = network("01-broken.conflist", &[]);
+        invalid.plugins = Err("it lists no plugins".to_owned());
+        networks(it).insert(0, invalid);
+    }),
+    (Code::ChainWithoutInpod, |it| drop(networks(it).remove(0))),
+    (Code::ChainShadowed, |it| {
+        networks(it).insert(0, network("00-other.conflist", &["ptp"]))
+    }),
+    (Code::ChainSecondAgent, |it| {
+        networks(it)[0]
+            .plugins
+            .as_mut()
+            .unwrap()
+            .push("istio-cni".to_owned())
+    }),
+    (Code::ChainTwice, |it| {
+        networks(it)[0]
+            .plugins
+            .as_mut()
+            .unwrap()
+            .push("inpod-cni".to_owned())
+    }),
+    (Code::ChainExclusive, |it| {
+        it.chain
+            .renamed
+            .push("10-primary.conflist.cilium_bak".to_owned())
+    }),
+    (Code::PluginMissing, |it| it.plugin.binary = Ok(None)),
+    (Code::PluginNotExecutable, |it| {
+        it.plugin.binary = Ok(Some(inode(Kind::File, 0o644)))
+    }),
+    (Code::PluginSilent, |it| {
+        it.plugin.answer = Err("no answer within 5 s".to_owned())
+    }),
+    (Code::KillSwitch, |it| it.kill_switch = Ok(true)),
+    (Code::SocketMissing, |it| {
+        service(it, "netconfig").socket = Ok(None)
+    }),
+    (Code::SocketOpen, |it| {
+        service(it, "netconfig").socket = Ok(Some(inode(Kind::Socket, 0o666)))
+    }),
+    (Code::ServiceSilent, |it| {
+        service(it, "netconfig").ready = Err("connection refused".to_owned())
+    }),
+    (Code::ServiceNotReady, |it| {
+        service(it, "netconfig").ready = Ok(false)
+    }),
+    (Code::ConditionBad, |it| condition(it, "pods")),
+    (Code::BackendUnusable, |it| {
+        drop(
+            service(it, "netconfig")
+                .conditions
+                .insert("backend".to_owned(), false),
+        )
+    }),
+    (Code::BackendsMixed, |it| {
+        it.states
+            .as_mut()
+            .unwrap()
+            .push(state("c2", true, Backend::IptablesNft))
+    }),
+    (Code::VersionsDiffer, |it| {
+        service(it, "installer").version = Ok("1.1.0".to_owned())
+    }),
+    (Code::VersionsTooFar, |it| {
+        service(it, "installer").version = Ok("1.0.9".to_owned())
+    }),
+    (Code::InstallerAbsent, |it| {
+        service(it, "installer").directory = Ok(None);
+        service(it, "installer").socket = Ok(None);
+    }),
+    (Code::ZdsSocketMissing, |it| it.zds.socket = Ok(None)),
+    (Code::ZdsSocketForeign, |it| {
+        it.zds.holders = Ok(vec![(4711, "install-cni".to_owned())])
+    }),
+    (Code::ZtunnelAbsent, |it| {
+        it.workloads.as_mut().unwrap().sessions.clear()
+    }),
+    (Code::ZtunnelBehind, |it| {
+        it.workloads.as_mut().unwrap().sessions[0].phase = SessionPhase::Snapshot.into()
+    }),
+    (Code::BrokerNotSeeded, |it| {
+        it.workloads.as_mut().unwrap().seeded = false
+    }),
+    (Code::WorkloadsRefused, |it| {
+        it.workloads.as_mut().unwrap().workloads[0].states[0].phase = WorkloadPhase::Refused.into();
+    }),
+    (Code::PodsAmiss, |it| {
+        it.pods.as_mut().unwrap()[0].last_failure = Some(Failure {
+            reason: Reason::ZtunnelRefused.into(),
+            ..Failure::default()
+        });
+    }),
+    (Code::PodsLetThrough, |it| {
+        it.pods.as_mut().unwrap()[0].let_through = true
+    }),
+    (Code::RulesDrifted, |it| {
+        it.states.as_mut().unwrap()[0].intact = false
+    }),
+    (Code::PodFindings, |it| {
+        let finding = Finding {
+            kind: FindingKind::RpFilter.into(),
+            ..Finding::default()
+        };
+        it.findings
+            .as_mut()
+            .unwrap()
+            .of
+            .push(("c1".to_owned(), finding));
+    }),
+    (Code::Ipv6Disabled, |it| {
+        set(it, "net/ipv6/conf/default/disable_ipv6", "1")
+    }),
+    (Code::RpFilterStrict, |it| {
+        set(it, "net/ipv4/conf/all/rp_filter", "1")
+    }),
+    (Code::ConntrackNearFull, |it| {
+        set(it, "net/netfilter/nf_conntrack_count", "209716")
+    }),
+    (Code::InotifyLow, |it| {
+        set(it, "fs/inotify/max_user_instances", "127")
+    }),
+    (Code::FilesNearLimit, |it| {
+        service(it, "netconfig")
+            .process
+            .as_mut()
+            .unwrap()
+            .open_files = Ok(820)
+    }),
+    (Code::StateReadOnly, |it| space(it).is_read_only = true),
+    (Code::StateSpaceLow, |it| space(it).bytes = (16 << 20) - 1),
+    (Code::StateOpen, |it| {
+        it.directories[0].inode = Ok(Some(inode(Kind::Directory, 0o755)))
+    }),
+    (Code::SpoolWaiting, |it| it.spool = Ok(1)),
+    (Code::SpoolFull, |it| it.spool = Ok(state::MOST_SPOOLED)),
+    (Code::SelfTestFailed, |it| {
+        let test = it.self_test.as_mut().unwrap().as_mut().unwrap();
+        test.passed = false;
+        test.checks.push(SelfTestCheck::default());
+    }),
+];
+
+/// What is wrong: failed, or to be warned of.
+fn wrong(checks: &[Check]) -> Vec<(Code, Verdict)> {
+    let wrong = checks
+        .iter()
+        .filter(|check| check.verdict >= Verdict::Warning);
+    wrong.map(|check| (check.code, check.verdict)).collect()
+}
+
+#[test]
+fn nothing_is_wrong_with_a_node_as_it_should_be() {
+    let checks = judge(&healthy());
+    let odd: Vec<_> = checks
+        .iter()
+        .filter(|check| check.verdict != Verdict::Ok)
+        .collect();
+    assert!(odd.is_empty(), "{odd:#?}");
+}
+
+#[test]
+fn whatever_breaks_is_told_by_its_code_and_by_no_other() {
+    for (code, breaks) in BREAKS {
+        let mut facts = healthy();
+        breaks(&mut facts);
+        let checks = judge(&facts);
+        assert_eq!(wrong(&checks), [(*code, code.severity())], "{checks:#?}");
+        let check = checks
+            .iter()
+            .find(|check| check.verdict >= Verdict::Warning)
+            .unwrap();
+        assert!(!check.found.is_empty(), "{check:?}");
+    }
+}
+
+#[test]
+fn every_code_is_reached_and_has_a_remedy() {
+    let reached: BTreeSet<_> = BREAKS.iter().map(|(code, _)| *code).collect();
+    let all: BTreeSet<_> = Code::ALL.iter().copied().collect();
+    assert_eq!(reached, all);
+    for code in Code::ALL {
+        assert!(
+            code.remedy().ends_with('.') && code.meaning().ends_with('.'),
+            "{code}"
+        );
+        assert!(code.severity() >= Verdict::Warning, "{code}");
+    }
+    let names: BTreeSet<_> = Code::ALL.iter().map(|code| code.name()).collect();
+    assert_eq!(names.len(), Code::ALL.len());
+}
+
+#[test]
+fn what_follows_from_a_service_that_is_away_is_not_told_as_a_failure_of_its_own() {
+    let mut facts = healthy();
+    let why = || Err("connection refused".to_owned());
+    service(&mut facts, "netconfig").ready = why().map(|()| true);
+    facts.states = Err("connection refused".to_owned());
+    facts.findings = Err("connection refused".to_owned());
+    condition(&mut facts, "netconfig");
+    let checks = judge(&facts);
+    assert_eq!(wrong(&checks), [(Code::ServiceSilent, Verdict::Failed)]);
+    let follows = checks
+        .iter()
+        .find(|check| check.subject == "pod-events/netconfig")
+        .unwrap();
+    assert!(
+        follows.found.contains("SERVICE_SILENT of netconfig"),
+        "{follows:?}"
+    );
+}
+
+#[test]
+fn that_no_ztunnel_is_there_is_told_once() {
+    let mut facts = healthy();
+    facts.workloads.as_mut().unwrap().sessions.clear();
+    condition(&mut facts, "ztunnel");
+    assert_eq!(
+        wrong(&judge(&facts)),
+        [(Code::ZtunnelAbsent, Verdict::Failed)]
+    );
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_neither_right_nor_wrong() {
+    let why = "cannot read it".to_owned();
+    let mut facts = healthy();
+    facts.release = Err(why.clone());
+    facts.mounts = Err(why.clone());
+    facts.selinux_enforcing = Err(why.clone());
+    facts.apparmor = Err(why.clone());
+    facts.chain.networks = Err(why.clone());
+    facts.plugin.binary = Err(why.clone());
+    facts.kill_switch = Err(why.clone());
+    facts.status = Err(why.clone());
+    facts.pods = Err(why.clone());
+    facts.workloads = Err(why.clone());
+    facts.zds.holders = Err(why.clone());
+    facts.states = Err(why.clone());
+    facts.findings = Err(why.clone());
+    facts.spool = Err(why.clone());
+    facts.self_test = None;
+    facts.directories[0].space = Err(why.clone());
+    set(&mut facts, "net/ipv4/conf/all/rp_filter", "odd");
+    let checks = judge(&facts);
+    assert_eq!(wrong(&checks), []);
+    let unknown = checks
+        .iter()
+        .filter(|check| check.verdict == Verdict::Unknown);
+    let told = unknown.filter(|check| !check.found.is_empty()).count();
+    assert!(told >= 16, "{checks:#?}");
+}
+
+#[test]
+fn a_network_that_multus_hands_out_is_not_judged_by_the_order_of_names() {
+    let mut facts = healthy();
+    *networks(&mut facts) = vec![
+        network("00-multus.conf", &["multus"]),
+        network("inpod.conf", &["inpod-cni"]),
+    ];
+    assert_eq!(wrong(&judge(&facts)), []);
+}
+
+const MARK: &str =
+    "<!-- codes: services/inpod/src/doctor/judge/tests.rs compares this table with the code -->\n";
+
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "asks whether to rewrite the page"
+)]
+fn the_page_lists_every_code() {
+    let mut table = "| Code | Verdict | What is so | What to do |\n|---|---|---|---|\n".to_owned();
+    for code in Code::ALL {
+        let (verdict, meaning, remedy) = (code.severity().word(), code.meaning(), code.remedy());
+        table += &format!("| `{code}` | {verdict} | {meaning} | {remedy} |\n");
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(MARK).unwrap();
+    let end = rest.find("\n\n").unwrap() + 1;
+    let (written, after) = rest.split_at(end);
+    if std::env::var("UPDATE_DOCS").is_ok() {
+        fs::write(&path, format!("{before}{MARK}{table}{after}")).unwrap();
+        return;
+    }
+    assert_eq!(written, table, "UPDATE_DOCS=1 cargo test -p inpod the_page");
+}
