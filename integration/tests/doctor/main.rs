@@ -1,0 +1,199 @@
+//! `inpod doctor` and `inpod bundle` on a node: prerequisites are broken one at a time, and doctor names each of them and
+//! nothing else.
+// cfg(test), so that clippy sees that all of this is a test.
+#![cfg(test)]
+
+mod breaks;
+mod bundle;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::PathBuf,
+    process::{Command, Output},
+    sync::{PoisonError, RwLock},
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{Node, PATIENCE, Spec, bin, eventually};
+use serde_json::Value;
+
+/// A code and its subject, with the verdict.
+type Verdicts = BTreeMap<(String, String), String>;
+
+/// All tests have their mounts in common: who changes how they are passed on has it alone.
+static MOUNTS: RwLock<()> = RwLock::new(());
+
+/// A node with a runtime's directories: a chain that calls inpod, and the plugin.
+struct Patient {
+    node: Node,
+    /// Directories of networks and of plugins.
+    conf: PathBuf,
+    bin: PathBuf,
+}
+
+const CHAIN: &str =
+    r#"{"cniVersion":"1.0.0","name":"podnet","plugins":[{"type":"bridge"},{"type":"inpod-cni"}]}"#;
+
+impl Patient {
+    fn new() -> Self {
+        let node = Node::running().unwrap();
+        let base = PathBuf::from("/run").join(node.name());
+        let (conf, bins) = (base.join("net.d"), base.join("bin"));
+        fs::create_dir(&conf).unwrap();
+        fs::create_dir(&bins).unwrap();
+        fs::write(conf.join("10-podnet.conflist"), CHAIN).unwrap();
+        fs::copy(bin("inpod-cni").unwrap(), bins.join("inpod-cni")).unwrap();
+        // A node's state is its agent's alone.
+        let restricted = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        fs::set_permissions(node.state_dir(), restricted).unwrap();
+        Self {
+            node,
+            conf,
+            bin: bins,
+        }
+    }
+
+    /// The program, in the node's network.
+    fn inpod(&self, command: &str) -> Command {
+        let mut run = Command::new("nsenter");
+        run.arg(format!("--net={}", self.node.netns().path().display()));
+        run.arg(bin("inpod").unwrap()).arg(command);
+        run.arg("--run-dir").arg(self.node.run_dir());
+        run.arg("--plugin-state-dir").arg(self.node.state_dir());
+        run.arg("--zds-socket").arg(self.node.zds_socket());
+        run.arg("--cni-conf-dir").arg(&self.conf);
+        run.arg("--cni-bin-dir").arg(&self.bin);
+        run
+    }
+
+    fn examined(&self, arguments: &[&str]) -> Output {
+        self.inpod("doctor").args(arguments).output().unwrap()
+    }
+
+    fn report(&self, arguments: &[&str]) -> Value {
+        let _shared = MOUNTS.read().unwrap_or_else(PoisonError::into_inner);
+        self.look(arguments)
+    }
+
+    /// What is told, whatever becomes of the mounts.
+    fn look(&self, arguments: &[&str]) -> Value {
+        let arguments = [&["-o", "json"], arguments].concat();
+        let output = self.examined(&arguments);
+        let report: Value = serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("{output:?}"))
+            .unwrap();
+        let failed = report["failed"].as_u64().unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(i32::from(failed > 0)),
+            "{output:?}"
+        );
+        report
+    }
+
+    fn verdicts(&self) -> Verdicts {
+        verdicts(&self.report(&[]))
+    }
+
+    /// Waits until doctor says this of exactly these, and of everything else what it said before, or that it cannot be
+    /// looked at.
+    fn until_told(&self, before: &Verdicts, wanted: &[(&str, &str, &str)]) {
+        eventually(&format!("doctor says {wanted:?}"), PATIENCE, || {
+            let report = self.report(&[]);
+            let now = verdicts(&report);
+            let new: Vec<_> = now
+                .iter()
+                .filter(|(key, verdict)| {
+                    matches!(verdict.as_str(), "failed" | "warning")
+                        && before.get(*key) != Some(*verdict)
+                })
+                .map(|((code, subject), verdict)| {
+                    (code.as_str(), subject.as_str(), verdict.as_str())
+                })
+                .collect();
+            ensure!(new == wanted, "{new:?} in {report:#}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Waits until doctor says what it said before.
+    fn until_well(&self, before: &Verdicts) {
+        self.until_told(before, &[]);
+    }
+}
+
+fn verdicts(report: &Value) -> Verdicts {
+    let text = |check: &Value, key: &str| check[key].as_str().unwrap().to_owned();
+    let checks = report["checks"].as_array().unwrap();
+    let checks = checks
+        .iter()
+        .map(|it| ((text(it, "code"), text(it, "subject")), text(it, "verdict")));
+    checks.collect()
+}
+
+#[test]
+fn nothing_fails_on_a_node_that_works() {
+    let patient = Patient::new();
+    patient.node.pod(Spec::new("web").ambient()).unwrap();
+    let report = patient.report(&["--self-test"]);
+    assert_eq!(report["failed"], 0, "{report:#}");
+    let found = verdicts(&report);
+    for code in [
+        "KERNEL_TOO_OLD",
+        "NETNS_NOT_SHARED",
+        "NETNS_NOT_SEEN",
+        "CHAIN_WITHOUT_INPOD",
+        "PLUGIN_SILENT",
+        "ZDS_SOCKET_FOREIGN",
+        "ZTUNNEL_ABSENT",
+        "RULES_DRIFTED",
+        "SELF_TEST_FAILED",
+        "RP_FILTER_STRICT",
+        "IPV6_DISABLED",
+        "POD_FINDINGS",
+        "VERSIONS_DIFFER",
+        "SPOOL_WAITING",
+        "KILL_SWITCH",
+    ] {
+        let key = (code.to_owned(), String::new());
+        assert_eq!(
+            found.get(&key).map(String::as_str),
+            Some("ok"),
+            "{code}: {report:#}"
+        );
+    }
+    for service in integration::SERVICES {
+        for code in [
+            "SOCKET_MISSING",
+            "SOCKET_OPEN",
+            "SERVICE_SILENT",
+            "SERVICE_NOT_READY",
+        ] {
+            let key = (code.to_owned(), service.to_owned());
+            assert_eq!(
+                found.get(&key).map(String::as_str),
+                Some("ok"),
+                "{code} {service}: {report:#}"
+            );
+        }
+    }
+}
+
+#[test]
+fn people_are_told_what_to_do() {
+    let patient = Patient::new();
+    fs::remove_file(patient.bin.join("inpod-cni")).unwrap();
+    let output = patient.examined(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].starts_with("failed  PLUGIN_MISSING: "), "{text}");
+    assert!(
+        lines[1].contains("What to do: Start the installer"),
+        "{text}"
+    );
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("1 of the checks failed"), "{said}");
+}

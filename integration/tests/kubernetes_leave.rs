@@ -1,0 +1,267 @@
+//! `inpod leave` against a real API server, with exactly the rights that its page lists. The test is the kubelet: it says
+//! which nodes are Ready and what containers wrote when they ended.
+#![cfg(feature = "apiserver")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that fails panics"
+)]
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::ensure;
+use integration::{ApiServer, Node, PATIENCE, bin, eventually};
+use serde_json::{Value, json};
+
+const NAMESPACE: &str = "mesh";
+
+/// A cluster with inpod in a namespace of its own, and somebody who may have it leave.
+struct Cluster {
+    server: ApiServer,
+    /// From where the API server is asked.
+    place: Node,
+    kubeconfig: PathBuf,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let server = ApiServer::start().unwrap();
+        let place = Node::of_cluster(&server).unwrap();
+        let make = |path: &str, object: Value| server.create(path, &object).unwrap();
+        make(
+            "/api/v1/namespaces",
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}),
+        );
+        let accounts = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts");
+        make(
+            &accounts,
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "leave"}}),
+        );
+        let rbac = "/apis/rbac.authorization.k8s.io/v1";
+        let version = "rbac.authorization.k8s.io/v1";
+        let who = json!([{"kind": "ServiceAccount", "name": "leave", "namespace": NAMESPACE}]);
+        let named = json!({"name": "leave"});
+        let nodes = json!([{"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}]);
+        let own = json!([
+            {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
+            {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
+            {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["inpod-leave"], "verbs": ["get", "patch"]},
+        ]);
+        let refer = |kind: &str| json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": "leave"});
+        make(
+            &format!("{rbac}/clusterroles"),
+            json!({"apiVersion": version, "kind": "ClusterRole", "metadata": named, "rules": nodes}),
+        );
+        make(
+            &format!("{rbac}/clusterrolebindings"),
+            json!({"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": named, "subjects": who, "roleRef": refer("ClusterRole")}),
+        );
+        let here = format!("{rbac}/namespaces/{NAMESPACE}");
+        make(
+            &format!("{here}/roles"),
+            json!({"apiVersion": version, "kind": "Role", "metadata": named, "rules": own}),
+        );
+        make(
+            &format!("{here}/rolebindings"),
+            json!({"apiVersion": version, "kind": "RoleBinding", "metadata": named, "subjects": who, "roleRef": refer("Role")}),
+        );
+        let request =
+            json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}});
+        let token = make(&format!("{accounts}/leave/token"), request);
+        let mut config: Value =
+            serde_json::from_str(&fs::read_to_string(place.kubeconfig()).unwrap()).unwrap();
+        config["users"][0]["user"]["token"] = token["status"]["token"].clone();
+        let kubeconfig = place.kubeconfig().with_extension("leave");
+        fs::write(&kubeconfig, config.to_string()).unwrap();
+        Self {
+            server,
+            place,
+            kubeconfig,
+        }
+    }
+
+    fn node(&self, name: &str, ready: &str) {
+        let object = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+        self.server.create("/api/v1/nodes", &object).unwrap();
+        self.say_ready(name, ready);
+    }
+
+    fn say_ready(&self, name: &str, ready: &str) {
+        let status = json!({"status": {"conditions": [{"type": "Ready", "status": ready, "reason": "Test", "message": ""}]}});
+        self.server
+            .patch(&format!("/api/v1/nodes/{name}/status"), &status)
+            .unwrap();
+    }
+
+    fn agent(&self, node: &str) {
+        let containers = ["pod-events", "installer"]
+            .map(|name| json!({"name": name, "image": format!("registry/{name}:1")}));
+        let object = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": format!("inpod-{node}"), "labels": {"app.kubernetes.io/name": "inpod"}},
+            "spec": {"nodeName": node, "containers": containers},
+        });
+        self.server
+            .create(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &object)
+            .unwrap();
+    }
+
+    /// What the kubelet shows of containers that wrote this and ended.
+    fn receipts(&self, node: &str, messages: &[(&str, &str)]) {
+        let now = humantime(SystemTime::now());
+        let status = |(name, message): &(&str, &str)| {
+            json!({
+                "name": name, "image": "i", "imageID": "", "ready": false, "restartCount": 1,
+                "lastState": {"terminated": {"exitCode": 0, "message": message, "finishedAt": now}},
+            })
+        };
+        let statuses: Vec<_> = messages.iter().map(status).collect();
+        let change = json!({"status": {"containerStatuses": statuses}});
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/inpod-{node}/status");
+        self.server.patch(&path, &change).unwrap();
+    }
+
+    fn leave(&self, mode: &str, timeout: &str) -> Child {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.place.netns().path().display()));
+        command.arg(bin("inpod").unwrap()).args([
+            "leave",
+            "--mode",
+            mode,
+            "-n",
+            NAMESPACE,
+            "--timeout",
+            timeout,
+        ]);
+        command.arg("--kubeconfig").arg(&self.kubeconfig);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    /// The mode that the ConfigMap says, and since when.
+    fn said(&self) -> anyhow::Result<(String, String)> {
+        let map = self.server.get(&format!(
+            "/api/v1/namespaces/{NAMESPACE}/configmaps/inpod-leave"
+        ))?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let since = &map["metadata"]["annotations"]["inpod.io/leave-since"];
+        Ok((text(&map["data"]["mode"]), text(since)))
+    }
+}
+
+/// RFC 3339, of whole seconds.
+fn humantime(time: SystemTime) -> String {
+    let seconds = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap()
+        .as_secs();
+    let date = integration::run(
+        "date",
+        &["-u", "-d", &format!("@{seconds}"), "+%Y-%m-%dT%H:%M:%SZ"],
+    );
+    date.unwrap().trim().to_owned()
+}
+
+fn ended(child: Child) -> (i32, String, String) {
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code().unwrap(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+#[test]
+fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
+    let cluster = Cluster::new();
+    for (name, ready) in [
+        ("a", "True"),
+        ("b", "True"),
+        ("lost", "Unknown"),
+        ("bare", "True"),
+    ] {
+        cluster.node(name, ready);
+    }
+    ["a", "b", "lost"]
+        .iter()
+        .for_each(|name| cluster.agent(name));
+    let mut leave = cluster.leave("uninstall", "120s");
+    eventually("the mode is said", PATIENCE, || {
+        let (mode, _) = cluster.said()?;
+        ensure!(mode == "uninstall", "{mode}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    cluster.receipts(
+        "a",
+        &[
+            ("installer", "inpod left: uninstall; chain reverted"),
+            ("pod-events", "inpod left: uninstall; 2 pods withdrawn"),
+        ],
+    );
+    cluster.receipts(
+        "b",
+        &[("installer", "inpod left: uninstall; chain reverted")],
+    );
+    // Two looks at least: half of a node's word is not enough.
+    thread::sleep(Duration::from_secs(5));
+    assert!(leave.try_wait().unwrap().is_none(), "it did not wait");
+    cluster.receipts(
+        "b",
+        &[
+            ("installer", "inpod left: uninstall; chain reverted"),
+            ("pod-events", "inpod left: uninstall; none"),
+        ],
+    );
+    let (code, told, said) = ended(leave);
+    assert_eq!((code, said.as_str()), (0, ""), "{told}");
+    for line in [
+        "a: left (installer: chain reverted; pod-events: 2 pods withdrawn)",
+        "b: waiting for pod-events",
+        "lost: cannot be reached: its Node is not Ready",
+        "bare: cannot be reached: no pod of the agent is there",
+        "2 of 4 nodes have left",
+        "kubectl debug node/lost -it --profile=sysadmin --image=registry/installer:1 -- /installer uninstall --host-root /host",
+    ] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+    // Said again it is as it was, and so is what was done.
+    let before = cluster.said().unwrap();
+    let (code, told, _) = ended(cluster.leave("uninstall", "20s"));
+    assert_eq!((code, cluster.said().unwrap()), (0, before), "{told}");
+    // Another word is another matter: what was done for the first does not count.
+    let (code, told, said) = ended(cluster.leave("handover", "3s"));
+    assert_eq!(code, 1, "{told}");
+    assert!(said.contains("not left in time: a, b"), "{said}");
+    assert!(
+        told.contains("-- /installer handover --host-root /host"),
+        "{told}"
+    );
+    assert_eq!(cluster.said().unwrap().0, "handover");
+}
+
+#[test]
+fn whoever_may_not_is_told_so_at_once() {
+    let cluster = Cluster::new();
+    let roles =
+        format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}/rolebindings/leave");
+    cluster.server.delete(&roles).unwrap();
+    eventually("it is refused", PATIENCE, || {
+        let (code, told, said) = ended(cluster.leave("uninstall", "60s"));
+        ensure!(
+            code == 3 && said.contains("forbidden"),
+            "{code} {told} {said}"
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+    assert!(cluster.said().is_err(), "the mode was said");
+}
