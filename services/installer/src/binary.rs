@@ -79,12 +79,12 @@ pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
         files::sweep(dir)?;
         write(&aside, &content)
     })();
-    let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::ReadOnlyFilesystem => BinaryError::ReadOnly(dir.to_owned()),
-        _ => BinaryError::Write {
-            path: dir.join(OURS),
-            source,
-        },
+    let failed = |source: io::Error| {
+        if source.kind() == io::ErrorKind::ReadOnlyFilesystem {
+            return BinaryError::ReadOnly(dir.to_owned());
+        }
+        let path = dir.join(OURS);
+        BinaryError::Write { path, source }
     };
     files::kept(written, &aside).map_err(failed)?;
     let tried = try_out(&aside).map_err(|problem| BinaryError::Unusable {

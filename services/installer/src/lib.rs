@@ -2,7 +2,7 @@
 //!
 //! [`plan`] says what each file of the CNI directory is to be, [`leave`] what it is to be when inpod goes; both are pure.
 //! [`record`] is what leaving goes by, written before the first change. [`steps`] and [`files`] carry a plan out, one
-//! rename at a time; [`binary`] puts the plugin there; [`reconcile`] does all of it again whenever something changed.
+//! rename at a time; [`binary`] puts the plugin there; [`reconcile`] does all of it, again whenever something changed.
 
 pub mod binary;
 mod command;
@@ -20,6 +20,7 @@ pub mod plan;
 pub mod reconcile;
 pub mod record;
 pub mod remedy;
+mod rounds;
 pub mod steps;
 mod switch;
 
@@ -68,7 +69,7 @@ pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
     let served = daemon.server().serve();
     let work = async {
         tokio::select! {
-            done = reconcile::run(config, &daemon, metrics) => done,
+            done = rounds::run(config, &daemon, metrics) => done,
             () = shutdown.requested() => Ok(()),
         }
     };

@@ -1,4 +1,4 @@
-//! Does what is to be done, again whenever something may have changed.
+//! One look at everything, and what is to be done after it.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -9,18 +9,14 @@ use std::{
 
 use anyhow::Context as _;
 use chain::{Directory, OURS};
-use daemon::{Daemon, leave::Marker};
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::{
-    SERVICE,
     binary::{self, Installed, Stamp},
     config::Config,
     error::{BinaryError, ChainError, line},
-    eye::Eye,
     files,
     leave::{self, Return},
-    leaving,
     metrics::Metrics,
     pace::Pace,
     plan::{Aim, Plan},
@@ -29,11 +25,8 @@ use crate::{
     steps::{self, Cause, Step},
 };
 
-/// How often it is looked whether inpod is to leave. Kubernetes takes about a minute to show a changed ConfigMap.
-const ASK: Duration = Duration::from_secs(1);
-
 /// What happens within this is answered in one go.
-const COALESCE: Duration = Duration::from_millis(5);
+pub(crate) const COALESCE: Duration = Duration::from_millis(5);
 
 /// How soon an act that failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -67,12 +60,12 @@ pub struct Dirs {
 /// How things stand after a cycle.
 #[derive(Debug)]
 pub struct Outcome {
-    binary: Result<(), String>,
-    chain: Result<(), String>,
+    pub(crate) binary: Result<(), String>,
+    pub(crate) chain: Result<(), String>,
     /// Whether containerd can use the directory. Other runtimes pass over what stands in its way.
-    directory: Result<(), String>,
+    pub(crate) directory: Result<(), String>,
     /// When to look again although nothing happens.
-    again: Option<Duration>,
+    pub(crate) again: Option<Duration>,
 }
 
 impl Installer {
@@ -106,7 +99,7 @@ impl Installer {
     }
 
     /// Looks at everything and does what is to be done.
-    fn cycle(&mut self, now: Instant) -> Outcome {
+    pub(crate) fn cycle(&mut self, now: Instant) -> Outcome {
         self.places = dirs(&self.config);
         let binary = self.binary().map_err(|error| line(&error));
         // An entry without a plugin fails every pod: the chain waits for the plugin, unless it is in there already.
@@ -139,7 +132,7 @@ impl Installer {
 
     /// Says what stands in the way once, not at every look.
     fn tell(&mut self, binary: &Result<(), String>, chain: &Result<(), String>) {
-        let why = binary.as_ref().err().or(chain.as_ref().err());
+        let why = binary.as_ref().err().or_else(|| chain.as_ref().err());
         let why = why.map_or("", String::as_str);
         // A wait that grows shorter is no news.
         let gist = |text: &str| {
@@ -189,7 +182,7 @@ impl Installer {
             // Nothing was put there: whoever does it now is not undone by us.
             self.record.binary = None;
             self.save().unwrap_or_else(|error| {
-                tracing::warn!(why = line(&error), "Cannot write the record")
+                tracing::warn!(why = line(&error), "Cannot write the record");
             });
         }
         self.metrics.installed(match &installed {
@@ -365,92 +358,4 @@ fn fought(steps: &[Step], streak: u32, wait: Duration, remedy: Option<&str>) -> 
         names.join(", "),
         wait.as_secs().max(1)
     )
-}
-
-/// Works until inpod has left the node.
-///
-/// # Errors
-///
-/// When another installer is at work on the node, or the record cannot be used.
-pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
-    let marker = Marker::of(&daemon.directory(SERVICE.name));
-    stay_away(&config.leave_file, &marker, daemon).await;
-    let mut installer = Installer::new(config, metrics)?;
-    let mut eye = None;
-    loop {
-        if let Some(how) = leaving::asked(&installer.config.leave_file) {
-            let told = leaving::leave(installer, how).await?;
-            return leaving::tell(&told, &marker);
-        }
-        marker
-            .clear()
-            .context("cannot forget that this node was left")?;
-        let (conf, bin) = (
-            installer.conf_dir(),
-            installer.config.on_host(&installer.places.bin),
-        );
-        let watched = [conf.as_path(), bin.as_path()];
-        if !eye.as_ref().is_some_and(|eye: &Eye| eye.is_on(&watched)) {
-            // Without a watch the sweep sees it, later.
-            eye = Eye::open(&watched)
-                .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
-                .ok();
-        }
-        if let Some(eye) = &mut eye {
-            eye.skip();
-        }
-        let (back, outcome) = tokio::task::spawn_blocking(move || {
-            let outcome = installer.cycle(Instant::now());
-            (installer, outcome)
-        })
-        .await
-        .context("a cycle ended in a panic")?;
-        installer = back;
-        let sweep = installer.config.sweep();
-        let again = outcome.again.unwrap_or(sweep).min(sweep);
-        daemon.readiness().set("binary", outcome.binary);
-        daemon.readiness().set("chain", outcome.chain);
-        daemon.readiness().set("directory", outcome.directory);
-        wait(eye.as_mut(), again, &installer.config.leave_file).await;
-    }
-}
-
-/// While inpod has left and is not to come back, nothing is touched.
-async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
-    let mut is_told = false;
-    while let Some(how) = leaving::asked(leave_file).filter(|how| marker.is_set(*how)) {
-        let why = format!("inpod has left this node as it was asked to ({how})");
-        if !std::mem::replace(&mut is_told, true) {
-            tracing::warn!("{why}");
-        }
-        for condition in ["binary", "chain"] {
-            daemon.readiness().set(condition, Err(why.clone()));
-        }
-        tokio::time::sleep(ASK).await;
-    }
-}
-
-/// Waits until something has happened, it is time, or inpod is to leave.
-async fn wait(mut eye: Option<&mut Eye>, again: Duration, leave_file: &Path) {
-    let until = tokio::time::Instant::now() + again;
-    loop {
-        let tick = until.min(tokio::time::Instant::now() + ASK);
-        tokio::select! {
-            () = changed(eye.as_deref_mut()) => {
-                tokio::time::sleep(COALESCE).await;
-                return;
-            }
-            () = tokio::time::sleep_until(tick) => {}
-        }
-        if tokio::time::Instant::now() >= until || leaving::asked(leave_file).is_some() {
-            return;
-        }
-    }
-}
-
-async fn changed(eye: Option<&mut Eye>) {
-    match eye {
-        Some(eye) => eye.changed().await,
-        None => std::future::pending().await,
-    }
 }

@@ -1,0 +1,109 @@
+//! When it is looked again: something happened in a directory, some time has passed, or inpod is to leave.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use daemon::{Daemon, leave::Marker};
+
+use crate::{
+    SERVICE,
+    config::Config,
+    eye::Eye,
+    leaving,
+    metrics::Metrics,
+    reconcile::{COALESCE, Installer},
+};
+
+/// How often it is looked whether inpod is to leave. Kubernetes takes about a minute to show a changed ConfigMap.
+const ASK: Duration = Duration::from_secs(1);
+
+/// Works until inpod has left the node.
+///
+/// # Errors
+///
+/// When another installer is at work on the node, or the record cannot be used.
+pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
+    let marker = Marker::of(&daemon.directory(SERVICE.name));
+    stay_away(&config.leave_file, &marker, daemon).await;
+    let mut installer = Installer::new(config, metrics)?;
+    let mut eye = None;
+    loop {
+        if let Some(how) = leaving::asked(&installer.config.leave_file) {
+            let told = leaving::leave(installer, how).await?;
+            return leaving::tell(&told, &marker);
+        }
+        marker
+            .clear()
+            .context("cannot forget that this node was left")?;
+        let (conf, bin) = (
+            installer.conf_dir(),
+            installer.config.on_host(&installer.places.bin),
+        );
+        let watched = [conf.as_path(), bin.as_path()];
+        if !eye.as_ref().is_some_and(|eye: &Eye| eye.is_on(&watched)) {
+            // Without a watch the sweep sees it, later.
+            eye = Eye::open(&watched)
+                .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
+                .ok();
+        }
+        if let Some(eye) = &mut eye {
+            eye.skip();
+        }
+        let (back, outcome) = tokio::task::spawn_blocking(move || {
+            let outcome = installer.cycle(Instant::now());
+            (installer, outcome)
+        })
+        .await
+        .context("a cycle ended in a panic")?;
+        installer = back;
+        let sweep = installer.config.sweep();
+        let again = outcome.again.unwrap_or(sweep).min(sweep);
+        daemon.readiness().set("binary", outcome.binary);
+        daemon.readiness().set("chain", outcome.chain);
+        daemon.readiness().set("directory", outcome.directory);
+        wait(eye.as_mut(), again, &installer.config.leave_file).await;
+    }
+}
+
+/// While inpod has left and is not to come back, nothing is touched.
+async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
+    let mut is_told = false;
+    while let Some(how) = leaving::asked(leave_file).filter(|how| marker.is_set(*how)) {
+        let why = format!("inpod has left this node as it was asked to ({how})");
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!("{why}");
+        }
+        for condition in ["binary", "chain"] {
+            daemon.readiness().set(condition, Err(why.clone()));
+        }
+        tokio::time::sleep(ASK).await;
+    }
+}
+
+/// Waits until something has happened, it is time, or inpod is to leave.
+async fn wait(mut eye: Option<&mut Eye>, again: Duration, leave_file: &Path) {
+    let until = tokio::time::Instant::now() + again;
+    loop {
+        let tick = until.min(tokio::time::Instant::now() + ASK);
+        tokio::select! {
+            () = changed(eye.as_deref_mut()) => {
+                tokio::time::sleep(COALESCE).await;
+                return;
+            }
+            () = tokio::time::sleep_until(tick) => {}
+        }
+        if tokio::time::Instant::now() >= until || leaving::asked(leave_file).is_some() {
+            return;
+        }
+    }
+}
+
+async fn changed(eye: Option<&mut Eye>) {
+    match eye {
+        Some(eye) => eye.changed().await,
+        None => std::future::pending().await,
+    }
+}
