@@ -123,6 +123,18 @@ need_buf() {
   mv "$tools/buf" "$tools/buf-$BUF"
 }
 
+# helm, which renders and lints the chart. Whoever can do without asks for it in a subshell.
+HELM_VERSION=v3.19.0
+need_helm() {
+  HELM=$tools/helm-$HELM_VERSION
+  [ -x "$HELM" ] && return
+  need_go
+  say "Building helm $HELM_VERSION (some minutes, once)"
+  mkdir -p "$tools"
+  "$GO" install "helm.sh/helm/v3/cmd/helm@$HELM_VERSION" || die "go could not build helm $HELM_VERSION"
+  mv "$tools/helm" "$HELM"
+}
+
 # A real API server and its etcd. The version stands in integration/apiserver/go.mod.
 need_apiserver() {
   need_commands etcd:etcd-server curl:curl openssl:openssl

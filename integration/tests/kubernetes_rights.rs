@@ -227,27 +227,22 @@ fn whoever_is_not_pod_events_is_not_held_by_the_policy() {
 }
 
 #[test]
-fn netconfig_and_the_broker_have_no_rights_and_mount_no_token() {
+fn the_broker_has_no_rights_and_mounts_no_token() {
     let server = ApiServer::shared().unwrap();
-    for service in ["netconfig", "ztunnel-broker"] {
-        let path = format!("/api/v1/namespaces/inpod-system/serviceaccounts/{service}");
-        let account = server.get(&path).unwrap();
-        assert_eq!(account["automountServiceAccountToken"], false, "{account}");
-        for (verb, resource) in [("get", "pods"), ("list", "secrets"), ("patch", "pods")] {
-            let review = json!({
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SubjectAccessReview",
-                "spec": {
-                    "user": format!("system:serviceaccount:inpod-system:{service}"),
-                    "resourceAttributes": {"verb": verb, "resource": resource, "namespace": "default"},
-                },
-            });
-            let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-            let answer = server.create(path, &review).unwrap();
-            assert_eq!(
-                answer["status"]["allowed"], false,
-                "{service} {verb} {resource}"
-            );
-        }
+    let account = "/api/v1/namespaces/inpod-system/serviceaccounts/ztunnel-broker";
+    let account = server.get(account).unwrap();
+    assert_eq!(account["automountServiceAccountToken"], false, "{account}");
+    for (verb, resource) in [("get", "pods"), ("list", "secrets"), ("patch", "pods")] {
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SubjectAccessReview",
+            "spec": {
+                "user": "system:serviceaccount:inpod-system:ztunnel-broker",
+                "resourceAttributes": {"verb": verb, "resource": resource, "namespace": "default"},
+            },
+        });
+        let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+        let answer = server.create(path, &review).unwrap();
+        assert_eq!(answer["status"]["allowed"], false, "{verb} {resource}");
     }
 }

@@ -1,38 +1,20 @@
-//! What the chart deploys, rendered for the server as helm would, and the identity that it gives pod-events.
+//! What the chart deploys, as `deploy/render` has it, and the identity that it gives pod-events.
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 use super::{ADDRESS, ApiServer};
 
-/// The identities and their rights, as they are deployed.
-const TEMPLATES: [&str; 4] = [
-    RBAC,
-    include_str!("../../../deploy/helm/inpod/templates/pod-events-policy.yaml"),
-    include_str!("../../../deploy/helm/inpod/templates/netconfig-rbac.yaml"),
-    include_str!("../../../deploy/helm/inpod/templates/ztunnel-broker-rbac.yaml"),
-];
-const RBAC: &str = include_str!("../../../deploy/helm/inpod/templates/pod-events-rbac.yaml");
+/// What is deployed, with the broker apart, so that every identity is in it.
+const MANIFESTS: &str = include_str!("../../../deploy/manifests/split.yaml");
 
 /// The namespace that inpod is deployed to.
 const RELEASE: &str = "inpod-system";
 
-/// The one guard that a template may have: the server has these objects.
-const GUARD: &str = r#"{{- if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" }}"#;
-
 impl ApiServer {
-    /// The namespace of inpod, and everything of the chart in it.
+    /// The namespace of inpod, and its identities with their rights. Nobody here runs DaemonSets.
     pub(super) fn deploy(&self) -> anyhow::Result<()> {
-        let namespace =
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": RELEASE}});
-        self.create("/api/v1/namespaces", &namespace)?;
-        for template in TEMPLATES {
-            let rendered = render(template)?;
-            rendered
-                .split("\n---\n")
-                .try_for_each(|document| self.create_yaml(document))?;
-        }
-        Ok(())
+        documents().try_for_each(|document| self.create_yaml(document))
     }
 
     /// A token of pod-events on a node. It is bound to an agent's pod there, which is made, as a kubelet has it for a
@@ -90,16 +72,14 @@ impl ApiServer {
         Ok(config.to_string())
     }
 
-    /// Makes one of the objects that are deployed.
+    /// Makes one of the objects that are deployed, unless nobody here would run it.
     ///
     /// # Errors
     ///
     /// When the server refuses.
     fn create_yaml(&self, document: &str) -> anyhow::Result<()> {
-        let kind = document
-            .lines()
-            .find_map(|line| line.strip_prefix("kind: "));
-        let path = match kind.context("a document has a kind")? {
+        let path = match kind(document)? {
+            "Namespace" => "/api/v1/namespaces",
             "ServiceAccount" => "/api/v1/namespaces/inpod-system/serviceaccounts",
             "ClusterRole" => "/apis/rbac.authorization.k8s.io/v1/clusterroles",
             "ClusterRoleBinding" => "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
@@ -109,6 +89,7 @@ impl ApiServer {
             "ValidatingAdmissionPolicyBinding" => {
                 "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
             }
+            "ConfigMap" | "DaemonSet" => return Ok(()),
             other => bail!("{other} is not deployed"),
         };
         self.curl("POST", path, "application/yaml", Some(document))
@@ -121,21 +102,20 @@ impl ApiServer {
     ///
     /// When the server refuses.
     pub fn bind_again(&self) -> anyhow::Result<()> {
-        let rendered = render(RBAC)?;
-        let binding = rendered.rsplit("\n---\n").next();
-        self.create_yaml(binding.context("the last document is the binding")?)
+        let binding = documents().find(|document| {
+            kind(document).is_ok_and(|kind| kind == "ClusterRoleBinding")
+        });
+        self.create_yaml(binding.context("a binding is deployed")?)
     }
 }
 
-/// What helm makes of a template for a server that has everything: it may name the release's namespace and ask for one
-/// capability, nothing else.
-fn render(template: &str) -> anyhow::Result<String> {
-    let guarded = template
-        .strip_prefix(GUARD)
-        .and_then(|rest| rest.trim_end().strip_suffix("{{- end }}"));
-    let rendered = guarded
-        .unwrap_or(template)
-        .replace("{{ .Release.Namespace }}", RELEASE);
-    ensure!(!rendered.contains("{{"), "not rendered: {rendered}");
-    Ok(rendered.trim().to_owned())
+/// The objects, each as it is written.
+fn documents() -> impl Iterator<Item = &'static str> {
+    MANIFESTS.split("\n---\n").skip(1)
+}
+
+fn kind(document: &str) -> anyhow::Result<&str> {
+    let mut lines = document.lines();
+    let kind = lines.find_map(|line| line.strip_prefix("kind: "));
+    kind.context("a document has a kind")
 }

@@ -1,0 +1,134 @@
+{{- define "inpod.podEvents" -}}
+{{- $values := .Values }}
+{{- $settings := dict "pods_from" "kubernetes" "exclude_namespaces" $values.excludeNamespaces "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "ztunnel_pods" $values.ztunnelPods "dns_capture" $values.ambient.dnsCapture "ipv6_capture" (ternary "auto" "off" $values.ambient.ipv6) "metrics_address" $values.metrics.address }}
+{{- with $values.ambient.enablementSelectors }}{{ $_ := set $settings "enablement_selectors" . }}{{ end }}
+- name: pod-events
+  {{- include "inpod.image" (list . "pod-events" $values.podEvents.image) | nindent 2 }}
+  env:
+  - name: INPOD_NODE_NAME
+    valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+  {{- include "inpod.env" (list . $settings $values.podEvents.settings) | trim | nindent 2 }}
+  {{- if $values.metrics.podMonitor.enabled }}
+  ports:
+  - {name: metrics, containerPort: {{ $values.metrics.address | splitList ":" | last }}, protocol: TCP}
+  {{- end }}
+  {{- include "inpod.probes" "pod-events" | nindent 2 }}
+  {{- include "inpod.resources" (list . $values.podEvents.resources) | trim | nindent 2 }}
+  {{- include "inpod.rights" (list . list false) | nindent 2 }}
+  terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
+  volumeMounts:
+  - {name: pod-events, mountPath: {{ $values.runDir }}/pod-events}
+  - {name: netconfig, mountPath: {{ $values.runDir }}/netconfig, readOnly: true}
+  - {name: ztunnel-broker, mountPath: {{ $values.runDir }}/ztunnel-broker, readOnly: true}
+  - {name: plugin-state, mountPath: {{ $values.stateDir }}/plugin}
+  - {name: leave, mountPath: /etc/inpod/leave, readOnly: true}
+  - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
+{{- end }}
+
+{{- define "inpod.usesIptables" -}}
+{{- if hasPrefix "iptables" (toString (default "" (get (default dict .Values.netconfig.settings) "backend"))) }}yes{{ end }}
+{{- end }}
+
+{{- define "inpod.netconfig" -}}
+{{- $values := .Values }}
+{{- $usual := eq $values.cniNetnsDir "/var/run/netns" }}
+{{- $roots := ternary (list "/run/netns" "/var/run/netns" "/proc") (list $values.cniNetnsDir "/proc") $usual }}
+- name: netconfig
+  {{- include "inpod.image" (list . (ternary "netconfig-iptables" "netconfig" (include "inpod.usesIptables" . | not | not)) $values.netconfig.image) | nindent 2 }}
+  env:
+  {{- include "inpod.env" (list . (dict "netns_roots" $roots) $values.netconfig.settings) | trim | nindent 2 }}
+  {{- include "inpod.probes" "netconfig" | nindent 2 }}
+  {{- include "inpod.resources" (list . $values.netconfig.resources) | trim | nindent 2 }}
+  {{- include "inpod.rights" (list . (list "NET_ADMIN" "NET_BROADCAST" "NET_RAW" "SYS_ADMIN" "SYS_PTRACE") true) | nindent 2 }}
+  terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
+  volumeMounts:
+  - {name: netconfig, mountPath: {{ $values.runDir }}/netconfig}
+  - {name: netns-socket, mountPath: {{ $values.runDir }}/netns}
+  - {name: netns, mountPath: {{ $values.cniNetnsDir }}, mountPropagation: HostToContainer, readOnly: true}
+  {{- if $usual }}
+  - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer, readOnly: true}
+  {{- end }}
+  {{- if include "inpod.usesIptables" . }}
+  - {name: xtables-lock, mountPath: /run/xtables.lock}
+  {{- end }}
+  {{- include "inpod.inPod" . | trim | nindent 2 }}
+{{- end }}
+
+{{- define "inpod.ztunnelBroker" -}}
+{{- $values := .Values }}
+- name: ztunnel-broker
+  {{- include "inpod.image" (list . "ztunnel-broker" $values.ztunnelBroker.image) | nindent 2 }}
+  env:
+  {{- include "inpod.env" (list . (dict "zds_socket" (printf "%s/ztunnel.sock" $values.ztunnelDir)) $values.ztunnelBroker.settings) | trim | nindent 2 }}
+  {{- include "inpod.probes" "ztunnel-broker" | nindent 2 }}
+  {{- include "inpod.resources" (list . $values.ztunnelBroker.resources) | trim | nindent 2 }}
+  {{- include "inpod.rights" (list . list false) | nindent 2 }}
+  terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
+  volumeMounts:
+  - {name: ztunnel-broker, mountPath: {{ $values.runDir }}/ztunnel-broker}
+  - {name: netns-socket, mountPath: {{ $values.runDir }}/netns, readOnly: true}
+  - {name: ztunnel, mountPath: {{ $values.ztunnelDir }}}
+  {{- include "inpod.inPod" . | trim | nindent 2 }}
+{{- end }}
+
+{{- define "inpod.installer" -}}
+{{- $values := .Values }}
+{{- $mode := ternary (ternary "owned" "in-place" $values.istioOwnedCNIConfig) "standalone" $values.chained }}
+{{- $settings := dict "mode" $mode "conf_dir" (printf "/host%s" $values.cniConfDir) "bin_dir" (printf "/host%s" $values.cniBinDir) "state_dir" $values.stateDir "exclude_namespaces" $values.excludeNamespaces }}
+{{- if eq $mode "owned" }}{{ $_ := set $settings "owned_file" $values.istioOwnedCNIConfigFileName }}{{ end }}
+{{- if eq $mode "standalone" }}{{ $_ := set $settings "standalone_file" $values.cniConfFileName }}
+{{- else if $values.cniConfFileName }}{{ $_ := set $settings "primary_file" $values.cniConfFileName }}{{ end }}
+- name: installer
+  {{- include "inpod.image" (list . "installer" $values.installer.image) | nindent 2 }}
+  env:
+  {{- include "inpod.env" (list . $settings $values.installer.settings) | trim | nindent 2 }}
+  {{- include "inpod.probes" "installer" | nindent 2 }}
+  {{- include "inpod.resources" (list . $values.installer.resources) | trim | nindent 2 }}
+  {{- include "inpod.rights" (list . (ternary (list "DAC_OVERRIDE") list $values.installer.dacOverride) false) | nindent 2 }}
+  terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
+  volumeMounts:
+  - {name: installer, mountPath: {{ $values.runDir }}/installer}
+  - {name: state, mountPath: {{ $values.stateDir }}}
+  - {name: cni-conf, mountPath: /host{{ $values.cniConfDir }}}
+  - {name: cni-bin, mountPath: /host{{ $values.cniBinDir }}}
+  - {name: leave, mountPath: /etc/inpod/leave, readOnly: true}
+  {{- include "inpod.inPod" . | trim | nindent 2 }}
+{{- end }}
+
+{{/* Volumes of the pod that has pod-events, netconfig and installer. */}}
+{{- define "inpod.volumes" -}}
+{{- $values := .Values }}
+{{- range $name := list "pod-events" "netconfig" "installer" "ztunnel-broker" }}
+{{ include "inpod.hostPath" (list $name (printf "%s/%s" $values.runDir $name) "DirectoryOrCreate") }}
+{{- end }}
+{{ include "inpod.hostPath" (list "netns-socket" (printf "%s/netns" $values.runDir) "DirectoryOrCreate") }}
+{{ include "inpod.hostPath" (list "netns" $values.cniNetnsDir "DirectoryOrCreate") }}
+{{ include "inpod.hostPath" (list "state" $values.stateDir "DirectoryOrCreate") }}
+{{ include "inpod.hostPath" (list "plugin-state" (printf "%s/plugin" $values.stateDir) "DirectoryOrCreate") }}
+{{ include "inpod.hostPath" (list "cni-conf" $values.cniConfDir "DirectoryOrCreate") }}
+{{ include "inpod.hostPath" (list "cni-bin" $values.cniBinDir "DirectoryOrCreate") }}
+{{- if include "inpod.usesIptables" . }}
+{{ include "inpod.hostPath" (list "xtables-lock" "/run/xtables.lock" "FileOrCreate") }}
+{{- end }}
+{{- if eq $values.topology "combined" }}
+{{ include "inpod.hostPath" (list "ztunnel" $values.ztunnelDir "DirectoryOrCreate") }}
+{{- end }}
+- name: leave
+  configMap: {name: inpod-leave, optional: true}
+- name: token
+  projected:
+    sources:
+    - serviceAccountToken: {path: token, expirationSeconds: 3600}
+    - configMap:
+        name: kube-root-ca.crt
+        items: [{key: ca.crt, path: ca.crt}]
+    - downwardAPI:
+        items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
+{{ include "inpod.inPodVolume" . }}
+{{- end }}
+
+{{- define "inpod.inPodVolume" -}}
+- name: in-pod
+  downwardAPI:
+    items: [{path: name, fieldRef: {fieldPath: metadata.name}}]
+{{- end }}

@@ -1,0 +1,112 @@
+{{/* The values as they count: what a person said, then the platform's file, then values.yaml. Each template begins with
+this; whichever comes first does it, and the others find it done. */}}
+{{- define "inpod.prepare" -}}
+{{- if not .Values.prepared }}
+{{- $values := .Values }}
+{{- include "inpod.over" (list $values (default dict $values.cni)) }}
+{{- include "inpod.refuse" $values }}
+{{- include "inpod.istio" $values }}
+{{- $platform := coalesce (default dict $values.global).platform $values.platform "" }}
+{{- if $platform }}
+{{- $file := .Files.Get (printf "profiles/%s.yaml" $platform) }}
+{{- if not $file }}
+{{- fail (printf "platform %q is not known; there are gke, k3d, k3s, microk8s, minikube and openshift; leave it empty for one that keeps to the usual directories" $platform) }}
+{{- end }}
+{{- include "inpod.fill" (list $values (fromYaml $file)) }}
+{{- end }}
+{{- include "inpod.fill" (list $values (fromYaml (include "inpod.defaults" $values))) }}
+{{- $_ := set $values "prepared" true }}
+{{- end }}
+{{- end }}
+
+{{/* What is empty in values.yaml, because a platform may have a word. */}}
+{{- define "inpod.defaults" -}}
+cniBinDir: /opt/cni/bin
+cniConfDir: /etc/cni/net.d
+cniNetnsDir: /var/run/netns
+chained: true
+ztunnelPods: istio-system/app=ztunnel
+terminationMessagePolicy: File
+resourceQuotas: {enabled: false}
+openshift: {privileged: false}
+metrics: {address: "127.0.0.1:15014"}
+istioOwnedCNIConfigFileName: 02-inpod.conflist
+cniConfFileName: {{ if eq .chained false }}inpod.conf{{ else }}""{{ end }}
+{{- end }}
+
+{{/* Puts a second map's values where the first has none. */}}
+{{- define "inpod.fill" -}}
+{{- $into := index . 0 }}
+{{- range $key, $value := index . 1 }}
+{{- $there := get $into $key }}
+{{- if and (kindIs "map" $value) (kindIs "map" $there) }}
+{{- include "inpod.fill" (list $there $value) }}
+{{- else if or (not (hasKey $into $key)) (kindIs "invalid" $there) (and (kindIs "string" $there) (eq $there "")) }}
+{{- $_ := set $into $key $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Puts a second map's values over the first's. */}}
+{{- define "inpod.over" -}}
+{{- $into := index . 0 }}
+{{- range $key, $value := index . 1 }}
+{{- $there := get $into $key }}
+{{- if and (kindIs "map" $value) (kindIs "map" $there) }}
+{{- include "inpod.over" (list $there $value) }}
+{{- else }}
+{{- $_ := set $into $key $value }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Istio's names for what has another place here. */}}
+{{- define "inpod.istio" -}}
+{{- $global := default dict .global }}
+{{- $hub := coalesce $global.hub .hub }}{{ $_ := set . "hub" $hub }}
+{{- $tag := coalesce .tag $global.tag | default "" }}{{ $_ := set . "tag" (toString $tag) }}
+{{- $pull := coalesce .pullPolicy $global.imagePullPolicy | default "" }}{{ $_ := set . "pullPolicy" $pull }}
+{{- $secrets := default .imagePullSecrets $global.imagePullSecrets }}{{ $_ := set . "imagePullSecrets" $secrets }}
+{{- $level := dig "logging" "level" "" $global }}
+{{- if $level }}{{ $_ := set .logging "level" $level }}{{ end }}
+{{- if hasKey $global "logAsJson" }}{{ $_ := set . "logAsJson" $global.logAsJson }}{{ end }}
+{{- if $global.nativeNftables }}
+{{- include "inpod.fill" (list .netconfig (dict "settings" (dict "backend" "nftables"))) }}
+{{- end }}
+{{- end }}
+
+{{/* What istio-cni has and inpod cannot do as it is meant there. */}}
+{{- define "inpod.refuse" -}}
+{{- $global := default dict .global }}
+{{- $no := dict }}
+{{- if eq (toString .ambient.enabled) "false" }}{{ $_ := set $no "ambient.enabled=false" "inpod is an agent of ambient mode; keep istio-cni where only sidecars are wanted" }}{{ end }}
+{{- if eq (toString .ambient.reconcileIptablesOnStartup) "false" }}{{ $_ := set $no "ambient.reconcileIptablesOnStartup=false" "rules of running pods are always verified and mended" }}{{ end }}
+{{- if eq (toString .ambient.enableAmbientDetectionRetry) "false" }}{{ $_ := set $no "ambient.enableAmbientDetectionRetry=false" "a pod that nobody can tell of always waits or is written down; see inpod.io/on-unknown" }}{{ end }}
+{{- if eq (toString .ambient.shareHostNetworkNamespace) "false" }}{{ $_ := set $no "ambient.shareHostNetworkNamespace=false" "inpod's pods always share the node's network, so that no runtime calls CNI for them; leave it out" }}{{ end }}
+{{- if .ambient.configDir }}{{ $_ := set $no "ambient.configDir" "nobody reads it, in istio-cni either; leave it out" }}{{ end }}
+{{- range $key, $value := default dict .repair }}
+{{- if and (eq $key "enabled") (not $value) }}{{ else }}{{ $_ := set $no (printf "repair.%s" $key) "inpod mends pods of ambient mode by itself and has no repair of sidecars; set repair.enabled=false or leave it out" }}{{ end }}
+{{- end }}
+{{- range $key, $value := default dict .env }}{{ $_ := set $no (printf "env.%s" $key) "inpod has none of istio-cni's variables; podEvents.settings and netconfig.settings have the names of inpod's settings (HOST_PROBE_SNAT_IP is netconfig.settings.probe_source_v4)" }}{{ end }}
+{{- if .variant }}{{ $_ := set $no "variant" "inpod's images have no variants: each is one static binary" }}{{ end }}
+{{- if .image }}{{ $_ := set $no "image" "inpod has an image for each container: podEvents.image, netconfig.image, ztunnelBroker.image, installer.image" }}{{ end }}
+{{- if .revision }}{{ $_ := set $no "revision" "a node has one agent; leave it out" }}{{ end }}
+{{- if .ownerName }}{{ $_ := set $no "ownerName" "it is a label of Istio's operator; podLabels and daemonSetLabels add labels" }}{{ end }}
+{{- if eq (toString .provider) "multus" }}{{ $_ := set $no "provider=multus" "its NetworkAttachmentDefinition is for injected sidecars; set chained=false" }}{{ end }}
+{{- if dig "networkPolicy" "enabled" false $global }}{{ $_ := set $no "global.networkPolicy.enabled" "a NetworkPolicy does not hold pods that share the node's network" }}{{ end }}
+{{- if ne (default "all" $global.resourceScope) "all" }}{{ $_ := set $no "global.resourceScope" "the chart makes all its objects at once" }}{{ end }}
+{{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" }}
+{{- range $name := list "run_dir" "peer" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" }}
+{{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it, so that it is what is mounted; see runDir, stateDir, ztunnelDir, topology and splitPeer" }}{{ end }}
+{{- end }}
+{{- end }}
+{{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "it is combined or split" }}{{ end }}
+{{- if .metrics.podMonitor.enabled }}
+{{- if or (not .metrics.address) (hasPrefix "127." .metrics.address) (hasPrefix "[::1]" .metrics.address) }}{{ $_ := set $no "metrics.podMonitor.enabled" "Prometheus does not reach metrics.address, which is the node's own; set it to 0.0.0.0:15014 or [::]:15014" }}{{ end }}
+{{- end }}
+{{- if $no }}
+{{- $lines := list }}
+{{- range $key, $why := $no }}{{ $lines = append $lines (printf "%s: %s" $key $why) }}{{ end }}
+{{- fail (printf "values that cannot be used:\n  %s" (join "\n  " $lines)) }}
+{{- end }}
+{{- end }}
