@@ -1,9 +1,12 @@
 //! What the chart deploys, as `deploy/render` has it, and the identity that it gives pod-events.
 
-use anyhow::{Context as _, bail};
+use std::{io::Write as _, path::Path, process::Stdio};
+
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{ADDRESS, ApiServer};
+use super::{ADDRESS, ApiServer, enter};
+use crate::process::succeeded;
 
 /// What is deployed, with the broker apart, so that every identity is in it.
 const MANIFESTS: &str = include_str!("../../../deploy/manifests/split.yaml");
@@ -96,15 +99,44 @@ impl ApiServer {
             .map(drop)
     }
 
+    /// What the server would warn of if a manifest were applied; nothing is changed. Fields that it does not know, and
+    /// those that are there twice, are errors.
+    ///
+    /// # Errors
+    ///
+    /// When the server would refuse it.
+    pub fn warnings(&self, path: &str, manifest: &str) -> anyhow::Result<Vec<String>> {
+        let mut command = enter(&self.netns, Path::new("curl"));
+        command
+            .args(["--silent", "--show-error", "--include", "--max-time", "20"])
+            .arg("--cacert")
+            .arg(self.dir.join("certs/apiserver.crt"))
+            .args(["-X", "PATCH", "-H", "Authorization: Bearer admin"])
+            .args(["-H", "Content-Type: application/apply-patch+yaml"])
+            .args(["--data-binary", "@-"])
+            .arg(format!("https://{ADDRESS}:6443{path}?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = command.spawn().context("cannot run curl")?;
+        let stdin = child.stdin.take().context("curl has a standard input")?;
+        { stdin }.write_all(manifest.as_bytes())?;
+        let text = succeeded("curl", &child.wait_with_output()?)?;
+        let status = text.split_whitespace().nth(1).unwrap_or_default();
+        ensure!(matches!(status, "200" | "201"), "{path}: {text}");
+        let head = text.split("\r\n\r\n").next().unwrap_or_default();
+        let is_warning = |line: &&str| line.to_lowercase().starts_with("warning:");
+        Ok(head.lines().filter(is_warning).map(str::to_owned).collect())
+    }
+
     /// Makes the binding again that was deleted.
     ///
     /// # Errors
     ///
     /// When the server refuses.
     pub fn bind_again(&self) -> anyhow::Result<()> {
-        let binding = documents().find(|document| {
-            kind(document).is_ok_and(|kind| kind == "ClusterRoleBinding")
-        });
+        let binding = documents()
+            .find(|document| kind(document).is_ok_and(|kind| kind == "ClusterRoleBinding"));
         self.create_yaml(binding.context("a binding is deployed")?)
     }
 }

@@ -74,7 +74,7 @@
 {{- define "inpod.installer" -}}
 {{- $values := .Values }}
 {{- $mode := ternary (ternary "owned" "in-place" $values.istioOwnedCNIConfig) "standalone" $values.chained }}
-{{- $settings := dict "mode" $mode "conf_dir" (printf "/host%s" $values.cniConfDir) "bin_dir" (printf "/host%s" $values.cniBinDir) "state_dir" $values.stateDir "exclude_namespaces" $values.excludeNamespaces }}
+{{- $settings := dict "mode" $mode "conf_dir" $values.cniConfDir "bin_dir" $values.cniBinDir "record_dir" (printf "%s/installer" $values.stateDir) "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "agent_socket" (printf "%s/pod-events/grpc.sock" $values.runDir) "plugin_log_level" $values.logging.level "exclude_namespaces" $values.excludeNamespaces }}
 {{- if eq $mode "owned" }}{{ $_ := set $settings "owned_file" $values.istioOwnedCNIConfigFileName }}{{ end }}
 {{- if eq $mode "standalone" }}{{ $_ := set $settings "standalone_file" $values.cniConfFileName }}
 {{- else if $values.cniConfFileName }}{{ $_ := set $settings "primary_file" $values.cniConfFileName }}{{ end }}
@@ -88,7 +88,7 @@
   terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
   volumeMounts:
   - {name: installer, mountPath: {{ $values.runDir }}/installer}
-  - {name: state, mountPath: {{ $values.stateDir }}}
+  - {name: state, mountPath: /host{{ $values.stateDir }}}
   - {name: cni-conf, mountPath: /host{{ $values.cniConfDir }}}
   - {name: cni-bin, mountPath: /host{{ $values.cniBinDir }}}
   - {name: leave, mountPath: /etc/inpod/leave, readOnly: true}

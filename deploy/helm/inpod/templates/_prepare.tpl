@@ -31,7 +31,7 @@ resourceQuotas: {enabled: false}
 openshift: {privileged: false}
 metrics: {address: "127.0.0.1:15014"}
 istioOwnedCNIConfigFileName: 02-inpod.conflist
-cniConfFileName: {{ if eq .chained false }}inpod.conf{{ else }}""{{ end }}
+cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- end }}
 
 {{/* Puts a second map's values where the first has none. */}}
@@ -96,8 +96,8 @@ cniConfFileName: {{ if eq .chained false }}inpod.conf{{ else }}""{{ end }}
 {{- if dig "networkPolicy" "enabled" false $global }}{{ $_ := set $no "global.networkPolicy.enabled" "a NetworkPolicy does not hold pods that share the node's network" }}{{ end }}
 {{- if ne (default "all" $global.resourceScope) "all" }}{{ $_ := set $no "global.resourceScope" "the chart makes all its objects at once" }}{{ end }}
 {{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" }}
-{{- range $name := list "run_dir" "peer" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" }}
-{{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it, so that it is what is mounted; see runDir, stateDir, ztunnelDir, topology and splitPeer" }}{{ end }}
+{{- range $name := list "run_dir" "peer" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" "host_root" "conf_dir" "bin_dir" "record_dir" "agent_socket" }}
+{{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it, so that it is what is mounted; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology and splitPeer" }}{{ end }}
 {{- end }}
 {{- end }}
 {{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "it is combined or split" }}{{ end }}

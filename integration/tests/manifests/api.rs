@@ -1,0 +1,59 @@
+//! Who may do what at the API server.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::{
+    list, manifests,
+    rights::of_kind,
+    table::{BINDINGS, RULES, Rule},
+    text, words,
+};
+
+fn rules(object: &Value) -> BTreeSet<String> {
+    let role = text(object, "/metadata/name");
+    let line = |rule: &Value| {
+        assert_eq!(rule.get("nonResourceURLs"), None, "{rule}");
+        let group = words(&rule["apiGroups"]).join(",");
+        let part = |key: &str| format!("{:?}", words(&rule[key]));
+        format!(
+            "{role} {group} {} {} {}",
+            part("resources"),
+            part("resourceNames"),
+            part("verbs")
+        )
+    };
+    list(object, "rules").iter().map(line).collect()
+}
+
+#[test]
+fn nobody_has_a_verb_that_is_not_in_the_table() {
+    let mut found = BTreeSet::new();
+    for manifest in manifests() {
+        for role in of_kind(&manifest, &["Role", "ClusterRole"]) {
+            found.extend(rules(&role));
+        }
+    }
+    let line = |(role, group, resources, names, verbs): &Rule| {
+        format!("{role} {group} {resources:?} {names:?} {verbs:?}")
+    };
+    assert_eq!(found, RULES.iter().map(line).collect());
+}
+
+#[test]
+fn a_role_is_bound_to_its_account_alone() {
+    let mut found = BTreeSet::new();
+    for manifest in manifests() {
+        for binding in of_kind(&manifest, &["RoleBinding", "ClusterRoleBinding"]) {
+            let role = text(&binding, "/roleRef/name").to_owned();
+            for subject in list(&binding, "subjects") {
+                assert_eq!(text(subject, "/kind"), "ServiceAccount");
+                assert_eq!(text(subject, "/namespace"), "inpod-system");
+                found.insert((role.clone(), text(subject, "/name").to_owned()));
+            }
+        }
+    }
+    let own = |(role, account): &(&str, &str)| ((*role).to_owned(), (*account).to_owned());
+    assert_eq!(found, BINDINGS.iter().map(own).collect());
+}

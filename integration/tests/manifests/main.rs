@@ -1,0 +1,69 @@
+//! What `deploy/manifests` gives to whom: no capability, mount, verb, path of the node or token but what the table here
+//! lists, which is that of the pages. Needs no rights and no helm: the digest in each file says what it was made from.
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test that fails panics"
+)]
+
+mod api;
+mod chart;
+mod monitoring;
+mod pages;
+mod rights;
+mod table;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn yaml(text: &str) -> Value {
+    serde_saphyr::from_str(text).unwrap()
+}
+
+/// The objects of a file of `deploy/manifests`.
+fn objects(name: &str) -> Vec<Value> {
+    let text = read(&format!("deploy/manifests/{name}.yaml"));
+    let documents = text.split("\n---\n").skip(1);
+    documents.map(yaml).collect()
+}
+
+/// Every file of `deploy/manifests`, without its ending.
+fn manifests() -> Vec<String> {
+    let names = fs::read_dir(root().join("deploy/manifests")).unwrap();
+    let mut names: Vec<_> = names
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .map(|name| name.strip_suffix(".yaml").unwrap().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    let found = value.pointer(pointer).and_then(Value::as_str);
+    found.unwrap_or_else(|| panic!("no text at {pointer} of {value}"))
+}
+
+fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value[key].as_array().map_or(&[], Vec::as_slice)
+}
+
+fn words(value: &Value) -> Vec<&str> {
+    let items = value.as_array().map_or(&[][..], Vec::as_slice);
+    items.iter().map(|item| item.as_str().unwrap()).collect()
+}

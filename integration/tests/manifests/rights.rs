@@ -1,0 +1,376 @@
+//! Every workload of every manifest against the table.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use daemon::peer::Cgroup;
+use serde_json::{Value, json};
+
+use crate::{
+    list, manifests, objects,
+    table::{How, PLATFORMS, Platform, RIGHTS, Rights, TOKEN},
+    text, words,
+};
+
+pub(crate) fn of_kind(name: &str, kinds: &[&str]) -> Vec<Value> {
+    let mut found = objects(name);
+    found.retain(|object| kinds.contains(&text(object, "/kind")));
+    found
+}
+
+/// The pods that a manifest makes, each with the name of its workload.
+fn pods(manifest: &str) -> Vec<(String, Value)> {
+    let makers = of_kind(
+        manifest,
+        &["DaemonSet", "Job", "Deployment", "StatefulSet", "Pod"],
+    );
+    let pod = |maker: Value| {
+        (
+            text(&maker, "/metadata/name").to_owned(),
+            maker["spec"]["template"].clone(),
+        )
+    };
+    makers.into_iter().map(pod).collect()
+}
+
+/// Each container of the DaemonSets of a platform, with its pod.
+fn containers(platform: &Platform) -> Vec<(Value, Value)> {
+    let mut found = Vec::new();
+    for (_, pod) in pods(platform.name) {
+        let spec = &pod["spec"];
+        found.extend(
+            list(spec, "containers")
+                .iter()
+                .map(|it| (it.clone(), pod.clone())),
+        );
+    }
+    found
+}
+
+fn rights_of(container: &Value) -> &'static Rights {
+    let name = text(container, "/name");
+    let mut all = RIGHTS.iter();
+    all.find(|rights| rights.container == name)
+        .unwrap_or_else(|| panic!("{name} is not in the table"))
+}
+
+/// Each container of each platform, once.
+fn each(mut check: impl FnMut(&Platform, &Rights, &Value, &Value)) {
+    for platform in &PLATFORMS {
+        let all = containers(platform);
+        assert_eq!(all.len(), RIGHTS.len(), "{}", platform.name);
+        for (container, pod) in all {
+            check(platform, rights_of(&container), &container, &pod);
+        }
+    }
+}
+
+#[test]
+fn every_manifest_is_looked_at() {
+    let mut known: Vec<_> = PLATFORMS.iter().map(|platform| platform.name).collect();
+    known.push("leave");
+    known.sort_unstable();
+    assert_eq!(manifests(), known);
+}
+
+#[test]
+fn a_container_has_exactly_its_capabilities_and_may_not_get_more() {
+    each(|platform, rights, container, _| {
+        let context = &container["securityContext"];
+        let added = words(&context["capabilities"]["add"]);
+        let at = (platform.name, rights.container);
+        assert_eq!(added, rights.capabilities, "{at:?}");
+        assert_eq!(context["capabilities"]["drop"], json!(["ALL"]), "{at:?}");
+        let fixed = [
+            ("allowPrivilegeEscalation", json!(false)),
+            ("privileged", json!(false)),
+            ("readOnlyRootFilesystem", json!(true)),
+            ("runAsUser", json!(0)),
+            ("seccompProfile", json!({"type": "RuntimeDefault"})),
+        ];
+        for (field, wanted) in fixed {
+            assert_eq!(context[field], wanted, "{at:?} {field}");
+        }
+        let unconfined = context["appArmorProfile"]["type"] == "Unconfined";
+        assert_eq!(unconfined, rights.is_unconfined, "{at:?}");
+    });
+}
+
+#[test]
+fn only_openshift_has_a_type_of_selinux() {
+    each(|platform, rights, container, _| {
+        let options = &container["securityContext"]["seLinuxOptions"];
+        let wanted = match platform.name {
+            "openshift" => json!({"type": "spc_t"}),
+            _ => Value::Null,
+        };
+        assert_eq!(*options, wanted, "{} {}", platform.name, rights.container);
+    });
+}
+
+/// What of the table is meant on a platform: where it is mounted, the path of the node, and how.
+fn meant(platform: &Platform, rights: &Rights) -> BTreeMap<String, (String, String)> {
+    let mut meant = BTreeMap::new();
+    for (place, how) in rights.mounts {
+        let how = format!("{how:?}");
+        if *place == "NETNS" {
+            let path = platform.netns[0];
+            for at in platform.netns {
+                meant.insert((*at).to_owned(), (path.to_owned(), how.clone()));
+            }
+            continue;
+        }
+        let place = place
+            .replace("CONF", platform.conf)
+            .replace("BIN", platform.bin);
+        let path = place.strip_prefix("/host").unwrap_or(&place).to_owned();
+        meant.insert(place, (path, how));
+    }
+    meant
+}
+
+fn how(mount: &Value) -> How {
+    let is_read = mount["readOnly"] == true;
+    match mount["mountPropagation"].as_str() {
+        Some("HostToContainer") if is_read => How::Follow,
+        None if is_read => How::Read,
+        None => How::Write,
+        Some(_) => panic!("{mount} is not in the table"),
+    }
+}
+
+#[test]
+fn a_container_is_given_exactly_its_paths_of_the_node() {
+    each(|platform, rights, container, pod| {
+        let volumes = list(&pod["spec"], "volumes");
+        let mut of_node = BTreeMap::new();
+        let mut others = BTreeSet::new();
+        for mount in list(container, "volumeMounts") {
+            assert_eq!(mount.get("subPath"), None, "{mount}");
+            let place = text(mount, "/mountPath").to_owned();
+            let mut named = volumes
+                .iter()
+                .filter(|volume| volume["name"] == mount["name"]);
+            let volume = named.next().unwrap();
+            if let Some(path) = volume.pointer("/hostPath/path") {
+                let what = (
+                    path.as_str().unwrap().to_owned(),
+                    format!("{:?}", how(mount)),
+                );
+                of_node.insert(place, what);
+            } else {
+                assert_eq!(mount["readOnly"], true, "{mount}");
+                others.insert(place);
+            }
+        }
+        let at = (platform.name, rights.container);
+        assert_eq!(of_node, meant(platform, rights), "{at:?}");
+        let wanted = rights.others.iter().map(|place| (*place).to_owned());
+        assert_eq!(others, wanted.collect(), "{at:?}");
+    });
+}
+
+#[test]
+fn a_volume_is_a_directory_of_the_node_the_token_the_word_to_leave_or_the_pods_name() {
+    for platform in &PLATFORMS {
+        for (workload, pod) in pods(platform.name) {
+            let mounted: BTreeSet<_> = list(&pod["spec"], "containers")
+                .iter()
+                .flat_map(|container| list(container, "volumeMounts"))
+                .map(|mount| text(mount, "/name"))
+                .collect();
+            for volume in list(&pod["spec"], "volumes") {
+                assert!(
+                    mounted.contains(text(volume, "/name")),
+                    "{workload}: nobody mounts {volume}"
+                );
+                let kind = volume
+                    .as_object()
+                    .unwrap()
+                    .keys()
+                    .find(|key| *key != "name")
+                    .unwrap();
+                match kind.as_str() {
+                    "hostPath" => assert_eq!(text(volume, "/hostPath/type"), "DirectoryOrCreate"),
+                    "configMap" => assert_eq!(
+                        volume["configMap"],
+                        json!({"name": "inpod-leave", "optional": true})
+                    ),
+                    "downwardAPI" => assert_eq!(
+                        volume["downwardAPI"]["items"],
+                        json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}])
+                    ),
+                    "projected" => assert!(workload == "inpod", "{workload}"),
+                    other => panic!("{workload}: {other}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_container_alone_has_a_token_and_it_ends_within_an_hour() {
+    each(|platform, rights, container, pod| {
+        let mut mounts = list(container, "volumeMounts").iter();
+        let token = mounts.find(|mount| mount["mountPath"] == TOKEN);
+        assert_eq!(token.is_some(), rights.has_token, "{}", platform.name);
+        assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
+        let tokens: Vec<_> = list(&pod["spec"], "volumes")
+            .iter()
+            .flat_map(|volume| list(&volume["projected"], "sources"))
+            .filter_map(|source| source.get("serviceAccountToken"))
+            .collect();
+        let has_it = pod["spec"]["serviceAccountName"] == "pod-events";
+        assert_eq!(tokens.len(), usize::from(has_it));
+        assert!(
+            tokens
+                .iter()
+                .all(|token| token["expirationSeconds"] == 3600)
+        );
+    });
+}
+
+#[test]
+fn an_agents_pod_shares_the_nodes_network_and_pids_and_nothing_else() {
+    each(|platform, _, _, pod| {
+        let spec = &pod["spec"];
+        for (field, wanted) in [
+            ("hostNetwork", json!(true)),
+            ("hostPID", json!(true)),
+            ("hostIPC", Value::Null),
+            ("hostUsers", Value::Null),
+            ("enableServiceLinks", json!(false)),
+            ("initContainers", Value::Null),
+            ("ephemeralContainers", Value::Null),
+            ("priorityClassName", json!("system-node-critical")),
+            ("terminationGracePeriodSeconds", json!(30)),
+        ] {
+            assert_eq!(spec[field], wanted, "{} {field}", platform.name);
+        }
+    });
+}
+
+#[test]
+fn the_agents_pods_are_known_by_their_labels() {
+    for platform in &PLATFORMS {
+        let pods = pods(platform.name);
+        assert_eq!(
+            pods[0].0,
+            if platform.name == "split" {
+                "inpod-ztunnel-broker"
+            } else {
+                "inpod"
+            }
+        );
+        for (workload, pod) in pods {
+            let labels = &pod["metadata"]["labels"];
+            assert_eq!(labels["app.kubernetes.io/name"], workload);
+            assert_eq!(labels["istio.io/dataplane-mode"], "none");
+            assert_eq!(labels["sidecar.istio.io/inject"], "false");
+            // istiod's untaint controller takes a node with such a pod ready for one that serves ADDs.
+            let gate = labels
+                .get("k8s-app")
+                .is_some_and(|app| app == "istio-cni-node");
+            assert_eq!(gate, workload == "inpod", "{workload}");
+        }
+    }
+}
+
+#[test]
+fn a_container_runs_its_component_and_is_asked_by_it() {
+    each(|platform, rights, container, pod| {
+        let name = rights.container;
+        let image = text(container, "/image");
+        assert_eq!(
+            image,
+            format!("localhost/{name}:{}", env!("CARGO_PKG_VERSION")),
+            "{}",
+            platform.name
+        );
+        for (probe, flag) in [
+            ("readinessProbe", "--check"),
+            ("livenessProbe", "--check-live"),
+            ("startupProbe", "--check-live"),
+        ] {
+            let command = &container[probe]["exec"]["command"];
+            assert_eq!(*command, json!([format!("/{name}"), flag]), "{name}");
+            // The binary gives up after 3 s.
+            assert!(
+                container[probe]["timeoutSeconds"].as_u64().unwrap() > 3,
+                "{name}"
+            );
+        }
+        let apart = platform.name == "split";
+        let mut env = list(container, "env").iter();
+        let peer = env
+            .find(|it| it["name"] == "INPOD_PEER")
+            .map(|it| it["value"].clone());
+        assert_eq!(peer, apart.then(|| json!("cgroup:/..")), "{name}");
+        assert_eq!(pod["spec"]["restartPolicy"], Value::Null);
+    });
+}
+
+#[test]
+fn the_job_that_makes_nodes_leave_is_nobody_on_the_node_and_no_manifest_of_the_agent_holds_it() {
+    for platform in &PLATFORMS {
+        assert!(
+            of_kind(platform.name, &["Job"]).is_empty(),
+            "{}",
+            platform.name
+        );
+    }
+    let jobs = of_kind("leave", &["Job"]);
+    let annotations = &jobs[0]["metadata"]["annotations"];
+    assert_eq!(annotations["helm.sh/hook"], "pre-delete");
+    let spec = &jobs[0]["spec"]["template"]["spec"];
+    let container = &spec["containers"][0];
+    let context = &container["securityContext"];
+    assert_eq!(context["capabilities"], json!({"drop": ["ALL"]}));
+    assert_eq!(context["runAsNonRoot"], true);
+    assert_eq!(context["allowPrivilegeEscalation"], false);
+    assert_eq!(spec["hostPID"], Value::Null);
+    // It runs where no pod is given a network.
+    assert_eq!(spec["hostNetwork"], true);
+    let volumes = list(spec, "volumes");
+    assert!(volumes.len() == 1 && volumes[0].get("projected").is_some());
+    let arguments = words(&container["args"]);
+    assert_eq!(arguments[0], "leave");
+    assert!(
+        arguments.contains(&"--mode=uninstall") && arguments.contains(&"--namespace=inpod-system")
+    );
+}
+
+#[test]
+fn gke_has_a_quota_for_critical_pods_and_nobody_else() {
+    for platform in &PLATFORMS {
+        let quotas = of_kind(platform.name, &["ResourceQuota"]);
+        assert_eq!(
+            quotas.len(),
+            usize::from(platform.name == "gke"),
+            "{}",
+            platform.name
+        );
+    }
+}
+
+/// What deploy/README.md says that `peer=cgroup:/..` proves, seen from a container with a cgroup namespace of its own.
+#[test]
+fn the_peer_of_split_is_any_process_but_those_of_the_container_itself() {
+    let is_service = |path: &str| Cgroup::parse(&format!("0::{path}\n")).is_below("/..");
+    let other_pod = "/../../kubepods-burstable-pod11111111_2222_3333_4444_555555555555.slice/cri-containerd-a.scope";
+    for peer in [
+        "/../cri-containerd-b.scope",
+        other_pod,
+        "/../../../../system.slice/ssh.service",
+    ] {
+        assert!(is_service(peer), "{peer}");
+    }
+    for peer in [
+        "/",
+        "/init.scope",
+        "/kubepods.slice/kubepods-pod1.slice/cri-containerd-b.scope",
+    ] {
+        assert!(!is_service(peer), "{peer}");
+    }
+    // Verbs of host processes stay closed to other pods.
+    assert!(!Cgroup::parse(&format!("0::{other_pod}\n")).is_host());
+}

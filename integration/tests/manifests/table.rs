@@ -1,0 +1,179 @@
+//! The rights table (README, deploy/README.md) as data.
+
+/// What one container may do, and what it is given of the node.
+pub(crate) struct Rights {
+    pub(crate) container: &'static str,
+    pub(crate) capabilities: &'static [&'static str],
+    /// Whether AppArmor's profile of the runtime is taken off.
+    pub(crate) is_unconfined: bool,
+    /// Whether it has a token of the API server.
+    pub(crate) has_token: bool,
+    /// Where a path of the node is mounted, and how. `CONF`, `BIN` and `NETNS` are the platform's.
+    pub(crate) mounts: &'static [(&'static str, How)],
+    /// What else is mounted.
+    pub(crate) others: &'static [&'static str],
+}
+
+/// How a path of the node is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Read,
+    Write,
+    /// Read, and what the node mounts there later is seen.
+    Follow,
+}
+
+pub(crate) const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const LEAVE: &str = "/etc/inpod/leave";
+const IN_POD: &str = "/var/run/secrets/kubernetes.io/pod";
+
+pub(crate) const RIGHTS: [Rights; 4] = [
+    Rights {
+        container: "pod-events",
+        capabilities: &[],
+        is_unconfined: false,
+        has_token: true,
+        mounts: &[
+            ("/run/inpod/pod-events", How::Write),
+            ("/run/inpod/netconfig", How::Read),
+            ("/run/inpod/ztunnel-broker", How::Read),
+            ("/var/lib/inpod/plugin", How::Write),
+        ],
+        others: &[LEAVE, TOKEN],
+    },
+    Rights {
+        container: "netconfig",
+        capabilities: &[
+            "NET_ADMIN",
+            "NET_BROADCAST",
+            "NET_RAW",
+            "SYS_ADMIN",
+            "SYS_PTRACE",
+        ],
+        is_unconfined: true,
+        has_token: false,
+        mounts: &[
+            ("/run/inpod/netconfig", How::Write),
+            ("/run/inpod/netns", How::Write),
+            ("NETNS", How::Follow),
+        ],
+        others: &[IN_POD],
+    },
+    Rights {
+        container: "ztunnel-broker",
+        capabilities: &[],
+        is_unconfined: false,
+        has_token: false,
+        mounts: &[
+            ("/run/inpod/ztunnel-broker", How::Write),
+            ("/run/inpod/netns", How::Read),
+            ("/var/run/ztunnel", How::Write),
+        ],
+        others: &[IN_POD],
+    },
+    Rights {
+        container: "installer",
+        capabilities: &[],
+        is_unconfined: false,
+        has_token: false,
+        mounts: &[
+            ("/run/inpod/installer", How::Write),
+            ("/host/var/lib/inpod", How::Write),
+            ("/hostCONF", How::Write),
+            ("/hostBIN", How::Write),
+        ],
+        others: &[LEAVE, IN_POD],
+    },
+];
+
+/// Where a platform has what the runtime looks at (istio-sidecar-install, 8.6).
+pub(crate) struct Platform {
+    pub(crate) name: &'static str,
+    pub(crate) conf: &'static str,
+    pub(crate) bin: &'static str,
+    /// Where the node's netns are mounted; the first is the node's own path.
+    pub(crate) netns: &'static [&'static str],
+}
+
+const CONF: &str = "/etc/cni/net.d";
+const BIN: &str = "/opt/cni/bin";
+const NETNS: &[&str] = &["/var/run/netns", "/run/netns"];
+const K3S: &str = "/var/lib/rancher/k3s/agent/etc/cni/net.d";
+
+const fn platform(name: &'static str, conf: &'static str, bin: &'static str) -> Platform {
+    Platform {
+        name,
+        conf,
+        bin,
+        netns: NETNS,
+    }
+}
+
+pub(crate) const PLATFORMS: [Platform; 8] = [
+    platform("combined", CONF, BIN),
+    platform("split", CONF, BIN),
+    platform("gke", CONF, "/home/kubernetes/bin"),
+    platform("k3s", K3S, "/var/lib/rancher/k3s/data/cni"),
+    platform("k3d", K3S, "/bin"),
+    platform(
+        "microk8s",
+        "/var/snap/microk8s/current/args/cni-network",
+        "/var/snap/microk8s/current/opt/cni/bin",
+    ),
+    Platform {
+        netns: &["/var/run/docker/netns"],
+        ..platform("minikube", CONF, BIN)
+    },
+    platform("openshift", "/etc/cni/multus/net.d", "/var/lib/cni/bin"),
+];
+
+/// Who may do what at the API server: role, group, resource, the names that it is held to, verbs.
+pub(crate) type Rule = (
+    &'static str,
+    &'static str,
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static [&'static str],
+);
+
+pub(crate) const RULES: [Rule; 7] = [
+    (
+        "inpod-pod-events",
+        "",
+        &["pods", "namespaces"],
+        &[],
+        &["get", "list", "watch"],
+    ),
+    ("inpod-pod-events", "", &["pods/status"], &[], &["patch"]),
+    (
+        "inpod-pod-events",
+        "events.k8s.io",
+        &["events"],
+        &[],
+        &["create", "patch"],
+    ),
+    (
+        "inpod-leave",
+        "",
+        &["configmaps"],
+        &["inpod-leave"],
+        &["get", "patch"],
+    ),
+    ("inpod-leave", "", &["pods"], &[], &["list"]),
+    ("inpod-leave", "", &["nodes"], &[], &["list"]),
+    (
+        "inpod-privileged",
+        "security.openshift.io",
+        &["securitycontextconstraints"],
+        &["privileged"],
+        &["use"],
+    ),
+];
+
+/// Which account has which role.
+pub(crate) const BINDINGS: [(&str, &str); 4] = [
+    ("inpod-pod-events", "pod-events"),
+    ("inpod-leave", "inpod-leave"),
+    ("inpod-privileged", "pod-events"),
+    ("inpod-privileged", "inpod-leave"),
+];
