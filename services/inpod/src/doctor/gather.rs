@@ -62,6 +62,7 @@ pub(crate) async fn gather(root: &Root, node: &Node, places: &Places, self_test:
         let process = service.map(|service| service.process.as_ref());
         process.and_then(Result::ok).map(|process| process.pid)
     };
+    let earlier = mounts_of(root, 1);
     let netconfig_mounts = pid("netconfig").map_or_else(
         || Err("the pid of netconfig is not known".to_owned()),
         |pid| mounts_of(root, pid),
@@ -71,7 +72,7 @@ pub(crate) async fn gather(root: &Root, node: &Node, places: &Places, self_test:
     Facts {
         release,
         features,
-        mounts: mounts_of(root, 1),
+        mounts: mounts_of(root, 1).and_then(|later| Ok(mounts::lasting(&earlier?, later))),
         netconfig_mounts,
         selinux_enforcing: kernel::selinux(root),
         apparmor: kernel::apparmor(root),

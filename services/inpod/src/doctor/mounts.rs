@@ -49,6 +49,16 @@ fn unescaped(text: &str) -> String {
     })
 }
 
+/// What is mounted now and was before: netns come and go while one looks.
+pub(crate) fn lasting(earlier: &[Mount], later: Vec<Mount>) -> Vec<Mount> {
+    let lasts = |mount: &Mount| {
+        earlier
+            .iter()
+            .any(|it| it.point == mount.point && it.root == mount.root)
+    };
+    later.into_iter().filter(lasts).collect()
+}
+
 /// The mount that a path lies on: the last one of the longest point above it.
 pub(crate) fn above<'a>(mounts: &'a [Mount], path: &str) -> Option<&'a Mount> {
     let holds = |mount: &&Mount| {
@@ -103,6 +113,14 @@ nonsense
         );
         assert_eq!(above(&mounts, "/running").unwrap().point, "/");
         assert_eq!(above(&mounts, "/mnt/a b/c").unwrap().point, "/mnt/a b");
+    }
+
+    #[test]
+    fn what_came_or_went_meanwhile_is_left_out() {
+        let (before, mut now) = (parse(TEXT), parse(TEXT));
+        now[3].root = "net:[1]".to_owned();
+        assert_eq!(lasting(&before, now.clone()).len(), 4);
+        assert_eq!(lasting(&before[..2], now).len(), 2);
     }
 
     #[test]
