@@ -14,6 +14,12 @@ use serde_json::{Value, json};
 /// The network's name in the list.
 pub(crate) const NETWORK: &str = "podnet";
 
+/// The file of that list.
+pub(crate) const PRIMARY: &str = "10-podnet.conflist";
+
+/// The plugins beside ours.
+const OTHERS: [&str; 4] = ["bridge", "host-local", "portmap", "loopback"];
+
 /// Where Debian's package containernetworking-plugins puts them.
 const PLUGINS: &str = "/usr/lib/cni";
 
@@ -38,7 +44,7 @@ impl Chain {
         };
         fs::create_dir_all(chain.plugins())?;
         fs::create_dir_all(chain.lists())?;
-        for plugin in ["bridge", "host-local", "portmap", "loopback"] {
+        for plugin in OTHERS {
             symlink(
                 Path::new(PLUGINS).join(plugin),
                 chain.plugins().join(plugin),
@@ -82,22 +88,25 @@ impl Chain {
         entry
     }
 
-    /// Writes the list, with more keys in our entry. Its addresses are none that the harness gives to its own pods.
+    /// Writes the list, with more keys in our entry.
     pub(crate) fn configure(&self, keys: &[(&str, Value)]) -> anyhow::Result<()> {
-        let list = json!({
-            "cniVersion": "1.0.0", "name": NETWORK,
-            "plugins": [
-                {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": {
-                    "type": "host-local", "dataDir": self.dir.join("ipam"),
-                    "ranges": [[{"subnet": "10.77.0.0/16", "rangeStart": "10.77.200.1"}],
-                               [{"subnet": "fd77::/64", "rangeStart": "fd77::c801"}]],
-                    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
-                }},
-                {"type": "portmap", "capabilities": {"portMappings": true}},
-                self.entry(keys),
-            ],
-        });
-        self.write("10-podnet.conflist", &list)
+        self.write(PRIMARY, &self.list("1.0.0", Some(keys)))
+    }
+
+    /// The list as its owner writes it, or with us at its end, with more keys in our entry. Its addresses are none that
+    /// the harness gives to its own pods.
+    pub(crate) fn list(&self, version: &str, ours: Option<&[(&str, Value)]>) -> Value {
+        let mut plugins = vec![
+            json!({"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true, "ipam": {
+                "type": "host-local", "dataDir": self.dir.join("ipam"),
+                "ranges": [[{"subnet": "10.77.0.0/16", "rangeStart": "10.77.200.1"}],
+                           [{"subnet": "fd77::/64", "rangeStart": "fd77::c801"}]],
+                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+            }}),
+            json!({"type": "portmap", "capabilities": {"portMappings": true}}),
+        ];
+        plugins.extend(ours.map(|keys| self.entry(keys)));
+        json!({"cniVersion": version, "name": NETWORK, "plugins": plugins})
     }
 
     /// One more list, of our plugin alone, for a network of its own.
@@ -111,9 +120,20 @@ impl Chain {
         self.write("20-alone.conflist", &list)
     }
 
-    /// Renamed into place: runtimes watch the directory.
-    fn write(&self, name: &str, list: &Value) -> anyhow::Result<()> {
-        let (path, aside) = (self.lists().join(name), self.dir.join(name));
+    /// Takes the other plugins from another directory.
+    pub(crate) fn with_plugins_of(&self, directory: &Path) -> anyhow::Result<()> {
+        for plugin in OTHERS {
+            let path = self.plugins().join(plugin);
+            fs::remove_file(&path)?;
+            symlink(directory.join(plugin), path)?;
+        }
+        Ok(())
+    }
+
+    /// Renamed into place within the directory, which runtimes watch: containerd 1.6 takes no notice of a file that is
+    /// moved in from elsewhere (pkg/cri/server/cni_conf_syncer.go passes over what inotify calls a creation).
+    pub(crate) fn write(&self, name: &str, list: &Value) -> anyhow::Result<()> {
+        let (path, aside) = (self.lists().join(name), self.lists().join("aside.tmp"));
         fs::write(&aside, list.to_string())?;
         Ok(fs::rename(aside, path)?)
     }

@@ -21,14 +21,14 @@ use crate::{
 const ALONE: &str = "alone";
 
 /// A node with a chain and cnitool.
-struct Tool {
-    chain: Chain,
+pub(crate) struct Tool {
+    pub(crate) chain: Chain,
     dir: PathBuf,
-    node: Node,
+    pub(crate) node: Node,
 }
 
 impl Tool {
-    fn running() -> Self {
+    pub(crate) fn running() -> Self {
         let node = Node::running().unwrap();
         let dir = node.manifests().with_file_name("cnitool");
         fs::create_dir_all(dir.join("var")).unwrap();
@@ -38,7 +38,7 @@ impl Tool {
     }
 
     /// An empty netns, for the chain to fill.
-    fn netns(&self, name: &str) -> PathBuf {
+    pub(crate) fn netns(&self, name: &str) -> PathBuf {
         let name = format!("{}-{name}", self.node.name());
         run("ip", &["netns", "add", &name]).unwrap();
         let path = Path::new("/run/netns").join(name);
@@ -79,7 +79,7 @@ impl Tool {
         command.env("CNI_ARGS", pod).output().unwrap()
     }
 
-    fn done(&self, verb: &str, network: &str, netns: &Path, pod: &str) -> String {
+    pub(crate) fn done(&self, verb: &str, network: &str, netns: &Path, pod: &str) -> String {
         let output = self.call(verb, network, netns, pod);
         let [stdout, stderr] =
             [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
@@ -96,7 +96,7 @@ impl Tool {
             .concat()
     }
 
-    fn claimed(&self) -> usize {
+    pub(crate) fn claimed(&self) -> usize {
         self.node.api().claims().unwrap().len()
     }
 
@@ -120,14 +120,14 @@ impl Tool {
 }
 
 /// `CNI_ARGS` of a pod, without its UID.
-fn named(spec: &Spec) -> String {
+pub(crate) fn named(spec: &Spec) -> String {
     format!(
         "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={}",
         spec.namespace, spec.name
     )
 }
 
-fn tables(netns: &Path) -> String {
+pub(crate) fn tables(netns: &Path) -> String {
     within(netns, &["nft", "list", "tables"]).unwrap()
 }
 

@@ -109,6 +109,14 @@ struct Sandboxes {
 struct StatusResponse {
     #[prost(message, optional, tag = "1")]
     status: Option<RuntimeStatus>,
+    #[prost(map = "string, string", tag = "2")]
+    info: HashMap<String, String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StatusRequest {
+    #[prost(bool, tag = "1")]
+    verbose: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -228,11 +236,18 @@ impl Cri {
     /// The runtime's word on a condition: `RuntimeReady` or `NetworkReady`.
     pub(crate) fn condition(&self, kind: &str) -> Result<bool, Status> {
         let method = "/runtime.v1.RuntimeService/Status";
-        let answer: StatusResponse = self.call(method, Empty {})?;
+        let answer: StatusResponse = self.call(method, StatusRequest { verbose: false })?;
         let conditions = answer.status.unwrap_or_default().conditions;
         Ok(conditions
             .iter()
             .any(|condition| condition.kind == kind && condition.status))
+    }
+
+    /// The lists of plugins that the runtime has read, as it tells them.
+    pub(crate) fn lists(&self) -> Result<String, Status> {
+        let method = "/runtime.v1.RuntimeService/Status";
+        let mut answer: StatusResponse = self.call(method, StatusRequest { verbose: true })?;
+        Ok(answer.info.remove("cniconfig").unwrap_or_default())
     }
 
     pub(crate) fn has_image(&self, name: &str) -> Result<bool, Status> {

@@ -17,7 +17,7 @@ fn refusal(runtime: &Runtime, spec: &Spec) -> String {
     refused.message().to_owned()
 }
 
-fn assert_told(message: &str, parts: &[&str]) {
+pub(crate) fn assert_told(message: &str, parts: &[&str]) {
     let missing: Vec<_> = parts
         .iter()
         .filter(|part| !message.contains(**part))
@@ -26,7 +26,7 @@ fn assert_told(message: &str, parts: &[&str]) {
 }
 
 /// Labels the namespace `shop`, and waits until the plugin will know it in the agent's absence.
-fn enrol_shop(runtime: &Runtime) {
+pub(crate) fn enrol_shop(runtime: &Runtime) {
     let path = runtime.node.manifests().join("namespaces.yaml");
     let text = "kind: Namespace\nmetadata: {name: shop, labels: {istio.io/dataplane-mode: ambient}}\n\
                 ---\nkind: Namespace\nmetadata: {name: bank}\n";
@@ -41,11 +41,11 @@ fn enrol_shop(runtime: &Runtime) {
     .unwrap();
 }
 
-fn go_away(runtime: &Runtime) {
+pub(crate) fn go_away(runtime: &Runtime) {
     runtime.node.stop("pod-events", Signal::SIGKILL).unwrap();
 }
 
-fn come_back(runtime: &Runtime) {
+pub(crate) fn come_back(runtime: &Runtime) {
     runtime.node.start("pod-events").unwrap();
     runtime.node.ready().unwrap();
 }
@@ -188,7 +188,7 @@ fn plugin_runs(runtime: &Runtime) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-fn until_plugin_runs(runtime: &Runtime, expected: bool) {
+pub(crate) fn until_plugin_runs(runtime: &Runtime, expected: bool) {
     let what = format!("the plugin runs: {expected}");
     eventually(&what, PATIENCE, || {
         ensure!(plugin_runs(runtime)? == expected, "it is not so");

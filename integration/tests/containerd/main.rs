@@ -8,14 +8,24 @@
     reason = "a test that fails panics"
 )]
 
+mod absent;
+mod burst;
 mod chain;
 mod cnitool;
 mod cri;
 mod failures;
 mod image;
+mod images;
+mod nodes;
+mod owned;
 mod podman;
+mod ports;
+mod reboot;
+mod recorder;
 mod runtime;
 mod sandboxes;
+mod versions;
+mod waits;
 
 /// Where applications listen.
 const PORT: u16 = 8080;

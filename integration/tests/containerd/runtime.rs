@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    os::unix::net::UnixStream,
+    os::unix::{fs::MetadataExt as _, net::UnixStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -28,8 +28,11 @@ use crate::{
 
 /// What runs as the first process of containerd's own pid namespace. libcni caches below `/var/lib` whatever it is told.
 /// Whatever ends containerd, it is started again, as an init system would.
-const INIT: &str = r#"mount -t tmpfs tmpfs /var/lib
+const INIT: &str = r#"mount --bind "$1/var" /var/lib && mount --bind "$1/boot_id" /proc/sys/kernel/random/boot_id
 while :; do containerd --config "$0"; sleep 0.1; done"#;
+
+/// The name of what the kernel has booted (random(4)).
+pub(crate) const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 const SOCKET: &str = "grpc.sock";
 
@@ -37,7 +40,7 @@ const SOCKET: &str = "grpc.sock";
 #[derive(Debug)]
 pub(crate) struct Runtime {
     process: Child,
-    dir: PathBuf,
+    pub(crate) dir: PathBuf,
     pub(crate) cri: Cri,
     pub(crate) chain: Chain,
     pub(crate) node: Node,
@@ -51,11 +54,17 @@ impl Runtime {
 
     /// The same, with more keys in our entry of the chain.
     pub(crate) fn with(keys: &[(&str, Value)]) -> anyhow::Result<Self> {
-        let node = Node::running()?;
+        let runtime = Self::on(Node::running()?)?;
+        runtime.chain.configure(keys)?;
+        Ok(runtime)
+    }
+
+    /// The same on a node on which whatever runs runs.
+    pub(crate) fn on(node: Node) -> anyhow::Result<Self> {
         let dir = node.manifests().with_file_name("containerd");
-        fs::create_dir(&dir)?;
+        fs::create_dir_all(dir.join("var"))?;
+        fs::copy(BOOT_ID, dir.join("boot_id"))?;
         let chain = Chain::install(&node, &dir)?;
-        chain.configure(keys)?;
         let archive = image::write(&dir)?;
         fs::write(dir.join("config.toml"), config(&dir, &chain))?;
         let runtime = Self {
@@ -80,14 +89,42 @@ impl Runtime {
         })
     }
 
+    /// Waits until containerd has read a list with our plugin, or one without.
+    pub(crate) fn until_chained(&self, expected: bool) -> anyhow::Result<()> {
+        eventually("the list is read", PATIENCE, || {
+            let lists = self.cri.lists()?;
+            let found = lists.contains("inpod-cni");
+            ensure!(found == expected, "we are in it: {found}: {lists:?}");
+            anyhow::Ok(())
+        })
+    }
+
+    /// containerd's own client, among what the CRI sees.
+    pub(crate) fn ctr(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let socket = self.dir.join(SOCKET).display().to_string();
+        let client = ["-a", &socket, "-n", "k8s.io"];
+        run("ctr", &[&client[..], arguments].concat())
+    }
+
+    /// What a program prints in a container of an image, which is gone afterwards.
+    pub(crate) fn contained(&self, image: &str, command: &[&str]) -> anyhow::Result<String> {
+        let cgroup = format!("/{}/contained", self.cgroup());
+        let run = [
+            "run",
+            "--rm",
+            "--snapshotter",
+            "native",
+            "--cgroup",
+            &cgroup,
+            image,
+            "it",
+        ];
+        self.ctr(&[&run[..], command].concat())
+    }
+
     fn import(&self, archive: &Path) -> anyhow::Result<()> {
-        let (socket, archive) = (self.dir.join(SOCKET), archive.display().to_string());
-        let socket = socket.display().to_string();
-        let client = ["-a", &socket, "-n", "k8s.io", "images", "import"];
-        run(
-            "ctr",
-            &[&client[..], &["--snapshotter", "native", &archive]].concat(),
-        )?;
+        let archive = archive.display().to_string();
+        self.ctr(&["images", "import", "--snapshotter", "native", &archive])?;
         eventually("the image is known to the CRI", PATIENCE, || {
             ensure!(self.cri.has_image(image::NAME)?, "it is not");
             anyhow::Ok(())
@@ -106,10 +143,16 @@ impl Runtime {
             log_directory: self.dir.join("log").display().to_string(),
             port_mappings: Vec::new(),
             linux: Some(Linux {
-                cgroup_parent: format!("/{}", self.node.name()),
+                cgroup_parent: format!("/{}/kubepods/besteffort/pod{}", self.cgroup(), spec.uid),
                 security_context: None,
             }),
         }
+    }
+
+    /// The cgroup of all pods. Nodes of several processes may have the same name; no two live netns are the same inode.
+    fn cgroup(&self) -> String {
+        let inode = fs::metadata(self.node.netns().path()).map_or(0, |netns| netns.ino());
+        format!("{}-{inode}", self.node.name())
     }
 
     /// A pod of which a manifest is written, as its sandbox stands right after RunPodSandbox.
@@ -195,6 +238,17 @@ impl Runtime {
         })
     }
 
+    /// Ends containerd and all that it runs, as a power cut does.
+    pub(crate) fn cut_power(&mut self) {
+        end(&mut self.process);
+    }
+
+    /// Starts containerd with what is on its disk.
+    pub(crate) fn boot(&mut self) -> anyhow::Result<()> {
+        self.process = start(&self.node, &self.dir)?;
+        self.until_ready()
+    }
+
     /// One more client, for another thread.
     pub(crate) fn client(&self) -> anyhow::Result<Cri> {
         Cri::new(&self.dir.join(SOCKET))
@@ -247,7 +301,7 @@ impl Drop for Runtime {
             eprintln!("--- containerd and the plugins\n{}", tail.join("\n"));
         }
         end(&mut self.process);
-        remove_cgroups(self.node.name());
+        remove_cgroups(&self.cgroup());
     }
 }
 
@@ -261,7 +315,7 @@ pub(crate) fn end(process: &mut Child) {
 pub(crate) fn remove_cgroups(name: &str) {
     let script = format!(
         "for _ in $(seq 100); do
-           found=$(find /sys/fs/cgroup -maxdepth 3 -depth -type d \\( -name '{name}' -o -path '*/{name}/*' \\))
+           found=$(find /sys/fs/cgroup -maxdepth 7 -depth -type d \\( -name '{name}' -o -path '*/{name}/*' \\))
            [ -z \"$found\" ] && exit; rmdir $found 2>/dev/null; sleep 0.05
          done"
     );
@@ -273,7 +327,8 @@ fn start(node: &Node, dir: &Path) -> anyhow::Result<Child> {
     let mut command = isolated(node);
     command
         .args(["sh", "-c", INIT])
-        .arg(dir.join("config.toml"));
+        .arg(dir.join("config.toml"))
+        .arg(dir);
     command.stdout(log.try_clone()?).stderr(log);
     command.spawn().context("cannot start containerd")
 }

@@ -1,12 +1,9 @@
 //! Sandboxes of a real containerd come, are restarted under, are replaced and go.
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    path::PathBuf,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use inpod_proto::podevents::v1::PodState;
-use integration::{App, Node, Pod, Spec, ask, connect, exchange, run, source_seen};
+use integration::{App, Pod, Spec, ask, connect, exchange, source_seen};
 use netns::Netns;
 
 use crate::{
@@ -16,10 +13,15 @@ use crate::{
     runtime::Runtime,
 };
 
-const NOTHING: [String; 0] = [];
+pub(crate) const NOTHING: [String; 0] = [];
 
 /// Asks the application in a pod from another netns; the connection must have passed the pod's port 15006.
-fn reached_through_ztunnel(runtime: &Runtime, pod: &Pod, from: &Netns, to: SocketAddr) -> IpAddr {
+pub(crate) fn reached_through_ztunnel(
+    runtime: &Runtime,
+    pod: &Pod,
+    from: &Netns,
+    to: SocketAddr,
+) -> IpAddr {
     let before = runtime.node.accesses().unwrap().len();
     let source = ask(from, to).unwrap();
     let accesses = runtime.node.accesses().unwrap();
@@ -110,41 +112,6 @@ fn a_sandbox_in_the_nodes_network_never_reaches_the_plugin() {
     assert!(!tables.contains("inpod"), "{tables}");
     runtime.end(&id).unwrap();
     runtime.until_empty().unwrap();
-}
-
-/// A machine outside of the node, with a wire to it.
-fn outside(node: &Node) -> Netns {
-    let name = format!("{}-out", node.name());
-    run("ip", &["netns", "add", &name]).unwrap();
-    let here = node.netns().path();
-    for command in [
-        "ip link add wire type veth peer name eth0 netns OUT",
-        "ip addr add 192.0.2.1/24 dev wire",
-        "ip link set wire up",
-        "ip -n OUT addr add 192.0.2.2/24 dev eth0",
-        "ip -n OUT link set eth0 up",
-    ] {
-        let command = command.replace("OUT", &name);
-        within(here, &command.split(' ').collect::<Vec<_>>()).unwrap();
-    }
-    let path = PathBuf::from("/run/netns").join(name);
-    Netns::open(&path, &["/run/netns".into()]).unwrap()
-}
-
-#[test]
-fn a_port_of_the_node_leads_through_ztunnel_to_an_enrolled_pod() {
-    let runtime = Runtime::running().unwrap();
-    let spec = Spec::new("web").ambient();
-    let pod = runtime.pod_at_port(spec, 18080, PORT.into()).unwrap();
-    in_the_mesh(&runtime, &pod);
-    let _app = App::start(&pod.netns, PORT).unwrap();
-    let client = outside(&runtime.node);
-    let to = "192.0.2.1:18080".parse().unwrap();
-    let seen = reached_through_ztunnel(&runtime, &pod, &client, to);
-    assert_eq!(seen.to_string(), "192.0.2.2");
-    runtime.end(&pod.container_id).unwrap();
-    runtime.until_empty().unwrap();
-    assert!(ask(&client, to).is_err());
 }
 
 #[test]
