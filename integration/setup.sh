@@ -34,6 +34,7 @@ tools=$cache/tools
 
 # libcni 1.3: the first whose GC and STATUS cnitool can call.
 CNITOOL=v1.3.0
+CNI_PLUGINS_VERSION=v1.9.1
 # 1.9.2 and 1.9.3 cannot dial a Unix socket by -unix.
 GRPCURL=v1.9.4
 BUF=1.75.0
@@ -88,6 +89,19 @@ podman_has_cni() {
   local version
   version=$(podman --version | grep -oE '[0-9]+' | head -n 1)
   [ "${version:-5}" -lt 5 ]
+}
+
+# Plugins that know CNI 1.1.0, which Debian's do not.
+need_cni_plugins() {
+  local dir=$tools/cni-plugins-$CNI_PLUGINS_VERSION module=github.com/containernetworking/plugins/plugins plugin
+  for plugin in main/bridge main/loopback meta/portmap ipam/host-local; do
+    [ -x "$dir/${plugin#*/}" ] && continue
+    need_go
+    say "Building the CNI plugin ${plugin#*/} $CNI_PLUGINS_VERSION (some seconds, once)"
+    mkdir -p "$dir"
+    GOBIN=$dir CGO_ENABLED=0 "$GO" install "$module/$plugin@$CNI_PLUGINS_VERSION" || die "go could not build the CNI plugin ${plugin#*/}"
+  done
+  CNI_PLUGINS=$dir
 }
 
 # cnitool, libcni as its authors drive it.

@@ -6,12 +6,22 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// A binary of this workspace, built before.
+/// A binary of this workspace, built before; one of a directory where `INPOD_TEST_BINARIES` names it, so that what is
+/// shipped can be measured by a harness that is not optimised.
 ///
 /// # Errors
 ///
 /// When it is not there, with the command that builds it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "integration/bench/run tells where they are"
+)]
 pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
+    if let Some(directory) = std::env::var_os("INPOD_TEST_BINARIES") {
+        let path = PathBuf::from(directory).join(name);
+        anyhow::ensure!(path.is_file(), "{} is missing", path.display());
+        return Ok(path);
+    }
     let this = std::env::current_exe().context("where is this program?")?;
     // target/<profile>/demo, or target/<profile>/deps/<test>.
     let found = this

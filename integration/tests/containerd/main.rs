@@ -9,6 +9,7 @@
 )]
 
 mod absent;
+mod bench;
 mod burst;
 mod chain;
 mod cnitool;
