@@ -149,20 +149,34 @@ need_helm() {
   mv "$tools/helm" "$HELM"
 }
 
-# A real API server and its etcd. The version stands in integration/apiserver/go.mod.
-need_apiserver() {
-  need_commands etcd:etcd-server curl:curl openssl:openssl
+# A program of Kubernetes. The version stands in integration/apiserver/go.mod.
+kubernetes_program() { # NAME VARIABLE MINUTES
   local version
   version=$(sed -n 's|^require k8s.io/kubernetes ||p' integration/apiserver/go.mod)
-  ETCD=$(PATH=$PATH:/usr/sbin:/sbin command -v etcd)
-  KUBE_APISERVER=$tools/kube-apiserver-$version
-  [ -x "$KUBE_APISERVER" ] && return
+  local program=$tools/$1-$version
+  printf -v "$2" %s "$program"
+  [ -x "$program" ] && return
   need_go
-  say "Building kube-apiserver $version (about ten minutes on two cores, once)"
+  say "Building $1 $version (about $3 minutes on two cores, once)"
   mkdir -p "$tools"
-  "$GO" -C integration/apiserver build -trimpath -ldflags '-s -w' -o "$KUBE_APISERVER.new" k8s.io/kubernetes/cmd/kube-apiserver ||
-    die "go could not build kube-apiserver"
-  mv "$KUBE_APISERVER.new" "$KUBE_APISERVER"
+  "$GO" -C integration/apiserver build -trimpath -ldflags '-s -w' -o "$program.new" "k8s.io/kubernetes/cmd/$1" ||
+    die "go could not build $1"
+  mv "$program.new" "$program"
+}
+
+# A real API server and its etcd.
+need_apiserver() {
+  need_commands etcd:etcd-server curl:curl openssl:openssl
+  ETCD=$(PATH=$PATH:/usr/sbin:/sbin command -v etcd)
+  kubernetes_program kube-apiserver KUBE_APISERVER ten
+}
+
+# The rest of a cluster.
+need_kubernetes() {
+  need_apiserver && need_runtimes && need_commands strip:binutils pgrep:procps
+  kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER some
+  kubernetes_program kube-scheduler KUBE_SCHEDULER some
+  kubernetes_program kubelet KUBELET some
 }
 
 # The plugin as it is shipped: static, since the host's libc is not known, and small; or an example of its crate, built

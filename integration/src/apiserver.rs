@@ -1,13 +1,15 @@
 //! A real API server with its etcd, in a network namespace of its own that nodes are plugged into.
 
+mod apply;
 mod batch;
 mod chart;
+pub(crate) mod process;
 
 use std::{
     fs,
     io::Write as _,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
@@ -29,6 +31,7 @@ use crate::{
     process::succeeded,
     run,
 };
+use process::{enter, etcd, spawn, tool};
 
 /// How long the server may take to come up on a busy machine.
 const START: Duration = Duration::from_secs(120);
@@ -44,6 +47,10 @@ rules:
   verbs: [create, patch, update, delete]
 - level: None
 "#;
+
+/// Who may ask: a token, a user, its UID, its groups. The second is the kubelet of [`crate::kubernetes::NODE`].
+const TOKENS: &str =
+    "admin,admin,admin,system:masters\nnode,system:node:node-1,node-1,system:nodes\n";
 
 /// The server's address, and the first of those that nodes get.
 const ADDRESS: &str = "10.78.0.1";
@@ -63,15 +70,7 @@ pub struct ApiServer {
     etcd: Mutex<Child>,
     server: Mutex<Option<Child>>,
     next_address: AtomicU32,
-}
-
-/// A program that the environment names.
-fn tool(variable: &str) -> anyhow::Result<PathBuf> {
-    let path = std::env::var_os(variable).map(PathBuf::from);
-    let found = path.filter(|path| path.is_file());
-    found.with_context(|| {
-        format!("{variable} names no program: run ./integration/test apiserver, which gets it")
-    })
+    settings: &'static [&'static str],
 }
 
 impl ApiServer {
@@ -81,12 +80,18 @@ impl ApiServer {
     ///
     /// Outside of the isolation, when a program is missing, or when it does not come up.
     pub fn start() -> anyhow::Result<Self> {
+        // Pods may name service accounts that nobody made.
+        Self::start_with(&["--disable-admission-plugins=ServiceAccount"])
+    }
+
+    /// The same, with settings of its own.
+    pub(crate) fn start_with(settings: &'static [&'static str]) -> anyhow::Result<Self> {
         guard()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("api-{}-{number}", std::process::id());
         let dir = PathBuf::from("/run").join(&name);
         fs::create_dir_all(dir.join("certs"))?;
-        fs::write(dir.join("tokens.csv"), "admin,admin,admin,system:masters\n")?;
+        fs::write(dir.join("tokens.csv"), TOKENS)?;
         fs::write(dir.join("audit.yaml"), AUDIT)?;
         let key = dir.join("sa.key");
         run(
@@ -118,6 +123,7 @@ impl ApiServer {
             etcd: Mutex::new(etcd),
             server: Mutex::default(),
             next_address: AtomicU32::new(2),
+            settings,
         };
         server.run()?;
         server.deploy()?;
@@ -154,17 +160,15 @@ impl ApiServer {
             "--service-cluster-ip-range=10.79.0.0/24".to_owned(),
             format!("--cert-dir={}", file("certs")),
             format!("--token-auth-file={}", file("tokens.csv")),
-            "--authorization-mode=RBAC".to_owned(),
+            "--authorization-mode=Node,RBAC".to_owned(),
             "--service-account-issuer=https://kubernetes.default.svc".to_owned(),
             format!("--service-account-key-file={}", file("sa.key")),
             format!("--service-account-signing-key-file={}", file("sa.key")),
             format!("--audit-policy-file={}", file("audit.yaml")),
             format!("--audit-log-path={}", file("audit.log")),
-            // Pods may name service accounts that nobody made.
-            "--disable-admission-plugins=ServiceAccount".to_owned(),
         ];
         let mut command = enter(&self.netns, &tool("KUBE_APISERVER")?);
-        command.args(arguments);
+        command.args(arguments).args(self.settings);
         let child = spawn(command, &self.dir.join("apiserver.log"))?;
         *self.server.lock().unwrap_or_else(PoisonError::into_inner) = Some(child);
         eventually("the API server serves", START, || {
@@ -211,7 +215,11 @@ impl ApiServer {
     ///
     /// When a command fails.
     pub fn plug(&self, node: &Netns) -> anyhow::Result<()> {
-        let number = self.next_address.fetch_add(1, Ordering::Relaxed);
+        self.plug_at(node, self.next_address.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The same, with the address of that number.
+    pub(crate) fn plug_at(&self, node: &Netns, number: u32) -> anyhow::Result<()> {
         let (here, address) = (format!("api{number}"), format!("10.78.0.{number}/16"));
         let there = node.path().display().to_string();
         let link = [
@@ -368,33 +376,4 @@ impl Drop for ApiServer {
             .unwrap_or_default();
         fs::remove_dir_all(&self.dir).unwrap_or_default();
     }
-}
-
-fn enter(netns: &Netns, program: &Path) -> Command {
-    let mut command = Command::new("nsenter");
-    command
-        .arg(format!("--net={}", netns.path().display()))
-        .arg(program)
-        .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .stdin(Stdio::null());
-    command
-}
-
-fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
-    let log = fs::OpenOptions::new().create(true).append(true).open(log)?;
-    command.stdout(log.try_clone()?).stderr(log);
-    Ok(command.spawn()?)
-}
-
-fn etcd(dir: &Path, netns: &Netns) -> anyhow::Result<Child> {
-    let mut command = enter(netns, &tool("ETCD")?);
-    command.arg("--data-dir").arg(dir.join("etcd"));
-    command.args([
-        "--listen-client-urls=http://127.0.0.1:2379",
-        "--advertise-client-urls=http://127.0.0.1:2379",
-        "--listen-peer-urls=http://127.0.0.1:2380",
-        "--log-level=warn",
-    ]);
-    spawn(command, &dir.join("etcd.log"))
 }

@@ -12,6 +12,7 @@ mod cgroups;
 mod evidence;
 mod guard;
 mod inhabitant;
+pub mod kubernetes;
 mod node;
 mod plugin;
 mod pod;

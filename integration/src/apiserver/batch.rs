@@ -5,7 +5,7 @@ use std::{fmt::Write as _, io::Write as _, path::Path, process::Stdio};
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::{ADDRESS, ApiServer, enter};
+use super::{ADDRESS, ApiServer, process::enter};
 use crate::process::succeeded;
 
 impl ApiServer {

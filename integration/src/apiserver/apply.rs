@@ -1,0 +1,109 @@
+//! Manifests as a person applies them.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use netns::Netns;
+
+use super::ApiServer;
+
+/// Where objects of a kind are, and whether in namespaces.
+fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> {
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    let admission = "/apis/admissionregistration.k8s.io/v1";
+    Ok(match kind {
+        "Namespace" => ("/api/v1", "namespaces", false),
+        "ConfigMap" => ("/api/v1", "configmaps", true),
+        "Pod" => ("/api/v1", "pods", true),
+        "ResourceQuota" => ("/api/v1", "resourcequotas", true),
+        "Service" => ("/api/v1", "services", true),
+        "ServiceAccount" => ("/api/v1", "serviceaccounts", true),
+        "DaemonSet" => ("/apis/apps/v1", "daemonsets", true),
+        "Deployment" => ("/apis/apps/v1", "deployments", true),
+        "Job" => ("/apis/batch/v1", "jobs", true),
+        "ClusterRole" => (rbac, "clusterroles", false),
+        "ClusterRoleBinding" => (rbac, "clusterrolebindings", false),
+        "Role" => (rbac, "roles", true),
+        "RoleBinding" => (rbac, "rolebindings", true),
+        "ValidatingAdmissionPolicy" => (admission, "validatingadmissionpolicies", false),
+        "ValidatingAdmissionPolicyBinding" => {
+            (admission, "validatingadmissionpolicybindings", false)
+        }
+        other => bail!("the harness knows no objects of kind {other}"),
+    })
+}
+
+/// Where the object of a document is. Documents are as helm and people write them: a level is two blanks.
+fn path(document: &str) -> anyhow::Result<String> {
+    let after = |start: &str| {
+        let mut lines = document.lines();
+        lines.find_map(|line| line.strip_prefix(start).map(str::trim))
+    };
+    let (group, plural, is_namespaced) = collection(after("kind: ").context("no kind")?)?;
+    let name = after("  name: ").context("no name")?;
+    if !is_namespaced {
+        return Ok(format!("{group}/{plural}/{name}"));
+    }
+    let namespace = after("  namespace: ").context("no namespace")?;
+    Ok(format!("{group}/namespaces/{namespace}/{plural}/{name}"))
+}
+
+impl ApiServer {
+    /// Applies the documents of a manifest, in their order, on the server's side.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses one, or a kind is not known here.
+    pub fn apply(&self, manifest: &str) -> anyhow::Result<()> {
+        let documents = manifest.split("\n---\n");
+        let is_object = |document: &&str| document.lines().any(|line| line.starts_with("kind: "));
+        for document in documents.filter(is_object) {
+            let path = path(document)?;
+            let asked = format!("{path}?fieldManager=test&force=true");
+            let content = "application/apply-patch+yaml";
+            self.curl("PATCH", &asked, content, Some(document))
+                .with_context(|| format!("cannot apply {path}"))?;
+        }
+        Ok(())
+    }
+
+    /// Deletes an object as the options say: without any, with the time that it was made with.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn delete_with(&self, path: &str, options: &serde_json::Value) -> anyhow::Result<()> {
+        let options = options.to_string();
+        self.curl("DELETE", path, "application/json", Some(&options))
+            .map(drop)
+    }
+
+    /// The network in which the server is.
+    pub(crate) fn netns(&self) -> &Netns {
+        &self.netns
+    }
+
+    /// A file of the server's directory.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// The certificate by which the server is known.
+    pub(crate) fn authority(&self) -> PathBuf {
+        self.file("certs/apiserver.crt")
+    }
+
+    /// Where the server is, for a kubeconfig.
+    pub(crate) fn kubeconfig_of(token: &str, authority: &str) -> String {
+        serde_json::json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "it",
+            "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+            "clusters": [{"name": "it", "cluster": {
+                "server": format!("https://{}:6443", super::ADDRESS),
+                "certificate-authority": authority,
+            }}],
+            "users": [{"name": "it", "user": {"token": token}}],
+        })
+        .to_string()
+    }
+}

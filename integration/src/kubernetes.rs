@@ -1,0 +1,277 @@
+//! A whole Kubernetes of one node: API server, controllers and scheduler in one network, and a [`Machine`] of its own
+//! with containerd and a kubelet in another.
+
+mod files;
+mod image;
+mod logs;
+mod machine;
+mod traffic;
+
+use std::{
+    path::Path,
+    process::Child,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use netns::Netns;
+use serde_json::{Value, json};
+
+pub use image::Image;
+pub use machine::Machine;
+pub use traffic::{Report, Traffic, get, get_path};
+
+use crate::{
+    ApiServer,
+    apiserver::process::{enter, spawn, tool},
+    eventually,
+    pod::exec_in,
+};
+
+/// The node's name.
+pub const NODE: &str = "node-1";
+
+/// How long the harness waits for what several components do one after the other. A kubelet that was refused a sandbox
+/// tries again after about 12 s; a restarted container waits up to 40 s the third time.
+pub const LONG: Duration = Duration::from_secs(120);
+
+/// An API server as clusters have it: pods run as service accounts that are there, and may ask for root's rights.
+const SETTINGS: &[&str] = &[
+    "--allow-privileged=true",
+    "--kubelet-preferred-address-types=InternalIP",
+];
+
+/// A cluster. All that runs in it ends with the value.
+#[derive(Debug)]
+pub struct Cluster {
+    /// The node.
+    pub machine: Machine,
+    /// A machine outside of the cluster, with a route to its pods.
+    pub outside: Netns,
+    controllers: Mutex<Vec<Child>>,
+    /// Everyone's.
+    pub server: Arc<ApiServer>,
+}
+
+impl Cluster {
+    /// A cluster whose node is ready and has these images.
+    ///
+    /// # Errors
+    ///
+    /// When a program is missing or something does not come up, with the last lines of what did not.
+    pub fn start(images: &[Image]) -> anyhow::Result<Self> {
+        // Before anything runs: what is missing is named at once.
+        for name in ["KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBELET"] {
+            tool(name)?;
+        }
+        let server = Arc::new(ApiServer::start_with(SETTINGS)?);
+        let machine = Machine::new(Arc::clone(&server), images)?;
+        let cluster = Self {
+            outside: outside(&server)?,
+            machine,
+            controllers: Mutex::default(),
+            server,
+        };
+        cluster.control(
+            "KUBE_CONTROLLER_MANAGER",
+            &controller_manager(&cluster.server),
+        )?;
+        cluster.control("KUBE_SCHEDULER", &[])?;
+        cluster.machine.boot()?;
+        Ok(cluster)
+    }
+
+    /// Starts a component of the control plane in the API server's network.
+    fn control(&self, variable: &str, flags: &[String]) -> anyhow::Result<()> {
+        let (server, name) = (&self.server, variable.to_lowercase());
+        let kubeconfig = server.file("admin.kubeconfig");
+        let authority = server.authority().display().to_string();
+        std::fs::write(&kubeconfig, ApiServer::kubeconfig_of("admin", &authority))?;
+        let mut command = enter(server.netns(), &tool(variable)?);
+        command
+            .arg(format!("--kubeconfig={}", kubeconfig.display()))
+            .args(["--leader-elect=false", "--bind-address=127.0.0.1"])
+            .args(flags);
+        let child = spawn(command, &server.file(&format!("{name}.log")))?;
+        let mut running = self.controllers.lock();
+        running
+            .as_mut()
+            .unwrap_or_else(|poisoned| poisoned.get_mut())
+            .push(child);
+        Ok(())
+    }
+
+    /// The pods that a label selects in a namespace, and that are not on their way out.
+    ///
+    /// # Errors
+    ///
+    /// When the server does not answer.
+    pub fn pods(&self, namespace: &str, label: &str) -> anyhow::Result<Vec<Value>> {
+        let label = label.replace('=', "%3D").replace('/', "%2F");
+        let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}");
+        let list = self.server.get(&path)?;
+        let items = list.pointer("/items").and_then(Value::as_array);
+        let stays = |pod: &&Value| pod.pointer("/metadata/deletionTimestamp").is_none();
+        Ok(items
+            .context("no list")?
+            .iter()
+            .filter(stays)
+            .cloned()
+            .collect())
+    }
+
+    /// Waits until as many pods as are asked for are selected, all of them ready; these.
+    ///
+    /// # Errors
+    ///
+    /// After [`LONG`], with the state of each.
+    pub fn until_ready(
+        &self,
+        namespace: &str,
+        label: &str,
+        count: usize,
+    ) -> anyhow::Result<Vec<Value>> {
+        let what = format!("{count} of {namespace}/{label} are ready");
+        eventually(&what, LONG, || {
+            let pods = self.pods(namespace, label)?;
+            let all = pods.len() == count && pods.iter().all(|pod| is(pod, "Ready"));
+            ensure!(all, "{}", pods.iter().map(summary).collect::<String>());
+            anyhow::Ok(pods)
+        })
+    }
+
+    /// Reads a pod.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
+        self.server
+            .get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
+    }
+
+    /// Makes a namespace.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn make_namespace(&self, name: &str, labels: &Value) -> anyhow::Result<()> {
+        let metadata = json!({"name": name, "labels": labels});
+        let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
+        self.server.create("/api/v1/namespaces", &object).map(drop)
+    }
+
+    /// Changes the label by which a namespace's pods join the mesh.
+    ///
+    /// # Errors
+    ///
+    /// When the server refuses.
+    pub fn label_namespace(&self, name: &str, mode: Option<&str>) -> anyhow::Result<()> {
+        let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
+        let path = format!("/api/v1/namespaces/{name}");
+        self.server.patch(&path, &change).map(drop)
+    }
+
+    /// The end of what each component wrote, and what the cluster tells of itself: for a person, after a failure.
+    pub fn told(&self) -> String {
+        logs::told(self)
+    }
+
+    /// A file of the API server's network: logs.
+    fn log(&self, name: &str) -> String {
+        std::fs::read_to_string(self.server.file(name)).unwrap_or_default()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let mut all = self
+            .controllers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for child in all.iter_mut() {
+            // Ended already, or ends now.
+            child.kill().unwrap_or_default();
+            child.wait().map(drop).unwrap_or_default();
+        }
+        let name = self.outside.path().file_name().unwrap_or_default();
+        crate::run("ip", &["netns".as_ref(), "del".as_ref(), name])
+            .map(drop)
+            .unwrap_or_default();
+    }
+}
+
+fn controller_manager(server: &ApiServer) -> Vec<String> {
+    let file = |path: &Path| path.display().to_string();
+    vec![
+        format!(
+            "--service-account-private-key-file={}",
+            file(&server.file("sa.key"))
+        ),
+        format!("--root-ca-file={}", file(&server.authority())),
+        // A node that restarts is soon looked for.
+        "--node-monitor-period=1s".to_owned(),
+        "--node-monitor-grace-period=20s".to_owned(),
+    ]
+}
+
+/// A machine on the network of the API server.
+fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
+    let name = format!(
+        "out-{}",
+        server.file("").display().to_string().replace('/', "")
+    );
+    let netns = crate::pod::make_netns(&name)?;
+    server.plug_at(&netns, 99)?;
+    let via = machine::ADDRESS;
+    for pods in files::PODS {
+        let command = ["ip", "route", "add", pods, "via", via];
+        exec_in(netns.path(), &command)?;
+    }
+    Ok(netns)
+}
+
+/// Whether a condition of a pod or a node is true.
+pub fn is(object: &Value, condition: &str) -> bool {
+    let all = object
+        .pointer("/status/conditions")
+        .and_then(Value::as_array);
+    let found = all
+        .into_iter()
+        .flatten()
+        .find(|found| found.get("type").and_then(Value::as_str) == Some(condition));
+    found.and_then(|found| found.get("status")) == Some(&json!("True"))
+}
+
+/// A text in an object, or an empty one.
+pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+/// A pod in a line: where it stands, and the last word about each of its containers.
+fn summary(pod: &Value) -> String {
+    let containers = pod.pointer("/status/containerStatuses");
+    let containers = containers.and_then(Value::as_array).into_iter().flatten();
+    let each = containers.map(|container| {
+        let (state, last) = (container.get("state"), container.get("lastState"));
+        let of = |state: Option<&Value>| state.map(Value::to_string).unwrap_or_default();
+        format!(
+            "\n  {} ready={} {} before: {}",
+            text(container, "/name"),
+            container.get("ready").unwrap_or(&Value::Null),
+            of(state),
+            of(last)
+        )
+    });
+    format!(
+        "\n{} {} {}{}",
+        text(pod, "/metadata/name"),
+        text(pod, "/status/phase"),
+        text(pod, "/status/podIP"),
+        each.collect::<String>()
+    )
+}

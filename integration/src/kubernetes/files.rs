@@ -1,0 +1,149 @@
+//! What a node's programs are configured with.
+
+use std::{
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+};
+
+use anyhow::Context as _;
+use serde_json::json;
+
+use super::NODE;
+use crate::{ApiServer, bin};
+
+/// The networks of this node's pods. Routes to the first are known outside.
+pub(super) const PODS: [&str; 1] = ["10.244.0.0/24"];
+
+/// The network's name.
+pub(super) const NETWORK: &str = "podnet";
+
+/// Where Debian's package containernetworking-plugins puts them.
+const PLUGINS: &str = "/usr/lib/cni";
+
+/// A disk that is nearly full is no matter here; nor is swap. Without systemd the kubelet makes the cgroups itself.
+const KUBELET: &str = "\
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: cgroupfs
+cgroupsPerQOS: true
+enforceNodeAllocatable: []
+failCgroupV1: false
+failSwapOn: false
+nodeStatusUpdateFrequency: 1s
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+staticPodPath: /etc/kubernetes/manifests
+fileCheckFrequency: 1s
+resolvConf: /srv/resolv.conf
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+evictionHard: {memory.available: '0%', nodefs.available: '0%', nodefs.inodesFree: '0%', imagefs.available: '0%'}
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+localStorageCapacityIsolation: false
+";
+
+/// Form 2 is read by containerd 1.6 to 2.x. Where the rest of the machine may not lower a process's oom score, runc may
+/// not either.
+const CONTAINERD: &str = r#"version = 2
+root = "/var/lib/containerd"
+state = "/run/containerd"
+[grpc]
+address = "/run/containerd/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+path = "/opt/containerd"
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "inpod.test/busybox:1"
+disable_apparmor = true
+restrict_oom_score_adj = true
+"#;
+
+/// The first process, the programs that it starts, and starts again, whatever ends them.
+const INIT: &str = r#"
+mkdir -p /run/netns /etc/kubernetes/manifests
+while :; do containerd --config /srv/containerd.toml >>/srv/log/containerd.log 2>&1; sleep 0.2; done &
+until [ -S /run/containerd/containerd.sock ]; do sleep 0.05; done
+for image in /srv/images/*.tar; do
+  [ ! -e "$image" ] || { ctr -n k8s.io images import "$image" && rm "$image"; }
+done
+while :; do
+  "$1" --config=/srv/kubelet.yaml --kubeconfig=/srv/kubeconfig --hostname-override="$2" --node-ip="$3" >>/srv/log/kubelet.log 2>&1
+  sleep 0.2
+done &
+wait
+"#;
+
+/// Writes everything that a node has before it first boots.
+pub(super) fn write(server: &ApiServer, dir: &Path) -> anyhow::Result<()> {
+    for part in [
+        "run",
+        "var/lib",
+        "var/log",
+        "opt/cni/bin",
+        "etc/cni/net.d",
+        "log",
+        "images",
+    ] {
+        fs::create_dir_all(dir.join(part))?;
+    }
+    fs::copy(server.authority(), dir.join("ca.crt"))?;
+    let kubeconfig = ApiServer::kubeconfig_of("node", "/srv/ca.crt");
+    let texts = [
+        ("kubelet.yaml", KUBELET),
+        ("containerd.toml", CONTAINERD),
+        ("init.sh", INIT),
+        ("resolv.conf", ""),
+        ("node.sh", include_str!("node.sh")),
+        ("kubeconfig", &kubeconfig),
+    ];
+    texts
+        .iter()
+        .try_for_each(|(name, text)| fs::write(dir.join(name), text))?;
+    let plugins = dir.join("opt/cni/bin");
+    for plugin in ["bridge", "host-local", "portmap", "loopback"] {
+        let from = Path::new(PLUGINS).join(plugin);
+        fs::copy(&from, plugins.join(plugin)).context("install containernetworking-plugins")?;
+    }
+    primary(dir, &[])
+}
+
+/// Writes the list of the primary CNI, with more entries after its own. Renamed into place: runtimes watch.
+fn primary(dir: &Path, more: &[serde_json::Value]) -> anyhow::Result<()> {
+    let bridge = json!({
+        "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+        "ipam": {
+            "type": "host-local",
+            "ranges": [[{"subnet": PODS[0]}], [{"subnet": "fd44::/64"}]],
+            "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}],
+        },
+    });
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let plugins = [&[bridge, portmap], more].concat();
+    let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": plugins});
+    let aside = dir.join("conflist");
+    fs::write(&aside, list.to_string())?;
+    Ok(fs::rename(
+        aside,
+        dir.join("etc/cni/net.d/10-podnet.conflist"),
+    )?)
+}
+
+/// Puts our plugin on the node and into the chain, as the installer would.
+pub(super) fn chain(dir: &Path) -> anyhow::Result<()> {
+    let plugin = dir.join("opt/cni/bin/inpod-cni");
+    fs::copy(bin("inpod-cni")?, &plugin)?;
+    fs::set_permissions(&plugin, Permissions::from_mode(0o755))?;
+    let entry = json!({"type": "inpod-cni", "agentSocket": "/run/inpod/pod-events/grpc.sock"});
+    primary(dir, &[entry])
+}
+
+/// The command line of the first process, after `node.sh NAME DIR`.
+pub(super) fn init(kubelet: &Path, address: &str) -> Vec<String> {
+    let words = ["sh", "/srv/init.sh"].map(str::to_owned);
+    let told = [
+        kubelet.display().to_string(),
+        NODE.to_owned(),
+        address.to_owned(),
+    ];
+    [&words[..], &told].concat()
+}

@@ -1,0 +1,144 @@
+//! Images without a registry: one layer each, as an archive of the OCI image layout 1.0.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use crate::{bin, run};
+
+/// The names of processors in OCI images are Go's.
+const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
+    "arm64"
+} else {
+    "amd64"
+};
+
+/// Where Debian's package busybox-static puts it.
+const BUSYBOX: &str = "/usr/bin/busybox";
+
+/// What a pod in these tests calls of it.
+const APPLETS: [&str; 9] = [
+    "sh", "sleep", "httpd", "wget", "nc", "cat", "echo", "mkdir", "true",
+];
+
+/// An image to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// `inpod.test/busybox:1`: a sandbox's, and the applications'.
+    Busybox,
+    /// `inpod.test/NAME:1`: a binary of this workspace, as it was built last, with the libraries that it names and
+    /// nothing else.
+    Component(&'static str),
+}
+
+impl Image {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Busybox => "busybox",
+            Self::Component(name) => name,
+        }
+    }
+
+    /// Writes the archive, `NAME.tar` in a directory.
+    ///
+    /// # Errors
+    ///
+    /// When a file is missing or a program fails.
+    pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        let work = dir.join(self.name());
+        let root = work.join("root");
+        let entrypoint = match self {
+            Self::Busybox => busybox(&root)?,
+            Self::Component(name) => component(&root, name)?,
+        };
+        let archive = dir.join(format!("{}.tar", self.name()));
+        let name = format!("inpod.test/{}:1", self.name());
+        pack_image(&work, &name, &entrypoint, &archive)?;
+        Ok(fs::remove_dir_all(work)?)
+    }
+}
+
+fn busybox(root: &Path) -> anyhow::Result<Value> {
+    let bin = root.join("bin");
+    fs::create_dir_all(&bin)?;
+    fs::create_dir_all(root.join("tmp"))?;
+    fs::copy(BUSYBOX, bin.join("busybox")).context("install busybox-static")?;
+    APPLETS
+        .iter()
+        .try_for_each(|applet| symlink("busybox", bin.join(applet)))?;
+    Ok(json!(["/bin/sleep", "86400"]))
+}
+
+fn component(root: &Path, name: &str) -> anyhow::Result<Value> {
+    fs::create_dir_all(root)?;
+    let (from, to) = (bin(name)?, root.join(name));
+    let [source, target] = [&from, &to].map(|path| path.display().to_string());
+    run("strip", &["-o", &target, &source])?;
+    for library in libraries(&from)? {
+        let relative = library.strip_prefix("/").context("ldd prints full paths")?;
+        let target = root.join(relative);
+        fs::create_dir_all(target.parent().context("a file has a directory")?)?;
+        fs::copy(&library, target)?;
+    }
+    Ok(json!([format!("/{name}")]))
+}
+
+/// What a program is linked with, the loader among it (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).
+fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let printed = run("ldd", &[program])?;
+    let paths = printed
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'));
+    Ok(paths.map(PathBuf::from).collect())
+}
+
+fn pack_image(work: &Path, name: &str, entrypoint: &Value, archive: &Path) -> anyhow::Result<()> {
+    let layout = work.join("layout");
+    fs::create_dir_all(layout.join("blobs/sha256"))?;
+    let layer = work.join("layer.tar");
+    pack(&work.join("root"), &layer, &["."])?;
+    let layer = blob(&layout, "application/vnd.oci.image.layer.v1.tar", &layer)?;
+    let config = json!({
+        "architecture": ARCHITECTURE, "os": "linux",
+        "config": {"Entrypoint": entrypoint},
+        "rootfs": {"type": "layers", "diff_ids": [layer.get("digest")]},
+    });
+    let config = document(&layout, "application/vnd.oci.image.config.v1+json", &config)?;
+    let kind = "application/vnd.oci.image.manifest.v1+json";
+    let manifest =
+        json!({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]});
+    let mut entry = document(&layout, kind, &manifest)?;
+    let names = json!({"io.containerd.image.name": name});
+    let described = entry.as_object_mut().context("a descriptor is an object")?;
+    described.insert("annotations".to_owned(), names);
+    let index = json!({"schemaVersion": 2, "manifests": [entry]});
+    fs::write(layout.join("index.json"), index.to_string())?;
+    let version = r#"{"imageLayoutVersion":"1.0.0"}"#;
+    fs::write(layout.join("oci-layout"), version)?;
+    pack(&layout, archive, &["oci-layout", "index.json", "blobs"])
+}
+
+fn pack(from: &Path, to: &Path, what: &[&str]) -> anyhow::Result<()> {
+    let (from, to) = (from.display().to_string(), to.display().to_string());
+    run("tar", &[&["-C", &from, "-cf", &to], what].concat()).map(drop)
+}
+
+/// Stores a file under its digest, and describes it.
+fn blob(layout: &Path, media_type: &str, file: &Path) -> anyhow::Result<Value> {
+    let printed = run("sha256sum", &[file])?;
+    let digest = printed.split_whitespace().next();
+    let digest = digest.context("sha256sum prints a digest")?;
+    let size = fs::copy(file, layout.join("blobs/sha256").join(digest))?;
+    Ok(json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": size}))
+}
+
+fn document(layout: &Path, media_type: &str, content: &Value) -> anyhow::Result<Value> {
+    let file = layout.with_extension("json");
+    fs::write(&file, content.to_string())?;
+    blob(layout, media_type, &file)
+}

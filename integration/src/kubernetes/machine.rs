@@ -1,0 +1,318 @@
+//! The node's machine: a network, mounts, pids and cgroups of its own, with containerd and a kubelet.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use netns::Netns;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::{Image, LONG, NODE, files, is};
+use crate::{
+    Access, ApiServer, PATIENCE,
+    apiserver::process::{spawn, tool},
+    eventually,
+    pod::{exec_in, make_netns},
+    run,
+};
+
+/// The node's address; its number on the server's network.
+pub(super) const ADDRESS: &str = "10.78.0.2";
+const NUMBER: u32 = 2;
+
+/// Without kube-proxy: the one service that pods of the node's network ask, the API server's.
+const SERVICES: &str = "table ip services {
+  chain output {
+    type nat hook output priority -100
+    ip daddr 10.79.0.1 tcp dport 443 dnat to 10.78.0.1:6443
+  }
+}
+";
+
+/// A node's machine. Its files outlive a boot, all but `/run`.
+#[derive(Debug)]
+pub struct Machine {
+    name: String,
+    dir: PathBuf,
+    running: Mutex<Option<Running>>,
+    server: Arc<ApiServer>,
+}
+
+/// What a boot made.
+#[derive(Debug)]
+struct Running {
+    process: Child,
+    netns: Netns,
+}
+
+impl Machine {
+    /// A machine that is off, with everything on its disk.
+    pub(super) fn new(server: Arc<ApiServer>, images: &[Image]) -> anyhow::Result<Self> {
+        // Another isolation on this machine may have a process of the same number.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
+        let name = format!("inpod-node-{now}");
+        let dir = PathBuf::from("/run").join(&name);
+        files::write(&server, &dir)?;
+        let machine = Self {
+            name,
+            dir,
+            running: Mutex::default(),
+            server,
+        };
+        let to = machine.dir.join("images");
+        images.iter().try_for_each(|image| image.write(&to))?;
+        Ok(machine)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Boots, and waits until Kubernetes calls the node ready.
+    ///
+    /// # Errors
+    ///
+    /// When it does not get ready.
+    pub fn boot(&self) -> anyhow::Result<()> {
+        self.start()?;
+        let began = SystemTime::now();
+        eventually("the node is ready", LONG, || {
+            let node = self.server.get(&format!("/api/v1/nodes/{NODE}"))?;
+            ensure!(
+                is(&node, "Ready"),
+                "{}",
+                node.pointer("/status/conditions").unwrap_or(&node)
+            );
+            // A node that was ready before this boot says so until somebody notices.
+            let told = fs::read_to_string(self.dir.join("log/kubelet.log"))?;
+            ensure!(
+                told.contains("Fast updating node status as it just became ready")
+                    || began.elapsed()? > PATIENCE,
+                "not yet"
+            );
+            anyhow::Ok(())
+        })
+    }
+
+    /// The first process with all that it starts.
+    fn start(&self) -> anyhow::Result<()> {
+        let kubelet = tool("KUBELET")?;
+        let netns = self.network()?;
+        fs::remove_file(self.dir.join("log/kubelet.log")).unwrap_or_default();
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", netns.path().display()))
+            .arg("sh")
+            .arg(self.dir.join("node.sh"))
+            .arg(&self.name)
+            .arg(&self.dir)
+            .args(files::init(&kubelet, ADDRESS))
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .stdin(Stdio::null());
+        let process = spawn(command, &self.dir.join("log/node.log"))?;
+        *self.running() = Some(Running { process, netns });
+        Ok(())
+    }
+
+    fn network(&self) -> anyhow::Result<Netns> {
+        let netns = make_netns(&self.name)?;
+        self.server.plug_at(&netns, NUMBER)?;
+        for setting in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
+            exec_in(netns.path(), &["sysctl", "-qw", setting])?;
+        }
+        // Before its address is translated, a packet needs a way.
+        let services = ["ip", "route", "add", "10.79.0.0/24", "dev", "api0"];
+        exec_in(netns.path(), &services)?;
+        let rules = self.dir.join("services.nft");
+        fs::write(&rules, SERVICES)?;
+        exec_in(netns.path(), &["nft", "-f", &rules.display().to_string()])?;
+        Ok(netns)
+    }
+
+    /// Cuts the power: every process ends at once, and nothing in memory is left.
+    ///
+    /// # Errors
+    ///
+    /// When something stays.
+    pub fn cut_power(&self) -> anyhow::Result<()> {
+        let mut running = self.running().take().context("the machine is off")?;
+        running.process.kill()?;
+        running.process.wait()?;
+        drop(running);
+        let cgroups = eventually("its cgroups are gone", PATIENCE, || self.remove_cgroups());
+        run("ip", &["netns", "del", &self.name])?;
+        let memory = self.dir.join("run");
+        fs::remove_dir_all(&memory)?;
+        fs::create_dir(&memory)?;
+        cgroups
+    }
+
+    /// Cuts the power and boots again.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::cut_power`] and [`Self::boot`].
+    pub fn reboot(&self) -> anyhow::Result<()> {
+        self.cut_power()?;
+        self.boot()
+    }
+
+    /// Removes the machine's cgroups, in every hierarchy, once nobody is in them any more.
+    fn remove_cgroups(&self) -> anyhow::Result<()> {
+        // Depth first; what cannot be removed yet is found again.
+        let script = format!(
+            "find /sys/fs/cgroup -type d -name {0} -exec find {{}} -depth -type d -exec rmdir {{}} \\; \\; 2>/dev/null
+             find /sys/fs/cgroup -type d -path '*/{0}*'",
+            self.name
+        );
+        let left = run("sh", &["-c", &script])?;
+        ensure!(left.is_empty(), "{left}");
+        Ok(())
+    }
+
+    /// The pid of the machine's first process, as it is seen from here.
+    fn first(&self) -> anyhow::Result<u32> {
+        let running = self.running();
+        let process = &running.as_ref().context("the machine is off")?.process;
+        let parent = process.id().to_string();
+        let printed = run("pgrep", &["-P", &parent])?;
+        Ok(printed.trim().parse()?)
+    }
+
+    /// Runs a command on the machine, outside of any pod, as a person does who is logged in.
+    ///
+    /// # Errors
+    ///
+    /// When it fails, or takes longer than half a minute.
+    pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
+        let target = self.first()?.to_string();
+        let within = [
+            "--target", &target, "--mount", "--net", "--pid", "--uts", "--ipc", "--cgroup",
+            "timeout", "30",
+        ];
+        run("nsenter", &[&within, command].concat())
+    }
+
+    /// A file of the machine's: of `/run`, `/opt`, `/var/lib`, `/var/log`, or of what the test wrote to `/etc`.
+    pub fn file(&self, path: &str) -> PathBuf {
+        self.dir.join(path.trim_start_matches('/'))
+    }
+
+    /// A file of `/etc`, as the machine sees it.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is off.
+    pub fn etc(&self, path: &str) -> anyhow::Result<PathBuf> {
+        let root = format!("/proc/{}/root/etc", self.first()?);
+        Ok(Path::new(&root).join(path))
+    }
+
+    /// The machine's own network.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is off.
+    pub fn netns(&self) -> anyhow::Result<PathBuf> {
+        let running = self.running();
+        let running = running.as_ref().context("the machine is off")?;
+        Ok(running.netns.path().to_owned())
+    }
+
+    /// Puts the plugin where the installer would.
+    ///
+    /// # Errors
+    ///
+    /// When it is not built.
+    pub fn install_plugin(&self) -> anyhow::Result<()> {
+        files::chain(&self.dir)
+    }
+
+    /// The processes of a pod's containers, as their pids are seen from here.
+    ///
+    /// # Errors
+    ///
+    /// When `/proc` cannot be read.
+    pub fn pids(&self, uid: &str) -> anyhow::Result<Vec<u32>> {
+        let place = format!("/pod{uid}/");
+        let mut pids = Vec::new();
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            // It may have ended.
+            let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+            if cgroup.contains(&self.name) && cgroup.contains(&place) {
+                pids.push(pid);
+            }
+        }
+        Ok(pids)
+    }
+
+    /// A pod's network.
+    ///
+    /// # Errors
+    ///
+    /// When nothing of it runs.
+    pub fn netns_of(&self, uid: &str) -> anyhow::Result<Netns> {
+        let pids = self.pids(uid)?;
+        let pid = pids
+            .first()
+            .with_context(|| format!("nothing of {uid} runs"))?;
+        let path = format!("/proc/{pid}/ns/net");
+        Ok(Netns::open(Path::new(&path), &["/proc".into()])?)
+    }
+
+    /// Kills what runs a program in a pod. The program is named as its container sees it.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run.
+    pub fn kill(&self, uid: &str, program: &str, signal: Signal) -> anyhow::Result<()> {
+        let runs = |pid: &u32| {
+            let found = fs::read_link(format!("/proc/{pid}/exe"));
+            found.is_ok_and(|path| path == Path::new(program))
+        };
+        let Some(pid) = self.pids(uid)?.into_iter().find(runs) else {
+            bail!("{program} does not run in {uid}");
+        };
+        Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
+    }
+
+    /// Connections that the ztunnels of this boot and earlier ones have taken.
+    ///
+    /// # Errors
+    ///
+    /// When their log cannot be read.
+    pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
+        Access::read(&self.dir.join("var/log/ztunnel/access.json"))
+    }
+
+    pub(super) fn logs(&self) -> PathBuf {
+        self.dir.join("log")
+    }
+
+    pub(super) fn pod_logs(&self) -> PathBuf {
+        self.dir.join("var/log/pods")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        if self.running().is_some() {
+            // Whatever stays is named by the next who looks.
+            self.cut_power().unwrap_or_default();
+        }
+        fs::remove_dir_all(&self.dir).unwrap_or_default();
+    }
+}

@@ -1,0 +1,216 @@
+//! The cluster that tests take turns in, with inpod on it.
+
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{
+    PATIENCE, bin, eventually,
+    kubernetes::{Cluster, Image, LONG, text},
+};
+use serde_json::Value;
+
+/// Where inpod is.
+pub(crate) const SYSTEM: &str = "inpod-system";
+/// Its pods.
+pub(crate) const AGENT: &str = "app.kubernetes.io/name=inpod";
+/// The programs of its containers.
+pub(crate) const SERVICES: [&str; 3] = ["netconfig", "ztunnel-broker", "pod-events"];
+
+static SHARED: Mutex<Weak<Mutex<Cluster>>> = Mutex::new(Weak::new());
+
+/// A cluster with inpod and a ztunnel, and nobody else in it for now.
+pub(crate) struct Turn<'a> {
+    cluster: MutexGuard<'a, Cluster>,
+}
+
+/// Runs a test with the cluster for itself. Those that wait for it keep it; the last one ends it.
+pub(crate) fn on_the_node(test: impl FnOnce(&Turn<'_>)) {
+    loop {
+        // One in which a test has failed is nobody's any more: the next one begins anew.
+        if let Ok(cluster) = shared().lock() {
+            return test(&Turn { cluster });
+        }
+    }
+}
+
+fn shared() -> Arc<Mutex<Cluster>> {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(cluster) = shared.upgrade().filter(|cluster| !cluster.is_poisoned()) {
+        return cluster;
+    }
+    let cluster = Cluster::start(&[
+        Image::Busybox,
+        Image::Component("netconfig"),
+        Image::Component("ztunnel-broker"),
+        Image::Component("pod-events"),
+        Image::Component("reference-ztunnel"),
+    ])
+    .unwrap();
+    let cluster = Arc::new(Mutex::new(cluster));
+    deploy(&Turn {
+        cluster: cluster.lock().unwrap(),
+    });
+    *shared = Arc::downgrade(&cluster);
+    cluster
+}
+
+fn deploy(turn: &Turn<'_>) {
+    turn.machine.install_plugin().unwrap();
+    let ztunnel = include_str!("manifests/ztunnel.yaml");
+    turn.server.apply(ztunnel).unwrap();
+    turn.server
+        .apply(include_str!("manifests/inpod.yaml"))
+        .unwrap();
+    turn.until_whole();
+}
+
+impl Turn<'_> {
+    /// Waits until the agent and the ztunnel are ready and know of each other.
+    pub(crate) fn until_whole(&self) {
+        self.until_ready(SYSTEM, AGENT, 1).unwrap();
+        self.until_ready("istio-system", "app=ztunnel", 1).unwrap();
+        eventually("the services are at one", LONG, || {
+            let status = self.inpod(&["status"])?;
+            let words: Vec<Vec<_>> = status
+                .lines()
+                .map(|line| line.split_whitespace().collect())
+                .collect();
+            let is_told = words
+                .iter()
+                .any(|line| line.get(1..3) == Some(&["ztunnel", "yes"]));
+            ensure!(is_told, "{status}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    /// The agent's pod.
+    pub(crate) fn agent(&self) -> Value {
+        let pods = self.until_ready(SYSTEM, AGENT, 1).unwrap();
+        pods.first().unwrap().clone()
+    }
+
+    /// Asks the services as a person on the node does.
+    pub(crate) fn inpod(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let program = bin("inpod")?.display().to_string();
+        self.machine
+            .exec(&[&[program.as_str()], arguments].concat())
+    }
+
+    /// What is known of a pod.
+    pub(crate) fn explain(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
+        let printed = self.inpod(&["explain", &format!("{namespace}/{name}"), "-o", "json"])?;
+        Ok(serde_json::from_str(&printed)?)
+    }
+
+    /// Waits until everything says that a pod is in the mesh: the agent, the annotation, the rules, the listeners.
+    pub(crate) fn until_enrolled(&self, pod: &Value) {
+        let (namespace, name) = named(pod);
+        eventually("the pod is in the mesh", PATIENCE, || {
+            let known = self.explain(namespace, name)?;
+            let state = text(&known, "/state");
+            ensure!(state == "POD_STATE_ENROLLED", "{known}");
+            let rules = known.pointer("/rules").context("no rules")?;
+            ensure!(
+                rules
+                    .get("differences")
+                    .is_none_or(|it| it == &serde_json::json!([])),
+                "{rules}"
+            );
+            let object = self.pod(namespace, name)?;
+            let shown = text(
+                &object,
+                "/metadata/annotations/ambient.istio.io~1redirection",
+            );
+            ensure!(shown == "enabled", "the annotation is {shown:?}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        let tables = self.in_netns(pod, &["nft", "list", "tables"]);
+        assert!(tables.contains("inpod-nat"), "{tables}");
+        let listening = self.in_netns(pod, &["ss", "-Hltn"]);
+        for port in [15001, 15006, 15008] {
+            assert!(listening.contains(&format!(":{port} ")), "{listening}");
+        }
+    }
+
+    /// Waits until nothing says that a running pod is in the mesh.
+    pub(crate) fn until_outside(&self, pod: &Value) {
+        let (namespace, name) = named(pod);
+        eventually("the pod is outside of the mesh", LONG, || {
+            let known = self.explain(namespace, name)?;
+            ensure!(text(&known, "/state") == "POD_STATE_OUT", "{known}");
+            let object = self.pod(namespace, name)?;
+            let shown = text(
+                &object,
+                "/metadata/annotations/ambient.istio.io~1redirection",
+            );
+            ensure!(shown.is_empty(), "the annotation is {shown:?}");
+            let tables = self.in_netns(pod, &["nft", "list", "tables"]);
+            ensure!(!tables.contains("inpod"), "{tables}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Runs a command of the machine's in a pod's network.
+    pub(crate) fn in_netns(&self, pod: &Value, command: &[&str]) -> String {
+        let netns = self.machine.netns_of(uid(pod)).unwrap();
+        let net = format!("--net={}", netns.path().display());
+        integration::run("nsenter", &[&[net.as_str()], command].concat()).unwrap()
+    }
+
+    /// Removes a namespace with all in it, and waits until the agent knows of none of its pods.
+    pub(crate) fn remove(&self, namespace: &str) {
+        self.server
+            .delete(&format!("/api/v1/namespaces/{namespace}"))
+            .unwrap();
+        eventually("the namespace is gone", LONG, || {
+            let found = self.server.get(&format!("/api/v1/namespaces/{namespace}"));
+            ensure!(found.is_err(), "{found:?}");
+            let known = self.inpod(&["pods"])?;
+            ensure!(!known.contains(&format!("{namespace} ")), "{known}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+}
+
+impl Deref for Turn<'_> {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl Drop for Turn<'_> {
+    #[expect(
+        clippy::print_stderr,
+        reason = "what a failed test leaves behind for its reader"
+    )]
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.told());
+        }
+    }
+}
+
+/// A pod's namespace and name.
+pub(crate) fn named(pod: &Value) -> (&str, &str) {
+    (
+        text(pod, "/metadata/namespace"),
+        text(pod, "/metadata/name"),
+    )
+}
+
+/// What the kubelet calls a pod: a static one by its hash.
+pub(crate) fn uid(pod: &Value) -> &str {
+    match text(pod, "/metadata/annotations/kubernetes.io~1config.hash") {
+        "" => text(pod, "/metadata/uid"),
+        hash => hash,
+    }
+}

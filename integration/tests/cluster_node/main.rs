@@ -1,0 +1,17 @@
+//! A whole real Kubernetes of one node drives inpod: API server, controller manager, scheduler, kubelet and containerd,
+//! with the services and the reference ztunnel as DaemonSets. The feature `kubernetes` keeps it out of tiers that lack
+//! the programs.
+#![cfg(feature = "kubernetes")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that fails panics"
+)]
+
+mod agent;
+mod apps;
+mod ends;
+mod mesh;
+mod node;
+mod probes;
+mod restarts;

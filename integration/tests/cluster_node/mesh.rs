@@ -1,0 +1,168 @@
+//! Pods of a cluster join the mesh and leave it.
+
+use anyhow::ensure;
+use integration::{
+    Access, eventually,
+    kubernetes::{LONG, Report, Traffic, get, get_path, text},
+};
+use netns::Netns;
+use serde_json::{Value, json};
+
+use crate::{
+    agent::{Turn, named, on_the_node, uid},
+    apps::{address, container, create, deploy, template},
+};
+
+/// The connections that a ztunnel took in a pod on a port.
+pub(crate) fn taken(turn: &Turn<'_>, pod: &Value, listener: u64) -> usize {
+    let is_meant = |access: &&Access| {
+        access.event == "accepted"
+            && access.uid == text(pod, "/metadata/uid")
+            && access.listener == listener
+    };
+    let all = turn.machine.accesses().unwrap();
+    all.iter().filter(is_meant).count()
+}
+
+/// The machine outside, for a client that keeps it.
+pub(crate) fn outside(turn: &Turn<'_>) -> Netns {
+    Netns::open(turn.outside.path(), &["/run/netns".into()]).unwrap()
+}
+
+/// New connections from outside, all the time.
+pub(crate) fn traffic(turn: &Turn<'_>, pod: &Value) -> Traffic {
+    Traffic::start(outside(turn), address(pod))
+}
+
+/// Nothing failed, and there was something.
+pub(crate) fn unbroken(traffic: Traffic) -> Report {
+    let report = traffic.end().unwrap();
+    assert!(report.answered > 10, "{report:?}");
+    assert_eq!(report.failed, [], "{} were answered", report.answered);
+    report
+}
+
+/// Somebody outside is answered by a pod through its ztunnel, and is seen as who he is.
+pub(crate) fn serves_through_ztunnel(turn: &Turn<'_>, pod: &Value) {
+    let before = taken(turn, pod, 15006);
+    let seen = get_path(&turn.outside, address(pod), "/cgi-bin/who").unwrap();
+    assert!(seen.contains("10.78.0.99"), "{seen}");
+    assert_eq!(taken(turn, pod, 15006), before + 1);
+}
+
+#[test]
+fn a_deployment_in_a_labelled_namespace_comes_up_in_the_mesh_and_serves_through_ztunnel() {
+    on_the_node(|turn| {
+        turn.make_namespace("shop", &json!({"istio.io/dataplane-mode": "ambient"}))
+            .unwrap();
+        let server = deploy(turn, "shop", "web", &container(&json!({})));
+        let client = deploy(turn, "shop", "client", &container(&json!({})));
+        for pod in [&server, &client] {
+            turn.until_enrolled(pod);
+            serves_through_ztunnel(turn, pod);
+        }
+        // From one to the other: out through the one's ztunnel, in through the other's.
+        let (out, into) = (taken(turn, &client, 15001), taken(turn, &server, 15006));
+        let netns = turn.machine.netns_of(uid(&client)).unwrap();
+        assert_eq!(get(&netns, address(&server)).unwrap().trim(), "here");
+        assert_eq!(taken(turn, &client, 15001), out + 1);
+        assert_eq!(taken(turn, &server, 15006), into + 1);
+        turn.remove("shop");
+    });
+}
+
+#[test]
+fn a_running_namespace_is_labelled_and_unlabelled_without_a_failed_new_connection() {
+    on_the_node(|turn| {
+        turn.make_namespace("moves", &json!({})).unwrap();
+        let pod = deploy(turn, "moves", "web", &container(&json!({})));
+        turn.until_outside(&pod);
+        let traffic = traffic(turn, &pod);
+        turn.label_namespace("moves", Some("ambient")).unwrap();
+        turn.until_enrolled(&pod);
+        serves_through_ztunnel(turn, &pod);
+        turn.label_namespace("moves", None).unwrap();
+        turn.until_outside(&pod);
+        let before = taken(turn, &pod, 15006);
+        assert_eq!(get(&turn.outside, address(&pod)).unwrap().trim(), "here");
+        assert_eq!(taken(turn, &pod, 15006), before);
+        unbroken(traffic);
+        // The same containers all the time.
+        let (namespace, name) = named(&pod);
+        let now = turn.pod(namespace, name).unwrap();
+        assert_eq!(
+            now.pointer("/status/containerStatuses/0/restartCount"),
+            Some(&json!(0))
+        );
+        turn.remove("moves");
+    });
+}
+
+#[test]
+fn a_job_finishes_and_its_pod_leaves_the_mesh() {
+    on_the_node(|turn| {
+        turn.make_namespace("batch", &json!({"istio.io/dataplane-mode": "ambient"}))
+            .unwrap();
+        let mut pods = template(
+            "once",
+            &container(&json!({"command": ["/bin/sleep", "5"], "readinessProbe": null})),
+        );
+        let spec = pods.pointer_mut("/spec").unwrap().as_object_mut().unwrap();
+        spec.insert("restartPolicy".to_owned(), json!("Never"));
+        let job = json!({
+            "apiVersion": "batch/v1", "kind": "Job",
+            "metadata": {"name": "once", "namespace": "batch"},
+            "spec": {"backoffLimit": 0, "template": pods},
+        });
+        let path = "/apis/batch/v1/namespaces/batch/jobs";
+        turn.server.create(path, &job).unwrap();
+        let pods = turn.until_ready("batch", "app=once", 1).unwrap();
+        let pod = pods.first().unwrap();
+        turn.until_enrolled(pod);
+        eventually("the job is done", LONG, || {
+            let job = turn.server.get(&format!("{path}/once"))?;
+            ensure!(integration::kubernetes::is(&job, "Complete"), "{job}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        eventually("the pod has left", LONG, || {
+            let known = turn.inpod(&["pods"])?;
+            let line = known.lines().find(|line| line.starts_with("batch "));
+            ensure!(
+                line.is_none_or(|line| !line.contains("enrolled")),
+                "{known}"
+            );
+            let claims = turn.pod("batch", named(pod).1)?;
+            let shown = text(
+                &claims,
+                "/metadata/annotations/ambient.istio.io~1redirection",
+            );
+            ensure!(shown.is_empty(), "the annotation is {shown:?}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        turn.remove("batch");
+    });
+}
+
+#[test]
+fn a_pod_that_is_deleted_by_force_is_forgotten_and_one_of_its_name_joins() {
+    on_the_node(|turn| {
+        turn.make_namespace("force", &json!({"istio.io/dataplane-mode": "ambient"}))
+            .unwrap();
+        let mut before = String::new();
+        for _ in 0..2 {
+            create(turn, "force", "web", &json!({}), &container(&json!({})));
+            let pods = turn.until_ready("force", "app=web", 1).unwrap();
+            let pod = pods.first().unwrap();
+            assert_ne!(uid(pod), before);
+            before = uid(pod).to_owned();
+            turn.until_enrolled(pod);
+            serves_through_ztunnel(turn, pod);
+            turn.server
+                .delete("/api/v1/namespaces/force/pods/web")
+                .unwrap();
+        }
+        turn.remove("force");
+    });
+}

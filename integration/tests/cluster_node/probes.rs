@@ -1,0 +1,115 @@
+//! The kubelet's probes reach the pod past ztunnel, and would not without the rule that lets them.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context as _, ensure};
+use integration::{
+    PATIENCE, eventually,
+    kubernetes::{LONG, is, text},
+};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::{
+    agent::{Turn, named, on_the_node, uid},
+    apps::{PORT, container, deploy},
+    mesh::taken,
+};
+
+/// What pods see of who probes them (setting `probe_source_v4`).
+const PROBE: &str = "169.254.7.127";
+
+/// Who asked the application, one after the other.
+fn seen(turn: &Turn<'_>, pod: &Value) -> anyhow::Result<Vec<String>> {
+    let pids = turn.machine.pids(uid(pod))?;
+    let files = pids
+        .iter()
+        .map(|pid| PathBuf::from(format!("/proc/{pid}/root/tmp/seen")));
+    let text = files
+        .filter_map(|path| fs::read_to_string(path).ok())
+        .next();
+    Ok(text
+        .context("nobody asked")?
+        .lines()
+        .map(str::to_owned)
+        .collect())
+}
+
+fn until_ready_is(turn: &Turn<'_>, pod: &Value, ready: bool) {
+    let (namespace, name) = named(pod);
+    eventually("the probe's verdict", LONG, || {
+        let now = turn.pod(namespace, name)?;
+        ensure!(is(&now, "Ready") == ready, "{now}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_lets_them() {
+    on_the_node(|turn| {
+        turn.make_namespace("probes", &json!({"istio.io/dataplane-mode": "ambient"}))
+            .unwrap();
+        let pod = deploy(
+            turn,
+            "probes",
+            "web",
+            &container(&json!({
+                "startupProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 60},
+                "readinessProbe": {"httpGet": {"path": "/cgi-bin/who", "port": PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
+                "livenessProbe": {"exec": {"command": ["/bin/true"]}, "periodSeconds": 1},
+            })),
+        );
+        turn.until_enrolled(&pod);
+        eventually("five more probes", PATIENCE, || {
+            let all = seen(turn, &pod)?;
+            ensure!(all.len() > 5, "{all:?}");
+            assert!(all.iter().all(|source| source.contains(PROBE)), "{all:?}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        assert_eq!(taken(turn, &pod, 15006), 0, "probes went through ztunnel");
+        // The control: without the element, and with nobody to put it back, ztunnel is asked first.
+        let agent = turn.agent();
+        let netconfig = |signal| {
+            turn.machine
+                .kill(uid(&agent), "/netconfig", signal)
+                .unwrap()
+        };
+        let ztunnels = turn.until_ready("istio-system", "app=ztunnel", 1).unwrap();
+        let ztunnel = ztunnels.first().unwrap();
+        let program = "/reference-ztunnel";
+        let ztunnel = |signal| turn.machine.kill(uid(ztunnel), program, signal).unwrap();
+        netconfig(Signal::SIGSTOP);
+        let element = format!("{{ {} }}", text(&pod, "/status/podIP"));
+        let delete = [
+            "nft",
+            "delete",
+            "element",
+            "inet",
+            "inpod-host",
+            "probes-v4",
+            &element,
+        ];
+        turn.machine.exec(&delete).unwrap();
+        eventually("ztunnel takes probes", PATIENCE, || {
+            ensure!(taken(turn, &pod, 15006) > 0, "none");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        ztunnel(Signal::SIGSTOP);
+        until_ready_is(turn, &pod, false);
+        // With the element, nobody misses ztunnel.
+        netconfig(Signal::SIGCONT);
+        until_ready_is(turn, &pod, true);
+        ztunnel(Signal::SIGCONT);
+        turn.until_whole();
+        let (namespace, name) = named(&pod);
+        let now = turn.pod(namespace, name).unwrap();
+        assert_eq!(
+            now.pointer("/status/containerStatuses/0/restartCount"),
+            Some(&json!(0))
+        );
+        turn.remove("probes");
+    });
+}
