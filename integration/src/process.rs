@@ -12,10 +12,6 @@ use anyhow::{Context as _, bail};
 /// # Errors
 ///
 /// When it is not there, with the command that builds it.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/bench/run tells where they are"
-)]
 pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     if let Some(directory) = std::env::var_os("INPOD_TEST_BINARIES") {
         let path = PathBuf::from(directory).join(name);

@@ -113,6 +113,15 @@ impl Cluster {
             .unwrap();
     }
 
+    fn until_said(&self, wanted: &str) {
+        eventually("the mode is said", PATIENCE, || {
+            let (mode, _) = self.said()?;
+            ensure!(mode == wanted, "{mode}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
     /// What the kubelet shows of containers that wrote this and ended.
     fn receipts(&self, node: &str, messages: &[(&str, &str)]) {
         let now = humantime(SystemTime::now());
@@ -194,12 +203,7 @@ fn nodes_are_told_and_waited_for_and_those_that_cannot_hear_are_listed() {
         .iter()
         .for_each(|name| cluster.agent(name));
     let mut leave = cluster.leave("uninstall", "120s");
-    eventually("the mode is said", PATIENCE, || {
-        let (mode, _) = cluster.said()?;
-        ensure!(mode == "uninstall", "{mode}");
-        anyhow::Ok(())
-    })
-    .unwrap();
+    cluster.until_said("uninstall");
     cluster.receipts(
         "a",
         &[

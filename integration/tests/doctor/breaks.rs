@@ -31,7 +31,7 @@ fn breaks(
 }
 
 #[test]
-fn the_chain_and_the_plugin() {
+fn the_chain() {
     let patient = Patient::new();
     let before = patient.verdicts();
     let file = |name: &str| patient.conf.join(name);
@@ -74,6 +74,12 @@ fn the_chain_and_the_plugin() {
         || fs::remove_file(&ours).unwrap(),
         || write(&ours, CHAIN),
     );
+}
+
+#[test]
+fn the_plugin() {
+    let patient = Patient::new();
+    let before = patient.verdicts();
     let (plugin, aside) = (patient.bin.join("inpod-cni"), patient.bin.join("aside"));
     let missing = [("PLUGIN_MISSING", "", "failed")];
     breaks(
@@ -98,7 +104,7 @@ fn the_chain_and_the_plugin() {
         mode(&plugin, 0o755);
     };
     breaks(&patient, &before, &silent, shadow, || {
-        fs::rename(&aside, &plugin).unwrap()
+        fs::rename(&aside, &plugin).unwrap();
     });
 }
 

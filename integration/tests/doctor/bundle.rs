@@ -46,6 +46,15 @@ fn plant(patient: &Patient) -> std::path::PathBuf {
     log
 }
 
+/// By a tar that nobody here wrote.
+fn unpacked(archive: &Path) -> Vec<(String, String)> {
+    let directory = archive.with_file_name("unpacked");
+    fs::create_dir(&directory).unwrap();
+    let [archive, into] = [archive, &directory].map(|path| path.to_str().unwrap());
+    run("tar", &["-xf", archive, "-C", into]).unwrap();
+    files(&directory.join("inpod-bundle"))
+}
+
 #[test]
 fn a_bundle_has_everything_but_secrets() {
     let patient = Patient::new();
@@ -60,19 +69,7 @@ fn a_bundle_has_everything_but_secrets() {
     command.arg("-o").arg(&output).arg("--log").arg(&log);
     let said = command.output().unwrap();
     assert!(said.status.success(), "{said:?}");
-    let directory = patient.conf.with_file_name("unpacked");
-    fs::create_dir(&directory).unwrap();
-    run(
-        "tar",
-        &[
-            "-xf".as_ref(),
-            output.as_os_str(),
-            "-C".as_ref(),
-            directory.as_os_str(),
-        ],
-    )
-    .unwrap();
-    let files = files(&directory.join("inpod-bundle"));
+    let files = unpacked(&output);
     for (name, text) in &files {
         assert!(
             !text.contains(SECRET) && !text.contains(TOKEN),

@@ -215,10 +215,8 @@ impl Host {
             &["-sS", "--unix-socket", &socket, "http://localhost/metrics"],
         )
         .unwrap();
-        let value = text
-            .lines()
-            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
-        value
+        let mut lines = text.lines();
+        lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 }
 

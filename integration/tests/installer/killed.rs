@@ -12,6 +12,38 @@ use crate::{
     reader::{Reader, types},
 };
 
+/// From nothing done to half as long again as everything takes on this machine, in milliseconds.
+fn time_to_install(host: &mut Host, mode: &'static str) -> u64 {
+    let began = Instant::now();
+    host.start(&[mode]);
+    host.until("inpod is in the chain", |host| {
+        let names = ["02-inpod.conflist", "10-calico.conflist"];
+        let mut texts = names.iter().filter_map(|name| host.read(name));
+        texts.any(|text| text.contains("inpod-cni"))
+    });
+    let span = u64::try_from(began.elapsed().as_millis()).unwrap() * 3 / 2;
+    host.stop(Signal::SIGKILL);
+    assert!(host.run(&["uninstall", mode]).status.success());
+    span
+}
+
+/// Whether inpod is in the chain, of a directory that must be valid either way.
+fn is_in_the_chain(host: &Host, mode: &str, round: usize) -> bool {
+    for (path, (content, ..)) in host.tree("etc") {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let is_whole = !chain::is_loaded(&name) || types(&content).is_some();
+        assert!(is_whole, "{round}: {name}");
+    }
+    let text = host.read("10-calico.conflist").unwrap();
+    let first = host.read("02-inpod.conflist");
+    let is_ours = first.as_ref().unwrap_or(&text).contains("inpod-cni");
+    let is_edited = mode.ends_with("place") && text.contains("inpod-cni");
+    assert!(text == PRIMARY || is_edited, "{round}: {text}");
+    // An entry without a plugin would fail every pod.
+    assert!(!is_ours || host.installed().exists(), "{round}");
+    is_ours
+}
+
 #[test]
 fn killed_two_hundred_times_at_random_the_directory_is_valid_and_everything_comes_back() {
     fastrand::seed(7);
@@ -19,42 +51,13 @@ fn killed_two_hundred_times_at_random_the_directory_is_valid_and_everything_come
         let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
         let original = host.contents("etc");
         let reader = Reader::of(host.conf_dir());
-        let began = Instant::now();
-        host.start(&[mode]);
-        host.until("inpod is in the chain", |host| {
-            let names = ["02-inpod.conflist", "10-calico.conflist"];
-            names.iter().any(|name| {
-                host.read(name)
-                    .is_some_and(|text| text.contains("inpod-cni"))
-            })
-        });
-        // From nothing done to everything done, on this machine.
-        let span = u64::try_from(began.elapsed().as_millis()).unwrap() * 3 / 2;
-        host.stop(Signal::SIGKILL);
-        assert!(host.run(&["uninstall", mode]).status.success());
+        let span = time_to_install(&mut host, mode);
         let mut whole = 0;
         for round in 0..100 {
             host.start(&[mode]);
             thread::sleep(Duration::from_millis(fastrand::u64(0..=span)));
             host.stop(Signal::SIGKILL);
-            for (path, (content, ..)) in host.tree("etc") {
-                let name = path.file_name().unwrap().to_string_lossy().into_owned();
-                assert!(
-                    !chain::is_loaded(&name) || types(&content).is_some(),
-                    "{round}: {name}"
-                );
-            }
-            let text = host.read("10-calico.conflist").unwrap();
-            let is_ours = host
-                .read("02-inpod.conflist")
-                .unwrap_or(text.clone())
-                .contains("inpod-cni");
-            assert!(
-                text == PRIMARY || (mode.ends_with("place") && text.contains("inpod-cni")),
-                "{round}: {text}"
-            );
-            // An entry without a plugin would fail every pod.
-            assert!(!is_ours || host.installed().exists(), "{round}");
+            let is_ours = is_in_the_chain(&host, mode, round);
             whole += usize::from(is_ours);
             if round % 2 == 0 {
                 // From the beginning: as after a new installation.

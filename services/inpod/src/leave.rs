@@ -8,6 +8,7 @@ mod standing;
 
 use std::{
     collections::BTreeMap,
+    fmt,
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -137,7 +138,7 @@ struct Lookless {
     is_final: bool,
 }
 
-fn failed(what: &str, cause: impl ToString) -> AskError {
+fn failed(what: &str, cause: &dyn fmt::Display) -> AskError {
     AskError::Kubernetes {
         what: what.to_owned(),
         cause: cause.to_string(),
@@ -154,10 +155,10 @@ async fn in_time<T>(
         Ok(Err(error)) => Err(Lookless {
             // The server understood, and will not.
             is_final: matches!(&error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429),
-            error: failed(what, error),
+            error: failed(what, &error),
         }),
         Err(_elapsed) => Err(Lookless {
-            error: failed(what, format!("no answer within {} s", ANSWER.as_secs())),
+            error: failed(what, &format!("no answer within {} s", ANSWER.as_secs())),
             is_final: false,
         }),
     }
@@ -171,7 +172,7 @@ impl Cluster {
         let namespace = order.namespace.clone();
         let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config)
-            .map_err(|error| failed("make a client of Kubernetes", error))?;
+            .map_err(|error| failed("make a client of Kubernetes", &error))?;
         Ok(Self {
             client,
             namespace,
@@ -203,7 +204,7 @@ impl Cluster {
                 in_time(&what, maps.patch(CONFIG_MAP, &how, &change)).await
             }
             None => {
-                let map = serde_json::from_value(change).map_err(|error| failed(&what, error))?;
+                let map = serde_json::from_value(change).map_err(|error| failed(&what, &error))?;
                 in_time(&what, maps.create(&PostParams::default(), &map)).await
             }
         };
@@ -237,10 +238,10 @@ fn said(map: &ConfigMap, mode: Mode) -> Option<i64> {
 async fn config(kubeconfig: Option<&Path>) -> Result<Config, AskError> {
     let Some(path) = kubeconfig else {
         let config = Config::infer().await;
-        return config.map_err(|error| failed("find out how to reach Kubernetes", error));
+        return config.map_err(|error| failed("find out how to reach Kubernetes", &error));
     };
     let what = format!("use {}", path.display());
-    let file = Kubeconfig::read_from(path).map_err(|error| failed(&what, error))?;
+    let file = Kubeconfig::read_from(path).map_err(|error| failed(&what, &error))?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    config.map_err(|error| failed(&what, error))
+    config.map_err(|error| failed(&what, &error))
 }

@@ -219,9 +219,8 @@ pub(super) fn leave_order(matches: &ArgMatches) -> LeaveOrder {
 
 /// Where the sockets are from here: below the node's root, where one is given.
 pub(super) fn run_dir(matches: &ArgMatches, run_dir: PathBuf) -> PathBuf {
-    let rest = match matches.subcommand() {
-        Some(("doctor" | "bundle", rest)) => rest,
-        Some(_) | None => return run_dir,
+    let Some(("doctor" | "bundle", rest)) = matches.subcommand() else {
+        return run_dir;
     };
     if rest.value_source("host-root") == Some(ValueSource::CommandLine) {
         return Root::new(&host_root(rest)).at(Path::new(&run_dir));

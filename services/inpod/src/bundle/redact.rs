@@ -98,7 +98,7 @@ impl Redactor {
         match value {
             Value::Object(map) => Value::Object(
                 map.into_iter()
-                    .map(|(key, value)| self.entry(key, value))
+                    .map(|(key, value)| self.entry(&key, value))
                     .collect(),
             ),
             Value::Array(list) => list.into_iter().map(|value| self.value(value)).collect(),
@@ -107,16 +107,21 @@ impl Redactor {
         }
     }
 
-    fn entry(&self, key: String, value: Value) -> (String, Value) {
+    fn entry(&self, key: &str, value: Value) -> (String, Value) {
         let clean = match value {
-            Value::Object(map) if CHOSEN.contains(&key.as_str()) => self.chosen(map),
-            Value::Array(list) if CHOSEN.contains(&key.as_str()) => {
+            Value::Object(map) if CHOSEN.contains(&key) => self.chosen(map),
+            Value::Array(list) if CHOSEN.contains(&key) => {
                 list.into_iter().map(|it| self.variable(it)).collect()
             }
-            Value::String(_) if is_secret(&key) => REDACTED.into(),
-            value => self.value(value),
+            Value::String(_) if is_secret(key) => REDACTED.into(),
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Array(_)
+            | Value::Object(_) => self.value(value),
         };
-        (self.plain(&key), clean)
+        (self.plain(key), clean)
     }
 
     fn chosen(&self, map: Map<String, Value>) -> Value {

@@ -126,16 +126,23 @@ fn sysctls() -> BTreeMap<&'static str, Result<String, String>> {
         .into()
 }
 
+fn directory() -> Directory {
+    Directory {
+        path: "/run/inpod/pod-events".to_owned(),
+        inode: Ok(Some(inode(Kind::Directory, 0o700))),
+        space: Ok(Space {
+            bytes: 1 << 30,
+            files: 1 << 20,
+            all_files: 1 << 21,
+            is_read_only: false,
+        }),
+    }
+}
+
 pub(super) fn healthy() -> Facts {
     let features = FEATURES
         .iter()
         .map(|it| (it.name, Presence::There("it is built in")));
-    let space = Space {
-        bytes: 1 << 30,
-        files: 1 << 20,
-        all_files: 1 << 21,
-        is_read_only: false,
-    };
     Facts {
         release: Ok("5.14.0-362.el9\n".to_owned()),
         features: features.collect(),
@@ -177,11 +184,7 @@ pub(super) fn healthy() -> Facts {
         ]),
         findings: Ok(Findings::default()),
         sysctls: sysctls(),
-        directories: vec![Directory {
-            path: "/run/inpod/pod-events".to_owned(),
-            inode: Ok(Some(inode(Kind::Directory, 0o700))),
-            space: Ok(space),
-        }],
+        directories: vec![directory()],
         kill_switch: Ok(false),
         spool: Ok(0),
         self_test: Some(Ok(SelfTestResponse {

@@ -39,19 +39,19 @@ fn condition(facts: &mut Facts, name: &str) {
 /// What breaks, and the code that says so.
 const BREAKS: &[(Code, Break)] = &[
     (Code::KernelTooOld, |it| {
-        it.release = Ok("5.13.19-generic".to_owned())
+        it.release = Ok("5.13.19-generic".to_owned());
     }),
     (Code::KernelFeatureMissing, |it| {
-        drop(it.features.insert("nf_tables", Presence::Absent))
+        drop(it.features.insert("nf_tables", Presence::Absent));
     }),
     (Code::KernelOptionMissing, |it| {
-        drop(it.features.insert("nft tproxy", Presence::Absent))
+        drop(it.features.insert("nft tproxy", Presence::Absent));
     }),
     (Code::NetnsNotShared, |it| {
-        it.mounts.as_mut().unwrap()[1].is_shared = false
+        it.mounts.as_mut().unwrap()[1].is_shared = false;
     }),
     (Code::NetnsNotSeen, |it| {
-        drop(it.netconfig_mounts.as_mut().unwrap().pop())
+        drop(it.netconfig_mounts.as_mut().unwrap().pop());
     }),
     (Code::LsmSelinuxConfined, |it| {
         it.selinux_enforcing = Ok(true);
@@ -73,46 +73,46 @@ const BREAKS: &[(Code, Break)] = &[
     }),
     (Code::ChainWithoutInpod, |it| drop(networks(it).remove(0))),
     (Code::ChainShadowed, |it| {
-        networks(it).insert(0, network("00-other.conflist", &["ptp"]))
+        networks(it).insert(0, network("00-other.conflist", &["ptp"]));
     }),
     (Code::ChainSecondAgent, |it| {
         networks(it)[0]
             .plugins
             .as_mut()
             .unwrap()
-            .push("istio-cni".to_owned())
+            .push("istio-cni".to_owned());
     }),
     (Code::ChainTwice, |it| {
         networks(it)[0]
             .plugins
             .as_mut()
             .unwrap()
-            .push("inpod-cni".to_owned())
+            .push("inpod-cni".to_owned());
     }),
     (Code::ChainExclusive, |it| {
         it.chain
             .renamed
-            .push("10-primary.conflist.cilium_bak".to_owned())
+            .push("10-primary.conflist.cilium_bak".to_owned());
     }),
     (Code::PluginMissing, |it| it.plugin.binary = Ok(None)),
     (Code::PluginNotExecutable, |it| {
-        it.plugin.binary = Ok(Some(inode(Kind::File, 0o644)))
+        it.plugin.binary = Ok(Some(inode(Kind::File, 0o644)));
     }),
     (Code::PluginSilent, |it| {
-        it.plugin.answer = Err("no answer within 5 s".to_owned())
+        it.plugin.answer = Err("no answer within 5 s".to_owned());
     }),
     (Code::KillSwitch, |it| it.kill_switch = Ok(true)),
     (Code::SocketMissing, |it| {
-        service(it, "netconfig").socket = Ok(None)
+        service(it, "netconfig").socket = Ok(None);
     }),
     (Code::SocketOpen, |it| {
-        service(it, "netconfig").socket = Ok(Some(inode(Kind::Socket, 0o666)))
+        service(it, "netconfig").socket = Ok(Some(inode(Kind::Socket, 0o666)));
     }),
     (Code::ServiceSilent, |it| {
-        service(it, "netconfig").ready = Err("connection refused".to_owned())
+        service(it, "netconfig").ready = Err("connection refused".to_owned());
     }),
     (Code::ServiceNotReady, |it| {
-        service(it, "netconfig").ready = Ok(false)
+        service(it, "netconfig").ready = Ok(false);
     }),
     (Code::ConditionBad, |it| condition(it, "pods")),
     (Code::BackendUnusable, |it| {
@@ -120,19 +120,19 @@ const BREAKS: &[(Code, Break)] = &[
             service(it, "netconfig")
                 .conditions
                 .insert("backend".to_owned(), false),
-        )
+        );
     }),
     (Code::BackendsMixed, |it| {
         it.states
             .as_mut()
             .unwrap()
-            .push(state("c2", true, Backend::IptablesNft))
+            .push(state("c2", true, Backend::IptablesNft));
     }),
     (Code::VersionsDiffer, |it| {
-        service(it, "installer").version = Ok("1.1.0".to_owned())
+        service(it, "installer").version = Ok("1.1.0".to_owned());
     }),
     (Code::VersionsTooFar, |it| {
-        service(it, "installer").version = Ok("1.0.9".to_owned())
+        service(it, "installer").version = Ok("1.0.9".to_owned());
     }),
     (Code::InstallerAbsent, |it| {
         service(it, "installer").directory = Ok(None);
@@ -140,16 +140,16 @@ const BREAKS: &[(Code, Break)] = &[
     }),
     (Code::ZdsSocketMissing, |it| it.zds.socket = Ok(None)),
     (Code::ZdsSocketForeign, |it| {
-        it.zds.holders = Ok(vec![(4711, "install-cni".to_owned())])
+        it.zds.holders = Ok(vec![(4711, "install-cni".to_owned())]);
     }),
     (Code::ZtunnelAbsent, |it| {
-        it.workloads.as_mut().unwrap().sessions.clear()
+        it.workloads.as_mut().unwrap().sessions.clear();
     }),
     (Code::ZtunnelBehind, |it| {
-        it.workloads.as_mut().unwrap().sessions[0].phase = SessionPhase::Snapshot.into()
+        it.workloads.as_mut().unwrap().sessions[0].phase = SessionPhase::Snapshot.into();
     }),
     (Code::BrokerNotSeeded, |it| {
-        it.workloads.as_mut().unwrap().seeded = false
+        it.workloads.as_mut().unwrap().seeded = false;
     }),
     (Code::WorkloadsRefused, |it| {
         it.workloads.as_mut().unwrap().workloads[0].states[0].phase = WorkloadPhase::Refused.into();
@@ -161,10 +161,10 @@ const BREAKS: &[(Code, Break)] = &[
         });
     }),
     (Code::PodsLetThrough, |it| {
-        it.pods.as_mut().unwrap()[0].let_through = true
+        it.pods.as_mut().unwrap()[0].let_through = true;
     }),
     (Code::RulesDrifted, |it| {
-        it.states.as_mut().unwrap()[0].intact = false
+        it.states.as_mut().unwrap()[0].intact = false;
     }),
     (Code::PodFindings, |it| {
         let finding = Finding {
@@ -178,28 +178,28 @@ const BREAKS: &[(Code, Break)] = &[
             .push(("c1".to_owned(), finding));
     }),
     (Code::Ipv6Disabled, |it| {
-        set(it, "net/ipv6/conf/default/disable_ipv6", "1")
+        set(it, "net/ipv6/conf/default/disable_ipv6", "1");
     }),
     (Code::RpFilterStrict, |it| {
-        set(it, "net/ipv4/conf/all/rp_filter", "1")
+        set(it, "net/ipv4/conf/all/rp_filter", "1");
     }),
     (Code::ConntrackNearFull, |it| {
-        set(it, "net/netfilter/nf_conntrack_count", "209716")
+        set(it, "net/netfilter/nf_conntrack_count", "209716");
     }),
     (Code::InotifyLow, |it| {
-        set(it, "fs/inotify/max_user_instances", "127")
+        set(it, "fs/inotify/max_user_instances", "127");
     }),
     (Code::FilesNearLimit, |it| {
         service(it, "netconfig")
             .process
             .as_mut()
             .unwrap()
-            .open_files = Ok(820)
+            .open_files = Ok(820);
     }),
     (Code::StateReadOnly, |it| space(it).is_read_only = true),
     (Code::StateSpaceLow, |it| space(it).bytes = (16 << 20) - 1),
     (Code::StateOpen, |it| {
-        it.directories[0].inode = Ok(Some(inode(Kind::Directory, 0o755)))
+        it.directories[0].inode = Ok(Some(inode(Kind::Directory, 0o755)));
     }),
     (Code::SpoolWaiting, |it| it.spool = Ok(1)),
     (Code::SpoolFull, |it| it.spool = Ok(state::MOST_SPOOLED)),
