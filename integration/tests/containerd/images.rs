@@ -168,10 +168,10 @@ fn each_binary_is_static_and_runs_where_there_is_nothing_else() {
             "{binary}: {told}"
         );
         let root = scratch();
-        fs::copy(&path, root.path().join("it")).unwrap();
+        fs::copy(&path, root.path().join(binary)).unwrap();
         let root = root.path().to_str().unwrap();
         if binary == "inpod-cni" {
-            let script = format!("CNI_COMMAND=VERSION chroot {root} /it");
+            let script = format!("CNI_COMMAND=VERSION chroot {root} /{binary}");
             let said = Command::new("sh")
                 .args([
                     "-c",
@@ -184,7 +184,7 @@ fn each_binary_is_static_and_runs_where_there_is_nothing_else() {
                 "{said:?}"
             );
         } else {
-            let said = run("chroot", &[root, "/it", "--version"]).unwrap();
+            let said = run("chroot", &[root, &format!("/{binary}"), "--version"]).unwrap();
             assert!(said.starts_with(&format!("{binary} ")), "{said}");
         }
     }

@@ -106,19 +106,26 @@ impl Runtime {
         run("ctr", &[&client[..], arguments].concat())
     }
 
-    /// What a program prints in a container of an image, which is gone afterwards.
+    /// What a program prints in a container of an image, which is gone afterwards. It has what netconfig's has of root's
+    /// power over its network.
     pub(crate) fn contained(&self, image: &str, command: &[&str]) -> anyhow::Result<String> {
         let cgroup = format!("/{}/contained", self.cgroup());
-        let run = [
+        let mut run = vec![
             "run",
             "--rm",
             "--snapshotter",
             "native",
             "--cgroup",
             &cgroup,
+        ];
+        run.extend([
+            "--cap-add",
+            "CAP_NET_ADMIN",
+            "--cap-add",
+            "CAP_NET_RAW",
             image,
             "it",
-        ];
+        ]);
         self.ctr(&[&run[..], command].concat())
     }
 
