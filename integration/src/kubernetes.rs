@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 pub use image::Image;
 pub use machine::Machine;
-pub use traffic::{Report, Traffic, get, get_path};
+pub use traffic::{Report, Traffic, ask, get};
 
 use crate::{
     ApiServer,

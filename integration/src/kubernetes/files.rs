@@ -104,11 +104,11 @@ pub(super) fn write(server: &ApiServer, dir: &Path) -> anyhow::Result<()> {
         let from = Path::new(PLUGINS).join(plugin);
         fs::copy(&from, plugins.join(plugin)).context("install containernetworking-plugins")?;
     }
-    primary(dir, &[])
+    primary(&dir.join("etc"), &[])
 }
 
 /// Writes the list of the primary CNI, with more entries after its own. Renamed into place: runtimes watch.
-fn primary(dir: &Path, more: &[serde_json::Value]) -> anyhow::Result<()> {
+fn primary(etc: &Path, more: &[serde_json::Value]) -> anyhow::Result<()> {
     let bridge = json!({
         "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
         "ipam": {
@@ -120,21 +120,20 @@ fn primary(dir: &Path, more: &[serde_json::Value]) -> anyhow::Result<()> {
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
     let plugins = [&[bridge, portmap], more].concat();
     let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": plugins});
-    let aside = dir.join("conflist");
+    // containerd 1.6 looks again where a name leaves the directory, not where one comes into it from elsewhere.
+    let aside = etc.join("cni/net.d/.podnet");
     fs::write(&aside, list.to_string())?;
-    Ok(fs::rename(
-        aside,
-        dir.join("etc/cni/net.d/10-podnet.conflist"),
-    )?)
+    Ok(fs::rename(aside, etc.join("cni/net.d/10-podnet.conflist"))?)
 }
 
-/// Puts our plugin on the node and into the chain, as the installer would.
-pub(super) fn chain(dir: &Path) -> anyhow::Result<()> {
+/// Puts our plugin on the node and into the chain, as the installer would. `etc` is the machine's own view: what is
+/// written below an overlay is not heard by who watches it.
+pub(super) fn chain(dir: &Path, etc: &Path) -> anyhow::Result<()> {
     let plugin = dir.join("opt/cni/bin/inpod-cni");
     fs::copy(bin("inpod-cni")?, &plugin)?;
     fs::set_permissions(&plugin, Permissions::from_mode(0o755))?;
     let entry = json!({"type": "inpod-cni", "agentSocket": "/run/inpod/pod-events/grpc.sock"});
-    primary(dir, &[entry])
+    primary(etc, &[entry])
 }
 
 /// The command line of the first process, after `node.sh NAME DIR`.

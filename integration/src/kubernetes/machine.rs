@@ -170,8 +170,8 @@ impl Machine {
     fn remove_cgroups(&self) -> anyhow::Result<()> {
         // Depth first; what cannot be removed yet is found again.
         let script = format!(
-            "find /sys/fs/cgroup -type d -name {0} -exec find {{}} -depth -type d -exec rmdir {{}} \\; \\; 2>/dev/null
-             find /sys/fs/cgroup -type d -path '*/{0}*'",
+            "ours() {{ find /sys/fs/cgroup -depth -type d -path '*/{}*' \"$@\"; }}
+             ours -exec rmdir {{}} \\; 2>/dev/null; ours",
             self.name
         );
         let left = run("sh", &["-c", &script])?;
@@ -234,7 +234,7 @@ impl Machine {
     ///
     /// When it is not built.
     pub fn install_plugin(&self) -> anyhow::Result<()> {
-        files::chain(&self.dir)
+        files::chain(&self.dir, &self.etc("")?)
     }
 
     /// The processes of a pod's containers, as their pids are seen from here.

@@ -75,20 +75,21 @@ impl Traffic {
 ///
 /// When it is not answered with 200 in time.
 pub fn get(from: &Netns, to: SocketAddr) -> anyhow::Result<String> {
-    get_path(from, to, "/")
+    ask(from, to, "/").map(|(_, body)| body)
 }
 
-/// The same for another path than `/`.
+/// The same for another path than `/`; with the address that was asked from.
 ///
 /// # Errors
 ///
 /// As [`get`].
-pub fn get_path(from: &Netns, to: SocketAddr, path: &str) -> anyhow::Result<String> {
+pub fn ask(from: &Netns, to: SocketAddr, path: &str) -> anyhow::Result<(SocketAddr, String)> {
     let mut stream = connect(from, to)?;
+    let here = stream.local_addr()?;
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     ensure!(head.contains(" 200 "), "{head:?}");
-    Ok(body.to_owned())
+    Ok((here, body.to_owned()))
 }

@@ -113,6 +113,9 @@ impl Turn<'_> {
             let known = self.explain(namespace, name)?;
             let state = text(&known, "/state");
             ensure!(state == "POD_STATE_ENROLLED", "{known}");
+            // The verb made it so, not a search afterwards.
+            let network = text(&known, "/sandbox/networkName");
+            ensure!(network == "podnet", "{known}");
             let rules = known.pointer("/rules").context("no rules")?;
             ensure!(
                 rules
