@@ -2,11 +2,7 @@
 //! with the services and the reference ztunnel as DaemonSets. The feature `kubernetes` keeps it out of tiers that lack
 //! the programs.
 #![cfg(feature = "kubernetes")]
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that fails panics"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod agent;
 mod apps;

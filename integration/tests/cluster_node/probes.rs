@@ -45,6 +45,14 @@ fn until_ready_is(turn: &Turn<'_>, pod: &Value, ready: bool) {
     .unwrap();
 }
 
+/// Deletes a pod's element of the set that lets probes past.
+fn take_out_of_the_set(turn: &Turn<'_>, pod: &Value) {
+    let element = format!("{{ {} }}", text(pod, "/status/podIP"));
+    let set = ["inet", "inpod-host", "probes-v4", &element];
+    let delete = [&["nft", "delete", "element"][..], &set].concat();
+    turn.machine.exec(&delete).unwrap();
+}
+
 #[test]
 fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_lets_them() {
     on_the_node(|turn| {
@@ -71,27 +79,14 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
         assert_eq!(taken(turn, &pod, 15006), 0, "probes went through ztunnel");
         // The control: without the element, and with nobody to put it back, ztunnel is asked first.
         let agent = turn.agent();
-        let netconfig = |signal| {
-            turn.machine
-                .kill(uid(&agent), "/netconfig", signal)
-                .unwrap()
-        };
+        let program = "/netconfig";
+        let netconfig = |signal| turn.machine.kill(uid(&agent), program, signal).unwrap();
         let ztunnels = turn.until_ready("istio-system", "app=ztunnel", 1).unwrap();
         let ztunnel = ztunnels.first().unwrap();
         let program = "/reference-ztunnel";
         let ztunnel = |signal| turn.machine.kill(uid(ztunnel), program, signal).unwrap();
         netconfig(Signal::SIGSTOP);
-        let element = format!("{{ {} }}", text(&pod, "/status/podIP"));
-        let delete = [
-            "nft",
-            "delete",
-            "element",
-            "inet",
-            "inpod-host",
-            "probes-v4",
-            &element,
-        ];
-        turn.machine.exec(&delete).unwrap();
+        take_out_of_the_set(turn, &pod);
         eventually("ztunnel takes probes", PATIENCE, || {
             ensure!(taken(turn, &pod, 15006) > 0, "none");
             anyhow::Ok(())

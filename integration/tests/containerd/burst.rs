@@ -125,12 +125,11 @@ fn burst(many: usize) {
     ended.into_iter().collect::<Result<(), _>>().unwrap();
     nothing_left(&runtime, &pods);
     // Past libtest, which shows what a test prints only when it fails.
-    writeln!(
-        io::stderr(),
-        "{PODS} pods, {many} at once: all in the mesh after {came:?} ({} attempts), all gone after {went:?}",
+    let line = format!(
+        "{PODS} pods, {many} at once: all in the mesh after {came:?} ({} attempts), all gone after {went:?}\n",
         attempts.into_inner()
-    )
-    .unwrap();
+    );
+    io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 /// Every pod is in the mesh, and none of them twice.

@@ -23,10 +23,6 @@ use crate::runtime::{Runtime, end};
 /// The root of the tree.
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/test tells where they are"
-)]
 fn binaries() -> PathBuf {
     let binaries = std::env::var_os("IMAGE_BINARIES");
     binaries
@@ -71,9 +67,8 @@ fn scratch() -> tempfile::TempDir {
 
 /// A document of an image that was built, by its digest; without one, the index.
 fn document(archive: &Path, digest: Option<&str>) -> Value {
-    let path = digest.map_or("index.json".to_owned(), |it| {
-        format!("blobs/{}", it.replace(':', "/"))
-    });
+    let blob = digest.map(|it| format!("blobs/{}", it.replace(':', "/")));
+    let path = blob.unwrap_or_else(|| "index.json".to_owned());
     let text = run("tar", &["-xOf", archive.to_str().unwrap(), &path]).unwrap();
     serde_json::from_str(&text).unwrap()
 }

@@ -153,7 +153,6 @@ impl Inside {
 }
 
 #[test]
-#[expect(clippy::disallowed_methods, reason = "a director tells of itself so")]
 fn a_node_does_what_it_is_told_and_ends_empty() {
     let mut node = Inside::running().unwrap();
     let uid = "web-0000-1111-2222-333333333333";

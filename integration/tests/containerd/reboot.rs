@@ -128,16 +128,10 @@ fn after_a_reboot_dels_name_no_netns_and_adds_name_new_ones_and_nothing_of_the_o
     let new = names.map(|name| runtime.pod(Spec::new(name)).unwrap());
     new.iter().for_each(|pod| in_the_mesh(&runtime, pod));
     let calls = since(&runtime, count);
-    assert!(
-        calls
-            .iter()
-            .all(|call| (call.verb.as_str(), call.code) == ("ADD", 0))
-    );
-    assert!(
-        calls
-            .iter()
-            .all(|call| !netns.contains(Path::new(&call.netns)))
-    );
+    let mut all = calls.iter();
+    assert!(all.all(|call| (call.verb.as_str(), call.code) == ("ADD", 0)));
+    let mut all = calls.iter();
+    assert!(all.all(|call| !netns.contains(Path::new(&call.netns))));
     nothing_of(&runtime, &old, &new);
     for pod in new {
         runtime.end(&pod.container_id).unwrap();

@@ -15,10 +15,6 @@ use crate::{
 };
 
 /// Plugins that know CNI 1.1.0; Debian's do not.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/test tells where they are"
-)]
 fn plugins() -> PathBuf {
     let plugins = std::env::var_os("CNI_PLUGINS");
     plugins

@@ -24,7 +24,9 @@ const WAITS: Duration = Duration::from_secs(3);
 fn place(known: &ExplainPodResponse, event: &str) -> usize {
     let mut events = known.timeline.iter();
     let place = events.position(|entry| entry.event.starts_with(event));
-    place.unwrap_or_else(|| panic!("no {event:?} in {:?}", known.timeline))
+    place
+        .ok_or_else(|| format!("no {event:?} in {:?}", known.timeline))
+        .unwrap()
 }
 
 /// ztunnel's ports on which somebody listens in a pod.

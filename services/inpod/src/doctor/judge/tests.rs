@@ -116,11 +116,8 @@ const BREAKS: &[(Code, Break)] = &[
     }),
     (Code::ConditionBad, |it| condition(it, "pods")),
     (Code::BackendUnusable, |it| {
-        drop(
-            service(it, "netconfig")
-                .conditions
-                .insert("backend".to_owned(), false),
-        );
+        let conditions = &mut service(it, "netconfig").conditions;
+        conditions.insert("backend".to_owned(), false);
     }),
     (Code::BackendsMixed, |it| {
         it.states
