@@ -297,7 +297,7 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
     let directory = directory.path();
     certificates(directory);
     let asked = name_server(node.netns());
-    let heard = directory.join("heard");
+    let [heard, alerts] = ["heard", "alerts"].map(|name| directory.join(name));
     let mut server = within(&node, "openssl");
     let address = format!("{}:{}", API.1, API.2);
     server.args([
@@ -306,21 +306,22 @@ fn a_static_pod_events_finds_the_api_server_by_name_and_trusts_the_service_accou
     server.current_dir(directory).stdin(Stdio::piped());
     server
         .stdout(fs::File::create(&heard).unwrap())
-        .stderr(Stdio::null());
+        .stderr(fs::File::create(&alerts).unwrap());
     let mut server = server.spawn().unwrap();
     let told = |log: &Path, what: &str| {
-        let log = fs::read_to_string(log).unwrap();
-        let heard = String::from_utf8_lossy(&fs::read(&heard).unwrap()).to_lowercase();
+        let texts = [&heard, &alerts].map(|path| fs::read(path).unwrap());
+        let said = String::from_utf8_lossy(&texts.concat()).to_lowercase();
         ensure!(
-            log.contains(what) || heard.contains(what),
-            "{what:?} is not in {log} nor in {heard:?}"
+            said.contains(what),
+            "{what:?} is not in {said:?}: {}",
+            fs::read_to_string(log)?
         );
         anyhow::Ok(())
     };
     // With another authority nothing but a handshake is tried.
     let (mut stranger, log) = pod_events(&node, &root(directory, "other"));
     let refused = eventually("the server is not trusted", PATIENCE, || {
-        told(&log, "UnknownIssuer")
+        told(&log, "alert unknown ca")
     });
     end(&mut stranger);
     let said = fs::read(&heard).unwrap();
