@@ -149,6 +149,9 @@ impl Machine {
         running.process.wait()?;
         drop(running);
         let cgroups = eventually("its cgroups are gone", PATIENCE, || self.remove_cgroups());
+        // A network goes a while after its name does, and its wire with it.
+        let wire = format!("api{NUMBER}");
+        exec_in(self.server.netns().path(), &["ip", "link", "del", &wire])?;
         run("ip", &["netns", "del", &self.name])?;
         let memory = self.dir.join("run");
         fs::remove_dir_all(&memory)?;

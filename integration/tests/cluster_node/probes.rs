@@ -53,21 +53,21 @@ fn take_out_of_the_set(turn: &Turn<'_>, pod: &Value) {
     turn.machine.exec(&delete).unwrap();
 }
 
+/// Serves, and is probed in each of three ways every second.
+fn probed() -> Value {
+    container(&json!({
+        "startupProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 60},
+        "readinessProbe": {"httpGet": {"path": "/cgi-bin/who", "port": PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
+        "livenessProbe": {"exec": {"command": ["/bin/true"]}, "periodSeconds": 1},
+    }))
+}
+
 #[test]
 fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_lets_them() {
     on_the_node(|turn| {
         turn.make_namespace("probes", &json!({"istio.io/dataplane-mode": "ambient"}))
             .unwrap();
-        let pod = deploy(
-            turn,
-            "probes",
-            "web",
-            &container(&json!({
-                "startupProbe": {"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 60},
-                "readinessProbe": {"httpGet": {"path": "/cgi-bin/who", "port": PORT}, "periodSeconds": 1, "timeoutSeconds": 2},
-                "livenessProbe": {"exec": {"command": ["/bin/true"]}, "periodSeconds": 1},
-            })),
-        );
+        let pod = deploy(turn, "probes", "web", &probed());
         turn.until_enrolled(&pod);
         eventually("five more probes", PATIENCE, || {
             let all = seen(turn, &pod)?;
@@ -79,8 +79,11 @@ fn probes_of_each_kind_succeed_past_ztunnel_and_fail_without_the_element_that_le
         assert_eq!(taken(turn, &pod, 15006), 0, "probes went through ztunnel");
         // The control: without the element, and with nobody to put it back, ztunnel is asked first.
         let agent = turn.agent();
-        let program = "/netconfig";
-        let netconfig = |signal| turn.machine.kill(uid(&agent), program, signal).unwrap();
+        let netconfig = |signal| {
+            turn.machine
+                .kill(uid(&agent), "/netconfig", signal)
+                .unwrap();
+        };
         let ztunnels = turn.until_ready("istio-system", "app=ztunnel", 1).unwrap();
         let ztunnel = ztunnels.first().unwrap();
         let program = "/reference-ztunnel";

@@ -14,8 +14,8 @@ pub(super) const REDACTED: &str = "REDACTED";
 /// Below these keys stand values that people chose.
 const CHOSEN: [&str; 4] = ["annotations", "labels", "env", "environment"];
 
-/// Keys of inpod and of Istio begin so; those that are read have names (`workload::keys`).
-const KNOWN: [&str; 4] = ["inpod.io/", "istio.io/", "ambient.istio.io/", "INPOD_"];
+/// Variables of inpod begin so. Labels and annotations that it reads have names (`workload::keys`).
+const KNOWN: &str = "INPOD_";
 
 /// A key that has one of these in it names a secret.
 const SECRET: [&str; 10] = [
@@ -151,8 +151,7 @@ impl Redactor {
 }
 
 fn is_known(key: &str) -> bool {
-    KNOWN.iter().any(|prefix| key.starts_with(prefix))
-        || keys::TABLE.iter().any(|known| known.name == key)
+    key.starts_with(KNOWN) || keys::TABLE.iter().any(|known| known.name == key)
 }
 
 fn is_secret(key: &str) -> bool {

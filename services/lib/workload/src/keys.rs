@@ -29,6 +29,8 @@ pub enum On {
     NamespaceLabel,
     /// An annotation of a namespace.
     NamespaceAnnotation,
+    /// An annotation of the ConfigMap `inpod-leave`.
+    LeaveAnnotation,
 }
 
 impl On {
@@ -39,6 +41,7 @@ impl On {
             Self::PodAnnotation => "pod, annotation",
             Self::NamespaceLabel => "namespace, label",
             Self::NamespaceAnnotation => "namespace, annotation",
+            Self::LeaveAnnotation => "ConfigMap `inpod-leave`, annotation",
         }
     }
 }
@@ -183,6 +186,14 @@ pub const TABLE: &[Key] = &[
         "truth value",
         "lets connections from before the enrolment go on past ztunnel; needs the permission `keep-existing`",
     ),
+    Key {
+        name: LEAVE_SINCE,
+        on: On::LeaveAnnotation,
+        access: Access::Written,
+        by: "inpod",
+        values: "seconds since 1970",
+        does: "says since when nodes are to be left: receipts from before do not count",
+    },
 ];
 
 /// Label on a pod or a namespace: `ambient` enrolls, `none` on a pod opts out.
@@ -242,6 +253,9 @@ pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
 
 /// Annotation on a pod, a truth value: connections from before its enrolment go on as they are.
 pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
+
+/// On the ConfigMap by which nodes are left: when that was said.
+pub const LEAVE_SINCE: &str = "inpod.io/leave-since";
 
 /// Annotation on a pod, a truth value: whether its name resolution goes to ztunnel, whatever the node says.
 pub const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
