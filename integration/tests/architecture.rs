@@ -76,7 +76,7 @@ fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
         .find(|package| package.name == "inpod")
         .unwrap();
     let used: BTreeSet<_> = direct(client).intersection(&ours).cloned().collect();
-    assert_eq!(used, set(&["inpod-proto", "workload", "daemon"]));
+    assert_eq!(used, set(&["inpod-proto", "workload", "daemon", "chain"]));
     assert!(!direct(client).contains("nix"));
     assert!(users_of(&metadata, "inpod").is_empty());
 }

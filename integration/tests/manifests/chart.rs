@@ -113,10 +113,6 @@ fn the_schema_has_every_setting_of_every_service_and_no_other() {
         ("installer", "installer"),
     ] {
         let path = format!("services/{service}/src/config.rs");
-        // What is released with the chart has to be there; what is still to come is not compared.
-        if !root().join(&path).exists() && service == "installer" {
-            continue;
-        }
         let own = settings(&path);
         let wanted: BTreeSet<_> = own.union(&common).chain(&fixed).cloned().collect();
         let place = format!("/properties/{value}/properties/settings/properties");

@@ -37,6 +37,7 @@ pub(crate) const RIGHTS: [Rights; 4] = [
             ("/run/inpod/pod-events", How::Write),
             ("/run/inpod/netconfig", How::Read),
             ("/run/inpod/ztunnel-broker", How::Read),
+            ("/run/inpod/installer", How::Read),
             ("/var/lib/inpod/plugin", How::Write),
         ],
         others: &[LEAVE, TOKEN],

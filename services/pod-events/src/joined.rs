@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt::Write as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -20,13 +20,16 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const OWN: &str = crate::SERVICE.name;
 
 /// The other services of a node.
-const OTHERS: [&str; 2] = ["netconfig", "ztunnel-broker"];
+const OTHERS: [&str; 3] = ["netconfig", "ztunnel-broker", INSTALLER];
+
+/// Not on every node: where its directory is not to be seen nobody misses it.
+const INSTALLER: &str = "installer";
 
 /// Reads the metrics of all services when asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
     own: Metrics,
-    others: [(&'static str, PathBuf); 2],
+    others: [(&'static str, PathBuf); 3],
 }
 
 impl Joined {
@@ -40,7 +43,11 @@ impl Joined {
 
 impl AsyncText for Joined {
     async fn text(&self) -> String {
-        let fetched = join_all(self.others.iter().map(async |(name, socket)| {
+        let is_here = |(name, socket): &&(&str, PathBuf)| {
+            *name != INSTALLER || socket.parent().is_some_and(Path::is_dir)
+        };
+        let others = self.others.iter().filter(is_here);
+        let fetched = join_all(others.map(async |(name, socket)| {
             let fetched = tokio::time::timeout(PATIENCE, fetch(socket)).await;
             let text = match fetched {
                 Ok(Ok(text)) => Some(text),

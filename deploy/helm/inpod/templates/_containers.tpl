@@ -20,6 +20,7 @@
   - {name: pod-events, mountPath: {{ $values.runDir }}/pod-events}
   - {name: netconfig, mountPath: {{ $values.runDir }}/netconfig, readOnly: true}
   - {name: ztunnel-broker, mountPath: {{ $values.runDir }}/ztunnel-broker, readOnly: true}
+  - {name: installer, mountPath: {{ $values.runDir }}/installer, readOnly: true}
   - {name: plugin-state, mountPath: {{ $values.stateDir }}/plugin}
   - {name: leave, mountPath: /etc/inpod/leave, readOnly: true}
   - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}

@@ -1,15 +1,12 @@
 //! The network configurations of a node, as a runtime reads them: libcni takes `.conf`, `.conflist` and `.json` in the
 //! order of their names; containerd uses the first and gives up where that cannot be read, CRI-O goes on to the next.
 
-use serde_json::Value;
+use std::fs;
+
+pub(crate) use ::chain::OURS as PLUGIN;
+use ::chain::{NetworkFile, is_loaded};
 
 use crate::root::{Root, Seen};
-
-/// The plugin's name in a chain.
-pub(crate) const PLUGIN: &str = "inpod-cni";
-
-/// What libcni takes for a network configuration (`ConfFiles`).
-const ENDINGS: [&str; 3] = [".conf", ".conflist", ".json"];
 
 /// Plugins that redirect pods for another mesh.
 const AGENTS: [&str; 5] = [
@@ -74,14 +71,17 @@ pub(crate) fn networks(root: &Root, directory: &str) -> Seen<Option<Vec<Network>
     let Some(names) = root.names(directory)? else {
         return Ok(None);
     };
-    let is_network = |name: &&String| ENDINGS.iter().any(|ending| name.ends_with(ending));
-    let read = |name: &String| Network {
-        file: name.clone(),
-        plugins: root
-            .text(format!("{directory}/{name}"))
-            .and_then(|text| plugins(name, &text)),
+    let read = |name: &String| {
+        let path = format!("{directory}/{name}");
+        let content = fs::read(root.at(&path));
+        let content = content.map_err(|error| format!("cannot read {path}: {error}"));
+        Network {
+            file: name.clone(),
+            plugins: content.and_then(|content| plugins(name, content)),
+        }
     };
-    Ok(Some(names.iter().filter(is_network).map(read).collect()))
+    let networks = names.iter().filter(|name| is_loaded(name));
+    Ok(Some(networks.map(read).collect()))
 }
 
 /// Files that Cilium has put aside (`cni.exclusive`).
@@ -91,20 +91,14 @@ pub(crate) fn renamed(root: &Root, directory: &str) -> Vec<String> {
     names.into_iter().filter(is_renamed).collect()
 }
 
-fn plugins(name: &str, text: &str) -> Result<Vec<String>, String> {
-    let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let kind = |plugin: &Value| {
-        let kind = plugin.get("type").and_then(Value::as_str);
-        kind.filter(|kind| !kind.is_empty()).map(str::to_owned)
-    };
-    if !name.ends_with(".conflist") {
-        return kind(&value).map_or_else(|| Err("it has no type".to_owned()), |it| Ok(vec![it]));
-    }
-    let list = value.get("plugins").and_then(Value::as_array);
-    let list = list.filter(|list| !list.is_empty());
-    let list = list.ok_or_else(|| "it lists no plugins".to_owned())?;
-    let kinds = list.iter().map(kind).collect::<Option<Vec<_>>>();
-    kinds.ok_or_else(|| "a plugin in it has no type".to_owned())
+/// The types of what a file calls.
+fn plugins(name: &str, content: Vec<u8>) -> Result<Vec<String>, String> {
+    let file = NetworkFile::new(name.to_owned(), content);
+    let list = file.loaded.as_ref().map_err(ToString::to_string)?.list();
+    Ok(list
+        .plugins()
+        .map(|plugin| plugin.kind.to_owned())
+        .collect())
 }
 
 #[cfg(test)]
@@ -119,12 +113,12 @@ mod tests {
         for (name, text) in [
             (
                 "10-b.conflist",
-                r#"{"plugins":[{"type":"bridge"},{"type":"inpod-cni"}]}"#,
+                r#"{"name":"b","plugins":[{"type":"bridge"},{"type":"inpod-cni"}]}"#,
             ),
-            ("05-a.conf", r#"{"type":"ptp"}"#),
+            ("05-a.conf", r#"{"name":"a","type":"ptp"}"#),
             ("06-x.conflist", "{"),
-            ("07-y.conflist", r#"{"plugins":[]}"#),
-            ("08-z.conflist", r#"{"plugins":[{"name":"x"}]}"#),
+            ("07-y.conflist", r#"{"name":"y","plugins":[]}"#),
+            ("08-z.conflist", r#"{"name":"z","plugins":[{"name":"x"}]}"#),
             ("09-z.json", "{}"),
             ("inpod.conflist.cilium_bak", "{}"),
             ("readme", ""),

@@ -80,7 +80,7 @@ fn healthy_service(pid: i32, name: &'static str) -> Service {
 }
 
 fn status() -> GetStatusResponse {
-    let names = ["netconfig", "ztunnel-broker", "ztunnel", "pods"];
+    let names = ["netconfig", "ztunnel-broker", "ztunnel", "in-step", "pods"];
     let condition = |name: &str| Condition {
         name: name.to_owned(),
         ok: true,

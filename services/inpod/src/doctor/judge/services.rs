@@ -14,17 +14,37 @@ use super::{
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.services.iter().flat_map(service).collect();
-    checks.extend(told(facts, &checks));
+    let told = told(facts, &checks);
+    for check in &mut checks {
+        if check.code == Code::ServiceNotReady && check.subject == "pod-events" {
+            follow(check, &told);
+        }
+    }
+    checks.extend(told);
     checks.extend(versions(facts));
     checks
 }
 
-/// Which service a condition of pod-events is about, and what is said of it elsewhere.
-const ABOUT: [(&str, &str); 3] = [
-    ("netconfig", "netconfig"),
-    ("ztunnel-broker", "ztunnel-broker"),
-    ("ztunnel", "ztunnel-broker"),
+/// Which services a condition of pod-events is about, and what is said of them elsewhere.
+const ABOUT: [(&str, &[&str]); 4] = [
+    ("netconfig", &["netconfig"]),
+    ("ztunnel-broker", &["ztunnel-broker"]),
+    ("ztunnel", &["ztunnel-broker"]),
+    ("in-step", &["netconfig", "ztunnel-broker"]),
 ];
+
+/// pod-events is not ready for want of its conditions: where each of these follows from something else, so does that.
+fn follow(check: &mut Check, told: &[Check]) {
+    let is = |verdict| move |told: &&Check| told.verdict == verdict;
+    let is_caused = !told.iter().any(|it| is(Verdict::Failed)(&it));
+    let cause = told.iter().find(is(Verdict::Unknown)).filter(|_| is_caused);
+    if let Some(cause) = cause
+        && check.verdict == Verdict::Failed
+    {
+        let found = format!("{}: {}", check.found, cause.found);
+        *check = Check::unknown(check.code, "pod-events", found);
+    }
+}
 
 fn service(service: &Service) -> Vec<Check> {
     let name = service.name;
@@ -144,12 +164,12 @@ fn condition_of(facts: &Facts, known: &[Check], condition: &Condition) -> Check 
 }
 
 fn cause(facts: &Facts, known: &[Check], condition: &str) -> Option<String> {
-    let (_, service) = ABOUT.iter().find(|(name, _)| *name == condition)?;
-    let failed = known
-        .iter()
-        .find(|check| check.subject == *service && check.verdict == Verdict::Failed);
+    let (_, services) = ABOUT.iter().find(|(name, _)| *name == condition)?;
+    let failed = known.iter().find(|check| {
+        services.contains(&check.subject.as_str()) && check.verdict == Verdict::Failed
+    });
     if let Some(failed) = failed {
-        return Some(format!("{} of {service}", failed.code));
+        return Some(format!("{} of {}", failed.code, failed.subject));
     }
     let sessions = facts.workloads.as_ref().ok().map(|it| it.sessions.len());
     (condition == "ztunnel" && sessions == Some(0)).then(|| Code::ZtunnelAbsent.to_string())

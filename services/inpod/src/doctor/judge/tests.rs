@@ -264,6 +264,8 @@ fn what_follows_from_a_service_that_is_away_is_not_told_as_a_failure_of_its_own(
     facts.states = Err("connection refused".to_owned());
     facts.findings = Err("connection refused".to_owned());
     condition(&mut facts, "netconfig");
+    condition(&mut facts, "in-step");
+    service(&mut facts, "pod-events").ready = Ok(false);
     let checks = judge(&facts);
     assert_eq!(wrong(&checks), [(Code::ServiceSilent, Verdict::Failed)]);
     let follows = checks
