@@ -118,10 +118,9 @@ impl Sources {
             return Presence::There("its module is loaded");
         }
         let symbols = self.symbols.as_deref().unwrap_or_default();
-        if symbols
-            .lines()
-            .any(|line| line.split_whitespace().nth(2) == Some(feature.symbol))
-        {
+        // A module's functions have its name behind them, after a tab.
+        let mut ends = ['\n', '\t'].iter();
+        if ends.any(|end| symbols.contains(&format!(" {}{end}", feature.symbol))) {
             return Presence::There("the kernel has its functions");
         }
         let file = format!("/{}.ko", feature.module);
