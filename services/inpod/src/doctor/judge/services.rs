@@ -16,8 +16,13 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.services.iter().flat_map(service).collect();
     let told = told(facts, &checks);
     for check in &mut checks {
-        if check.code == Code::ServiceNotReady && check.subject == "pod-events" {
-            follow(check, &told);
+        match (check.code, check.subject.as_str()) {
+            (Code::ServiceNotReady, "pod-events") => follow(check, &told),
+            (Code::ConditionBad, BROKERS) if is_without_ztunnel(facts) => {
+                let found = format!("this follows from {}", Code::ZtunnelAbsent);
+                *check = Check::unknown(check.code, BROKERS, found);
+            }
+            _ => {}
         }
     }
     checks.extend(told);
@@ -32,6 +37,14 @@ const ABOUT: [(&str, &[&str]); 4] = [
     ("ztunnel", &["ztunnel-broker"]),
     ("in-step", &["netconfig", "ztunnel-broker"]),
 ];
+
+/// What the broker says itself of whether a ztunnel is there.
+const BROKERS: &str = "ztunnel-broker/ztunnel";
+
+fn is_without_ztunnel(facts: &Facts) -> bool {
+    let workloads = facts.workloads.as_ref();
+    workloads.is_ok_and(|it| it.sessions.is_empty())
+}
 
 /// pod-events is not ready for want of its conditions: where each of these follows from something else, so does that.
 fn follow(check: &mut Check, told: &[Check]) {
@@ -171,8 +184,8 @@ fn cause(facts: &Facts, known: &[Check], condition: &str) -> Option<String> {
     if let Some(failed) = failed {
         return Some(format!("{} of {}", failed.code, failed.subject));
     }
-    let sessions = facts.workloads.as_ref().ok().map(|it| it.sessions.len());
-    (condition == "ztunnel" && sessions == Some(0)).then(|| Code::ZtunnelAbsent.to_string())
+    let is_absent = condition == "ztunnel" && is_without_ztunnel(facts);
+    is_absent.then(|| Code::ZtunnelAbsent.to_string())
 }
 
 fn versions(facts: &Facts) -> Option<Check> {
