@@ -75,7 +75,7 @@ pub(crate) fn record(container_id: &str) -> Record {
 }
 
 /// The settings by default, for a directory of manifests.
-fn config(directory: &Path) -> Config {
+pub(crate) fn config(directory: &Path) -> Config {
     let value = |text: &str| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) => number.into(),
         (_, Ok(truth)) => truth.into(),

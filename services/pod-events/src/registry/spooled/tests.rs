@@ -1,4 +1,8 @@
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use tokio::{sync::watch, time::Instant};
 use workload::{NetnsId, NetnsRef};
@@ -92,13 +96,7 @@ async fn source(directory: PathBuf) -> Source {
 }
 
 fn config() -> crate::config::Config {
-    serde_json::from_value(serde_json::json!({
-        "node_name": "node-1", "pods_from": "dir:/nowhere", "kubeconfig": "", "exclude_namespaces": "",
-        "enablement_selectors": "[]", "pods_may": "",
-        "propagation_wait_seconds": 5, "drain_grace_seconds": 60, "listener_check_seconds": 60, "ready_needs_ztunnel": false, "plugin_state_dir": "/nowhere",
-        "metrics_address": "", "max_adds": 4, "istio_metrics": false, "ztunnel_pods": "istio-system/app=ztunnel", "dns_capture": false, "ipv6_capture": "auto", "inbound_capture": "redirect",
-    }))
-    .unwrap()
+    crate::testing::config(Path::new("/nowhere"))
 }
 
 fn admission(container_id: &str, at: Moment) -> Admitted {
