@@ -51,7 +51,9 @@ fn killed_two_hundred_times_at_random_the_directory_is_valid_and_everything_come
         let mut host = Host::new(&[("10-calico.conflist", PRIMARY)]);
         let original = host.contents("etc");
         let reader = Reader::of(host.conf_dir());
-        let span = time_to_install(&mut host, mode);
+        // The first one finds nothing in the machine's caches.
+        let spans = [(); 3].map(|()| time_to_install(&mut host, mode));
+        let span = spans.into_iter().min().unwrap();
         let mut whole = 0;
         for round in 0..100 {
             host.start(&[mode]);
