@@ -153,11 +153,26 @@ fn write(path: &Path, content: &[u8], like: Option<&fs::Metadata>) -> io::Result
     if let Some(like) = like {
         let own = file.metadata()?;
         if (own.uid(), own.gid()) != (like.uid(), like.gid()) {
-            fchown(&file, Some(like.uid()), Some(like.gid()))?;
+            keep_owner(&file, like)?;
         }
         file.set_permissions(Permissions::from_mode(like.mode() & 0o7777))?;
     }
     file.sync_all()
+}
+
+/// Without the capability for it (`CAP_CHOWN`) the file becomes ours: a runtime reads it as root all the same.
+fn keep_owner(file: &File, like: &fs::Metadata) -> io::Result<()> {
+    match fchown(file, Some(like.uid()), Some(like.gid())) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            tracing::warn!(
+                uid = like.uid(),
+                gid = like.gid(),
+                "Cannot keep a file's owner"
+            );
+            Ok(())
+        }
+        result => result,
+    }
 }
 
 /// What is left aside of an act that failed would only be cleaned up later; the first error is the one to tell.
