@@ -276,13 +276,21 @@ fn a_directory_of_netns_that_is_private() {
     let before = patient.verdicts();
     let _alone = MOUNTS.write().unwrap_or_else(PoisonError::into_inner);
     run("mount", &["--make-private", "/run/netns"]).unwrap();
-    let now = verdicts(&patient.look(&[]));
-    run("mount", &["--make-shared", "/run/netns"]).unwrap();
-    let changed: Vec<_> = now
-        .iter()
-        .filter(|(key, verdict)| before.get(*key) != Some(*verdict))
-        .collect();
     let key = ("NETNS_NOT_SHARED".to_owned(), String::new());
-    assert_eq!(changed, [(&key, &"failed".to_owned())]);
-    assert_eq!(verdicts(&patient.look(&[])), before);
+    // Nodes of other tests come and go beside this one.
+    let told = integration::eventually("that alone is told", integration::PATIENCE, || {
+        let now = verdicts(&patient.look(&[]));
+        let is_new = |(key, verdict): &(&_, &_)| before.get(*key) != Some(*verdict);
+        let changed: Vec<_> = now.iter().filter(is_new).collect();
+        anyhow::ensure!(changed == [(&key, &"failed".to_owned())], "{changed:?}");
+        anyhow::Ok(())
+    });
+    run("mount", &["--make-shared", "/run/netns"]).unwrap();
+    told.unwrap();
+    integration::eventually("all is as before", integration::PATIENCE, || {
+        let now = verdicts(&patient.look(&[]));
+        anyhow::ensure!(now == before, "{now:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
 }
