@@ -18,7 +18,7 @@ use anyhow::{Context as _, ensure};
 use netns::Netns;
 use serde_json::{Value, json};
 
-pub use image::Image;
+pub use image::{Image, pack_image};
 pub use machine::Machine;
 pub use traffic::{Report, Traffic, ask, get};
 

@@ -58,7 +58,7 @@ impl Image {
         };
         let archive = dir.join(format!("{}.tar", self.name()));
         let name = format!("inpod.test/{}:1", self.name());
-        pack_image(&work, &name, &entrypoint, &archive)?;
+        pack_image(&work, &name, &json!({"Entrypoint": entrypoint}), &archive)?;
         Ok(fs::remove_dir_all(work)?)
     }
 }
@@ -97,7 +97,12 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths.map(PathBuf::from).collect())
 }
 
-fn pack_image(work: &Path, name: &str, entrypoint: &Value, archive: &Path) -> anyhow::Result<()> {
+/// Makes an archive of what is in `root` below a working directory, with what a container of it runs.
+///
+/// # Errors
+///
+/// When a file cannot be written or a program fails.
+pub fn pack_image(work: &Path, name: &str, runs: &Value, archive: &Path) -> anyhow::Result<()> {
     let layout = work.join("layout");
     fs::create_dir_all(layout.join("blobs/sha256"))?;
     let layer = work.join("layer.tar");
@@ -105,7 +110,7 @@ fn pack_image(work: &Path, name: &str, entrypoint: &Value, archive: &Path) -> an
     let layer = blob(&layout, "application/vnd.oci.image.layer.v1.tar", &layer)?;
     let config = json!({
         "architecture": ARCHITECTURE, "os": "linux",
-        "config": {"Entrypoint": entrypoint},
+        "config": runs,
         "rootfs": {"type": "layers", "diff_ids": [layer.get("digest")]},
     });
     let config = document(&layout, "application/vnd.oci.image.config.v1+json", &config)?;
@@ -113,7 +118,9 @@ fn pack_image(work: &Path, name: &str, entrypoint: &Value, archive: &Path) -> an
     let manifest =
         json!({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]});
     let mut entry = document(&layout, kind, &manifest)?;
-    let names = json!({"io.containerd.image.name": name});
+    // containerd reads the first, podman the second.
+    let names =
+        json!({"io.containerd.image.name": name, "org.opencontainers.image.ref.name": name});
     let described = entry.as_object_mut().context("a descriptor is an object")?;
     described.insert("annotations".to_owned(), names);
     let index = json!({"schemaVersion": 2, "manifests": [entry]});
