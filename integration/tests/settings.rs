@@ -130,6 +130,7 @@ fn wrongs() -> Vec<(Wrong<'static>, &'static [&'static str])> {
         (flags(&["info"]), &["info"]),
         (flags(&["--log-level", "loud"]), &["log_level"]),
         (flags(&["--log-format", "xml"]), &["log_format", "xml"]),
+        (flags(&["--otlp-endpoint", "collector"]), &["otlp_endpoint"]),
         (flags(&["--peer", "everybody"]), &["peer", "everybody"]),
         (flags(&["--peer", "cgroup:relative"]), &["peer", "relative"]),
         (

@@ -125,7 +125,7 @@ impl PodEventsService for Server {
         &self,
         request: Request<wire::DeletePodRequest>,
     ) -> Result<Response<wire::DeletePodResponse>, Status> {
-        let trace = Trace::of(request.metadata().as_ref());
+        let trace = Trace::of(request.metadata().as_ref()).here();
         let sandbox: SandboxRef =
             required("sandbox", request.into_inner().sandbox).map_err(failed)?;
         let deferred = trace::on_behalf_of(trace, self.registry.delete(&sandbox)).await;

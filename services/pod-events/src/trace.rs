@@ -20,7 +20,7 @@ pub(crate) fn current() -> Trace {
 
 /// Names the trace to whoever is asked.
 pub(crate) fn pass_on(metadata: &mut MetadataMap) {
-    let trace = current();
+    let trace = current().here();
     let value = trace.header().and_then(|header| header.parse().ok());
     if let Some(value) = value {
         metadata.insert(TRACEPARENT, value);

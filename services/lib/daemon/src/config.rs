@@ -61,6 +61,11 @@ pub const COMMON: &[Key] = &[
         default: Some("1024"),
         help: "How many calls may be under way at once; further ones are refused as OVERLOADED. pod-events counts ADDs, DELs with GC, and all other calls each for themselves",
     },
+    Key {
+        name: "otlp_endpoint",
+        default: Some(""),
+        help: "Where spans are exported to by OTLP, http://HOST:PORT (gRPC, in the clear) or unix:/PATH; none: nowhere. For binaries built with the cargo feature otlp",
+    },
 ];
 
 /// What the settings of every service say.
@@ -104,7 +109,8 @@ impl Loaded {
         Ok((self.read()?, self.read()?))
     }
 
-    fn read<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
+    /// Reads some of the settings.
+    pub(crate) fn read<C: DeserializeOwned>(&self) -> Result<C, ConfigError> {
         let unusable = |cause| ConfigError::unusable(cause, &self.origins);
         self.config.clone().try_deserialize().map_err(unusable)
     }

@@ -10,6 +10,11 @@ mod grpc;
 pub mod leave;
 mod log;
 pub mod metrics;
+#[cfg(feature = "otlp")]
+pub mod otlp;
+#[cfg(not(feature = "otlp"))]
+#[path = "without_otlp.rs"]
+mod otlp;
 pub mod peer;
 mod readiness;
 mod shutdown;
@@ -22,6 +27,7 @@ pub use deadline::deadline;
 pub use grpc::{Lane, Server};
 pub use leave::Leave;
 pub use metrics::Metrics;
+pub use otlp::{part, tell};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
 pub use trace::{TRACEPARENT, Trace};
@@ -179,17 +185,21 @@ where
         }
         Command::Run(loaded) => loaded,
     };
+    let spans = otlp::Spans::new(loaded.read()?);
     let (common, settings) = loaded.parse::<C>()?;
-    log::init(common.log_level, common.log_format)?;
+    log::init(common.log_level, common.log_format, spans.layer())?;
     runtime()?.block_on(async {
         let daemon = prepare(*service, common)?;
+        let exporter = spans.export(service, &daemon.instance_id, &daemon.metrics);
         tracing::info!(
             version = service.version,
             instance = &*daemon.instance_id,
             "Started"
         );
         // Held until the end, whatever becomes of the clone.
-        run(settings, daemon.clone()).await?;
+        let result = run(settings, daemon.clone()).await;
+        exporter.flush().await;
+        result?;
         tracing::info!("Stopped");
         Ok(())
     })

@@ -1,10 +1,21 @@
 use std::str::FromStr;
 
 use anyhow::anyhow;
-use tracing::Level;
+use tracing::{Level, Metadata, Subscriber};
 use tracing_subscriber::{
-    filter::Targets, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+    Layer,
+    filter::{LevelFilter, Targets, filter_fn},
+    fmt,
+    layer::SubscriberExt as _,
+    registry,
+    registry::LookupSpan,
+    util::SubscriberInitExt as _,
 };
+
+use crate::otlp;
+
+/// Libraries that speak only from `warn` on: their debug output is about them, not about pods.
+const QUIET: [&str; 6] = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
 
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,25 +36,89 @@ impl FromStr for Format {
     }
 }
 
-/// Sends events to standard error. Libraries speak only from `warn` on: their debug output is about them, not about pods.
-pub(crate) fn init(level: Level, format: Format) -> anyhow::Result<()> {
-    let quiet = ["h2", "hyper", "hyper_util", "tonic", "tower", "kube"];
-    let targets = Targets::new()
-        .with_default(level)
-        .with_targets(quiet.map(|name| (name, level.min(Level::WARN))));
-    let registry = tracing_subscriber::registry().with(targets);
-    let result = match format {
-        Format::Json => {
-            let layer = fmt::layer()
-                .json()
-                .flatten_event(true)
-                .with_current_span(true)
-                .with_span_list(false);
-            registry.with(layer.with_writer(std::io::stderr)).try_init()
-        }
-        Format::Text => registry
-            .with(fmt::layer().with_ansi(false).with_writer(std::io::stderr))
+/// Sends events to standard error, and spans to where they are exported to.
+pub(crate) fn init(level: Level, format: Format, spans: Option<otlp::Layer>) -> anyhow::Result<()> {
+    let result = match spans {
+        None => registry()
+            .with(targets(level))
+            .with(lines(format))
             .try_init(),
+        Some(spans) => exporting(level, format, spans).try_init(),
     };
     result.map_err(|error| anyhow!("cannot start the log: {error}"))
+}
+
+fn targets(level: Level) -> Targets {
+    Targets::new()
+        .with_default(level)
+        .with_targets(QUIET.map(|name| (name, level.min(Level::WARN))))
+        .with_target(otlp::PART, LevelFilter::OFF)
+}
+
+/// Spans are exported whatever is logged.
+fn exporting(level: Level, format: Format, spans: otlp::Layer) -> impl Subscriber + Send + Sync {
+    let exported = filter_fn(is_exported).with_max_level_hint(LevelFilter::INFO);
+    registry()
+        .with(lines(format).with_filter(targets(level)))
+        .with(spans.with_filter(exported))
+}
+
+/// What writes a line for each event.
+fn lines<S>(format: Format) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+{
+    let layer = fmt::layer().with_writer(std::io::stderr);
+    match format {
+        Format::Json => layer
+            .json()
+            .flatten_event(true)
+            .with_current_span(true)
+            .with_span_list(false)
+            .boxed(),
+        Format::Text => layer.with_ansi(false).boxed(),
+    }
+}
+
+fn is_exported(metadata: &Metadata<'_>) -> bool {
+    let is_of_library = |name: &&str| metadata.target().starts_with(name);
+    metadata.is_span() && *metadata.level() <= Level::INFO && !QUIET.iter().any(is_of_library)
+}
+
+#[cfg(all(test, feature = "otlp"))]
+mod tests {
+    use http::{HeaderMap, HeaderValue};
+    use tracing::subscriber::with_default;
+
+    use super::*;
+    use crate::{TRACEPARENT, Trace};
+
+    #[test]
+    fn spans_are_exported_whatever_is_logged_and_those_of_libraries_and_details_are_not() {
+        let mut headers = HeaderMap::new();
+        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        headers.insert(TRACEPARENT, HeaderValue::from_static(header));
+        let trace = Trace::of(&headers);
+        let (layer, mut waiting) = otlp::listening();
+        with_default(exporting(Level::ERROR, Format::Text, layer), || {
+            let call = tracing::info_span!("call");
+            otlp::serve(&call, &trace, "/service/Method");
+            let _within = call.enter();
+            let detail = tracing::debug_span!("detail");
+            let _within = detail.enter();
+            drop(tracing::info_span!(target: "hyper::client", "library"));
+            drop(otlp::part("claim", &trace.here()));
+            drop(tracing::info_span!("step"));
+        });
+        let exported = std::iter::from_fn(|| waiting.try_recv().ok());
+        let exported: Vec<_> = exported.collect();
+        let names: Vec<_> = exported.iter().map(|span| &*span.name).collect();
+        assert_eq!(names, ["claim", "step", "service/Method"]);
+        let [claim, step, call] = &*exported else {
+            panic!("{names:?}")
+        };
+        for within in [claim, step] {
+            assert_eq!(within.parent_span_id, call.span_id);
+        }
+    }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 
+use crate::otlp;
+
 /// The header that names it (W3C Trace Context, level 1).
 pub const TRACEPARENT: &str = "traceparent";
 
@@ -35,6 +37,13 @@ impl Trace {
             .get(1)
             .is_some_and(|id| id.bytes().any(|byte| byte != b'0'));
         Self((is_trace && is_valid).then(|| text.into()))
+    }
+
+    /// The same trace with the span that this runs in as the parent, where spans are exported: so that what is asked on
+    /// the caller's behalf is told apart from what the caller itself asks.
+    #[must_use]
+    pub fn here(self) -> Self {
+        otlp::here(&self).map_or(self, |header| Self::parse(&header))
     }
 
     /// The id that the log lines of all processes have in common.

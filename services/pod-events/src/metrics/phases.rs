@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
+use daemon::Trace;
 use tokio::time::Instant;
+use tracing::{Instrument as _, Span};
 
 /// A part of an ADD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +50,9 @@ struct Clock {
     phase: Phase,
     since: Instant,
     spent: BTreeMap<Phase, Duration>,
+    trace: Trace,
+    /// The phase as a part of the trace, where that is exported.
+    part: Span,
 }
 
 impl Default for Clock {
@@ -56,19 +61,41 @@ impl Default for Clock {
             phase: Phase::Other,
             since: Instant::now(),
             spent: BTreeMap::new(),
+            trace: Trace::default(),
+            part: Span::none(),
         }
     }
 }
 
 impl Clock {
     fn set(&mut self, phase: Phase) {
+        self.count();
+        self.phase = phase;
+        self.part = match phase {
+            Phase::Other => Span::none(),
+            Phase::Queue | Phase::Decide | Phase::Claim | Phase::HandOver | Phase::Rules => {
+                daemon::part(phase.name(), &self.trace)
+            }
+        };
+    }
+
+    fn count(&mut self) {
         let now = Instant::now();
         *self.spent.entry(self.phase).or_default() += now - self.since;
-        (self.phase, self.since) = (phase, now);
+        self.since = now;
     }
 }
 
 impl Phases {
+    /// A clock whose phases are parts of a trace.
+    pub fn of(trace: &Trace) -> Self {
+        let trace = trace.clone();
+        Self(Arc::new(Mutex::new(Clock {
+            trace,
+            ..Clock::default()
+        })))
+    }
+
     fn lock(&self) -> MutexGuard<'_, Clock> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,11 +111,17 @@ impl Phases {
         Entered(self.clone())
     }
 
+    /// Does something as a phase. Whoever is asked for it learns of the phase as that of which its answer is a part.
+    pub async fn during<F: Future>(&self, phase: Phase, work: F) -> F::Output {
+        let _lasts = self.enter(phase);
+        let part = self.lock().part.clone();
+        work.instrument(part).await
+    }
+
     /// What was spent in the phases that there were.
     pub(super) fn spent(&self) -> BTreeMap<Phase, Duration> {
         let mut clock = self.lock();
-        let phase = clock.phase;
-        clock.set(phase);
+        clock.count();
         clock.spent.clone()
     }
 }

@@ -167,12 +167,11 @@ impl Pipeline {
         run.go_on()?;
         let began = Instant::now();
         let claimed = {
-            let _claims = run.phases.enter(Phase::Claim);
             let (netns, addresses) = (believed(record), &record.addresses);
-            let claimed = self
+            let claim = self
                 .agents
                 .claim(&record.sandbox, &netns, addresses, forward);
-            claimed.await?
+            run.phases.during(Phase::Claim, claim).await?
         };
         log.note_since(format!("claimed {}", claimed.id), began);
         record.netns_id = Some(claimed.id);
@@ -185,21 +184,18 @@ impl Pipeline {
         if let Some(turn) = &mut run.turn {
             turn.rest();
         }
-        let hands_over = run.phases.enter(Phase::HandOver);
         // The broker keeps its own reserve of this deadline. A call that is dropped it undoes by itself.
+        let add = self.agents.add_workload(broker, &workload, run.deadline);
         tokio::select! {
-            added = self.agents.add_workload(broker, &workload, run.deadline) => added?,
+            added = run.phases.during(Phase::HandOver, add) => added?,
             stop = run.stop.as_mut() => return Err(stop.into()),
         }
-        drop(hands_over);
         log.note_since("acknowledged by ztunnel", began);
         run.resume().await?;
         run.go_on()?;
         let began = Instant::now();
-        let fingerprint = {
-            let _applies = run.phases.enter(Phase::Rules);
-            self.agents.apply(record, forward).await?
-        };
+        let apply = self.agents.apply(record, forward);
+        let fingerprint = run.phases.during(Phase::Rules, apply).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
         Ok(self.checkpoint.write(record)?)

@@ -35,7 +35,7 @@ fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodU
 }
 
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
-    let (phases, trace) = (Phases::default(), Trace::of(request.metadata().as_ref()));
+    let trace = Trace::of(request.metadata().as_ref()).here();
     let deadline = daemon::deadline(&request);
     let message = request.into_inner();
     let (key, uid) = selected(message.pod)?;
@@ -46,8 +46,8 @@ fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), 
         addresses: addresses_from(&message.addresses, "addresses")?,
         deadline,
         forward: forward(deadline),
+        phases: Phases::of(&trace),
         trace,
-        phases,
     };
     Ok((key, call))
 }
@@ -81,9 +81,15 @@ impl Server {
     ) -> Result<wire::AddPodResponse, Failure> {
         let parsed = add_call(request).inspect_err(|_| self.count(Err(Reason::InvalidField)));
         let (key, call) = parsed?;
+        daemon::tell("k8s.namespace.name", &key.0);
+        daemon::tell("k8s.pod.name", &key.1);
         let timer = self.metrics.add(call.phases.clone());
         let added = self.registry.add(&key, call).await;
         timer.answered(&added);
+        let reason = added
+            .as_ref()
+            .map_or_else(|failure| failure.reason, |added| added.reason);
+        daemon::tell("inpod.reason", &reason);
         let kind = added.as_ref().map(|added| added.enrollment);
         self.count(kind.map_err(|failure| failure.reason));
         let added = added?;

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::durations;
+use crate::otlp;
 
 type ByMethod = [(&'static str, Cow<'static, str>); 1];
 type ByMethodAndCode = [(&'static str, Cow<'static, str>); 2];
@@ -60,6 +61,7 @@ impl Calls {
             method: method_of(path),
             began: Instant::now(),
             code: Some(Code::Cancelled),
+            span: otlp::Call::current(),
         }
     }
 
@@ -83,6 +85,7 @@ pub(crate) struct OpenCall {
     method: Cow<'static, str>,
     began: Instant,
     code: Option<Code>,
+    span: otlp::Call,
 }
 
 impl OpenCall {
@@ -96,9 +99,11 @@ impl OpenCall {
     /// It ended. The first code counts.
     pub(crate) fn end(&mut self, code: Code) {
         if self.code.take().is_some() {
+            let name = name_of(code);
+            self.span.end(code, name);
             let labels = [
                 ("method", self.method.clone()),
-                ("code", Cow::Borrowed(name_of(code))),
+                ("code", Cow::Borrowed(name)),
             ];
             self.calls.requests.get_or_create(&labels).inc();
         }

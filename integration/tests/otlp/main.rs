@@ -1,0 +1,356 @@
+//! Spans of the real binaries at a collector: one tree for one ADD; and a collector that is away, hangs or is slow costs
+//! spans and nothing else. The binaries are built with the feature: `./integration/test netns` does it.
+#![cfg(feature = "otlp")]
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+mod collector;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use daemon::otlp::wire::{ERROR, INTERNAL, SERVER, Value};
+use futures_util::future::join_all;
+use inpod_proto::netconfig::v1::{
+    ListClaimsRequest, netconfig_service_client::NetconfigServiceClient,
+};
+use integration::{Call, Node, PATIENCE, SERVICES, Spec, eventually, number};
+use nix::sys::signal::Signal;
+use tokio::runtime::Runtime;
+use tonic::Request;
+
+use collector::{Collector, Received, hex};
+
+/// As long as `daemon` waits for a collector's answer.
+const EXPORT: Duration = Duration::from_secs(5);
+
+/// What an ADD may take here, in seconds: less than an export that hangs.
+const ADD: u64 = 4;
+
+/// More than wait to be sent and are under way together, twice.
+const FLOOD: usize = 6_000;
+
+struct Bench {
+    node: Node,
+    runtime: Runtime,
+}
+
+impl Bench {
+    /// A node whose services export to a socket, whether somebody listens there or not.
+    fn new() -> Self {
+        Self {
+            node: Node::new().unwrap(),
+            runtime: Runtime::new().unwrap(),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.node.run_dir().with_file_name("otlp.sock")
+    }
+
+    fn start(&self) {
+        for service in SERVICES {
+            self.start_one(service);
+        }
+        self.node.start_ztunnel(&[]).unwrap();
+        self.node.ready().unwrap();
+    }
+
+    fn start_one(&self, service: &str) {
+        let endpoint = format!("unix:{}", self.socket().display());
+        let settings = ["--peer", "uid", "--otlp-endpoint", &endpoint];
+        self.node.start_with(service, &settings).unwrap();
+    }
+
+    /// Calls netconfig on behalf of a trace of which only the flags matter; all calls must succeed.
+    fn calls(&self, count: usize, flags: &str) {
+        let channel = || daemon::channel(&daemon::socket(&self.node.run_dir(), "netconfig"));
+        let call = |client: NetconfigServiceClient<_>, number: usize| {
+            let header = format!("00-{:032x}-00f067aa0ba902b7-{flags}", number + 1);
+            let mut request = Request::new(ListClaimsRequest {});
+            request.set_timeout(PATIENCE);
+            let metadata = request.metadata_mut();
+            metadata.insert("traceparent", header.parse().unwrap());
+            let mut client = client;
+            async move { client.list_claims(request).await.map(drop) }
+        };
+        self.runtime.block_on(async {
+            let client = NetconfigServiceClient::new(channel());
+            for first in (0..count).step_by(200) {
+                let numbers = first..count.min(first + 200);
+                let calls = numbers.map(|number| call(client.clone(), number));
+                for answer in join_all(calls).await {
+                    answer.unwrap();
+                }
+            }
+        });
+    }
+
+    /// How many spans of a service had this fate.
+    fn counted(&self, service: &str, result: &str) -> f64 {
+        let socket = daemon::socket(&self.node.run_dir(), service);
+        let metrics = self
+            .runtime
+            .block_on(daemon::metrics::fetch(&socket))
+            .unwrap();
+        let prefix = service.replace('-', "_");
+        let name = format!("inpod_{prefix}_otlp_spans_total{{result=\"{result}\"}}");
+        number(&metrics, &name)
+    }
+
+    fn until_counted(&self, service: &str, result: &str) {
+        eventually(&format!("{service} counts {result}"), PATIENCE, || {
+            let count = self.counted(service, result);
+            ensure!(count > 0.5, "it counts {count}");
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    /// How often a service logged something.
+    fn logged(&self, service: &str, words: &str) -> usize {
+        let log = self.node.tail(service, usize::MAX);
+        log.lines().filter(|line| line.contains(words)).count()
+    }
+}
+
+/// ADD of a new pod of the mesh by the plugin, which must succeed. The trace that it began.
+fn add(node: &Node, name: &str) -> String {
+    let pod = node.sandbox(Spec::new(name).ambient()).unwrap();
+    node.until_known(&pod.spec).unwrap();
+    let outcome = node
+        .call(Call::add, &pod)
+        .timeout_seconds(ADD)
+        .run()
+        .unwrap();
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let (_, rest) = outcome.stderr.split_once("\"trace_id\":\"").unwrap();
+    rest.get(..32).unwrap().to_owned()
+}
+
+/// The one span of a name.
+fn one<'a>(spans: &'a [Received], name: &str) -> anyhow::Result<&'a Received> {
+    let mut named = spans.iter().filter(|it| it.span.name == name);
+    let span = named.next().with_context(|| format!("no {name}"))?;
+    ensure!(named.next().is_none(), "more than one {name}");
+    Ok(span)
+}
+
+const ADD_POD: &str = "inpod.podevents.v1.PodEventsService/AddPod";
+
+/// Each span of an ADD with the span that it is a part of, and its process.
+const TREE: [(&str, &str, &str); 9] = [
+    (ADD_POD, "", "pod-events"),
+    ("decide", ADD_POD, "pod-events"),
+    ("claim", ADD_POD, "pod-events"),
+    ("hand-over", ADD_POD, "pod-events"),
+    ("rules", ADD_POD, "pod-events"),
+    (
+        "inpod.netconfig.v1.NetconfigService/ClaimNetns",
+        "claim",
+        "netconfig",
+    ),
+    (
+        "inpod.ztunnelbroker.v1.ZtunnelBrokerService/AddWorkload",
+        "hand-over",
+        "ztunnel-broker",
+    ),
+    (
+        "inpod.netconfig.v1.NetconfigService/ApplyRules",
+        "rules",
+        "netconfig",
+    ),
+    // There are several: one is shown for all.
+    ("queue", ADD_POD, "pod-events"),
+];
+
+#[test]
+fn one_add_is_one_tree_of_spans_over_all_processes() {
+    let bench = Bench::new();
+    let collector = Collector::start(&bench.socket());
+    bench.start();
+    let trace = add(&bench.node, "a");
+    let spans = eventually("every span of the ADD is exported", PATIENCE, || {
+        let spans = collector.spans();
+        for (name, ..) in TREE {
+            ensure!(spans.iter().any(|it| it.span.name == name), "no {name}");
+        }
+        Ok(spans)
+    })
+    .unwrap();
+    // Nothing else that the processes did is of a sampled trace.
+    let traces: BTreeSet<_> = spans.iter().map(Received::trace).collect();
+    assert_eq!(traces, BTreeSet::from([trace]));
+    let names: BTreeMap<_, _> = spans
+        .iter()
+        .map(|it| (hex(&it.span.span_id), &*it.span.name))
+        .collect();
+    assert_eq!(names.len(), spans.len(), "two spans of one id");
+    for Received { process, span } in &spans {
+        let (name, parent, service) = TREE.iter().find(|(name, ..)| *name == span.name).unwrap();
+        assert_eq!(*process, format!("inpod-{service}"), "{name}");
+        let actual = names.get(&hex(&span.parent_span_id)).copied();
+        // The plugin, which exports nothing, is the root.
+        assert_eq!(actual.unwrap_or_default(), *parent, "{name}");
+        let kind = if name.contains('/') { SERVER } else { INTERNAL };
+        assert_eq!((span.kind, &span.status), (kind, &None), "{name}");
+    }
+    for (name, parent, _) in TREE
+        .iter()
+        .filter(|(name, parent, _)| *name != "queue" && !parent.is_empty())
+    {
+        let (inner, outer) = (one(&spans, name).unwrap(), one(&spans, parent).unwrap());
+        assert!(
+            outer.span.start_time_unix_nano <= inner.span.start_time_unix_nano,
+            "{name}"
+        );
+    }
+    let add = one(&spans, ADD_POD).unwrap();
+    let text = |value: &str| Value::Text(value.to_owned());
+    assert_eq!(add.said("k8s.pod.name"), Some(&text("a")));
+    assert_eq!(add.said("k8s.namespace.name"), Some(&text("shop")));
+    assert_eq!(add.said("rpc.grpc.status_code"), Some(&Value::Whole(0)));
+    for service in SERVICES {
+        assert!(bench.counted(service, "exported") > 0.5, "{service}");
+    }
+}
+
+#[test]
+fn an_add_that_fails_is_an_error_with_its_code_and_its_reason() {
+    let bench = Bench::new();
+    let collector = Collector::start(&bench.socket());
+    bench.start();
+    let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
+    bench.node.until_known(&pod.spec).unwrap();
+    let add = bench.node.call(Call::add, &pod);
+    // The node's own netns is nobody's pod.
+    let add = add.with_var("CNI_NETNS", "/proc/1/ns/net");
+    let outcome = add.timeout_seconds(ADD).run().unwrap();
+    assert_ne!(outcome.code, 0, "{outcome:?}");
+    eventually("the failure is exported", PATIENCE, || {
+        let spans = collector.spans();
+        let add = one(&spans, ADD_POD)?;
+        let status = add.span.status.clone().context("no status")?;
+        ensure!(
+            status.code == ERROR && !status.message.is_empty(),
+            "{status:?}"
+        );
+        let Some(Value::Whole(code)) = add.said("rpc.grpc.status_code") else {
+            anyhow::bail!("no code in {add:?}");
+        };
+        ensure!(*code > 0, "{code}");
+        let Some(Value::Text(reason)) = add.said("inpod.reason") else {
+            anyhow::bail!("no reason in {add:?}");
+        };
+        ensure!(
+            outcome.stdout.contains(&**reason),
+            "{reason} is not in {outcome:?}"
+        );
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_is_not_sampled_is_not_exported() {
+    let bench = Bench::new();
+    let collector = Collector::start(&bench.socket());
+    bench.start_one("netconfig");
+    eventually("netconfig answers", PATIENCE, || bench.node.api().claims()).unwrap();
+    bench.calls(3, "00");
+    bench.calls(1, "01");
+    let spans = eventually("a span is exported", PATIENCE, || {
+        Some(collector.spans())
+            .filter(|spans| !spans.is_empty())
+            .context("none")
+    })
+    .unwrap();
+    // It was the last, and the queue keeps the order.
+    let traces: Vec<_> = spans.iter().map(Received::trace).collect();
+    assert_eq!(traces, [format!("{:032x}", 1)]);
+}
+
+#[test]
+fn a_collector_that_hangs_holds_up_no_call_and_what_is_too_much_is_counted() {
+    let bench = Bench::new();
+    let collector = Collector::hanging(&bench.socket());
+    bench.start();
+    add(&bench.node, "a");
+    eventually("an export hangs", PATIENCE, || {
+        ensure!(!collector.spans().is_empty(), "none has come");
+        Ok(())
+    })
+    .unwrap();
+    // Its caller waits for a shorter time than the export: an ADD that waited for it would fail.
+    assert!(Duration::from_secs(ADD) < EXPORT);
+    add(&bench.node, "b");
+    for service in SERVICES {
+        bench.until_counted(service, "failed");
+    }
+    bench.calls(FLOOD, "01");
+    assert!(bench.counted("netconfig", "dropped") > 0.5);
+    add(&bench.node, "c");
+    for service in SERVICES {
+        assert!(bench.counted(service, "exported") < 0.5, "{service}");
+        assert_eq!(
+            bench.logged(service, "Spans are not exported"),
+            1,
+            "{service}"
+        );
+        bench.node.stop(service, Signal::SIGTERM).unwrap();
+    }
+}
+
+#[test]
+fn a_collector_that_is_away_is_told_of_once_and_found_again_when_it_is_back() {
+    let bench = Bench::new();
+    bench.start();
+    add(&bench.node, "a");
+    for service in SERVICES {
+        bench.until_counted(service, "failed");
+    }
+    let failed = bench.counted("netconfig", "failed");
+    bench.calls(1, "01");
+    eventually("another batch fails", PATIENCE, || {
+        ensure!(
+            bench.counted("netconfig", "failed") > failed + 0.5,
+            "none has"
+        );
+        Ok(())
+    })
+    .unwrap();
+    assert_eq!(bench.logged("netconfig", "Spans are not exported"), 1);
+    let collector = Collector::start(&bench.socket());
+    let trace = add(&bench.node, "b");
+    eventually("spans are exported again", PATIENCE, || {
+        let spans = collector.spans();
+        let here = spans.iter().filter(|it| it.trace() == trace);
+        let processes: BTreeSet<_> = here.map(|it| &*it.process).collect();
+        ensure!(processes.len() == SERVICES.len(), "only of {processes:?}");
+        Ok(())
+    })
+    .unwrap();
+    for service in SERVICES {
+        let told = format!("{service} says so");
+        eventually(&told, PATIENCE, || {
+            let count = bench.logged(service, "Spans are exported again");
+            ensure!(count == 1, "{count} times");
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn the_last_spans_are_exported_before_a_process_ends() {
+    let bench = Bench::new();
+    let collector = Collector::start(&bench.socket());
+    bench.start_one("netconfig");
+    eventually("netconfig answers", PATIENCE, || bench.node.api().claims()).unwrap();
+    bench.calls(600, "01");
+    bench.node.stop("netconfig", Signal::SIGTERM).unwrap();
+    assert_eq!(collector.spans().len(), 600);
+}
