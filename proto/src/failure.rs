@@ -33,6 +33,7 @@ pub fn code_of(reason: Reason) -> Code {
         | Reason::PodTerminal
         | Reason::NamespaceExcluded
         | Reason::NodeLeaves
+        | Reason::SidecarInjected
         | Reason::SandboxNotCurrent
         | Reason::NetnsMismatch
         | Reason::NetnsInUse

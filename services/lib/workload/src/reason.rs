@@ -48,7 +48,7 @@ reasons! {
     OptedOut = 4, "OPTED_OUT", "Remove istio.io/dataplane-mode=none from the pod to let its namespace decide.";
     /// The pod shares the node's network.
     HostNetwork = 5, "HOST_NETWORK", "Pods with hostNetwork cannot be enrolled: they have no netns of their own.";
-    /// The pod has a proxy of its own.
+    /// The pod has a proxy of its own, to which inpod redirects nothing.
     HasSidecar = 6, "HAS_SIDECAR", "Disable sidecar injection for the pod and recreate it to enroll it.";
     /// The pod's containers have ended for good.
     PodTerminal = 7, "POD_TERMINAL", "Nothing to do: a pod that has succeeded or failed carries no traffic.";
@@ -56,6 +56,8 @@ reasons! {
     NamespaceExcluded = 8, "NAMESPACE_EXCLUDED", "Remove the namespace from excludeNamespaces to let its pods join.";
     /// inpod is being taken off the node.
     NodeLeaves = 9, "NODE_LEAVES", "Nothing to do where inpod is to go from this node; else take back the word in leave_file (the ConfigMap inpod-leave).";
+    /// A sidecar was injected: the pod's traffic goes to it.
+    SidecarInjected = 10, "SIDECAR_INJECTED", "Nothing to do: the pod's proxy was injected for it.";
 
     /// A field of the request, a manifest or the configuration cannot be used.
     InvalidField = 20, "INVALID_FIELD", "Correct the named field.";

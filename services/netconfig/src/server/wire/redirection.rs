@@ -36,6 +36,10 @@ pub(in crate::server) fn redirection_of(
         Some(Mode::Ambient(wanted)) => ambient(wanted, probe_sources)
             .map(Redirection::Ambient)
             .map_err(invalid),
+        Some(Mode::Sidecar(_)) => Err(invalid(Invalid::new(
+            "redirection.sidecar",
+            "redirection.sidecar: this release has no rules for it yet".to_owned(),
+        ))),
         None => Err(missing("redirection.mode")),
     }
 }
