@@ -18,7 +18,7 @@ use crate::{
     link::{Link, ReachError},
     netlink::KernelError,
     plan::{self, Plan, State, Step},
-    rules::{Fingerprint, Ipv6, Redirection, Ruleset, Tag},
+    rules::{Fingerprint, Form, Ipv6, Redirection, Ruleset, Tag},
     sysctl::Sysctls,
 };
 use undo::Undo;
@@ -219,23 +219,30 @@ impl Writer {
         if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
             return Err(NoIpv6);
         }
-        let plan = self.plan_of(link, state, &redirection.ruleset(), families);
+        let (form, ruleset) = (redirection.form(), redirection.ruleset());
+        let plan = self.plan_of(link, state, form, &ruleset, families);
         let first = redirection.of_beginnings().map(|first| first.ruleset());
         let first = first.map(|first| link.shape(plan.backend, &first));
         Ok(plan.with_first(first.unwrap_or_default()))
     }
 
-    /// A pod keeps the backend that it is written with, unless another one was configured.
+    /// A pod keeps the backend that it is written with, unless another one was configured. Where iptables may not ask
+    /// whose socket sends a packet, nf_tables does it.
     fn plan_of(
         &self,
         link: &Link<'_>,
         state: &State,
+        form: Form,
         ruleset: &Ruleset,
         families: &[Family],
     ) -> Plan {
         let kept = self.configured.or_else(|| state.backend());
-        let backend = kept.unwrap_or(self.detected);
-        Plan::new(backend, link.shape(backend, ruleset), families)
+        let backend = if link.has_other_users() && ruleset.asks_for_owners() {
+            Backend::Nftables
+        } else {
+            kept.unwrap_or(self.detected)
+        };
+        Plan::new(backend, form, link.shape(backend, ruleset), families)
     }
 }
 

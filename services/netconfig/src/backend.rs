@@ -85,6 +85,9 @@ pub(crate) struct Observed {
     pub(crate) tables: Vec<ObservedTable>,
     /// What Istio's node agent left, by names that [`Change::delete_incumbent`] deletes.
     pub(crate) incumbent: Vec<String>,
+    /// What Istio's sidecar installer left, by names that [`Change::delete_sidecar`] deletes. Only where a sidecar is
+    /// redirected by us it is ours to replace.
+    pub(crate) sidecar: Vec<String>,
     /// What leads to our chains and the incumbent's, where those stand in tables of others. It goes with them.
     pub(crate) jumps: Vec<Jump>,
 }
@@ -94,7 +97,7 @@ pub(crate) struct Observed {
 pub(crate) struct Jump {
     /// Ours, or the one of ours that would stand there.
     pub(crate) table: TableId,
-    /// The chain that it leads to.
+    /// The chain that it leads to. Nothing for a rule of Istio's sidecar installer that stands alone.
     pub(crate) to: String,
     /// Its chain and the rule, in the backend's words.
     pub(crate) rule: String,
@@ -146,12 +149,15 @@ pub(crate) struct Change {
     pub(crate) create: Vec<NewTable>,
     /// Whether what Istio's node agent left is deleted, after the rest.
     pub(crate) delete_incumbent: bool,
+    /// Whether what Istio's sidecar installer left is deleted, likewise.
+    pub(crate) delete_sidecar: bool,
 }
 
 impl Change {
     /// Whether nothing is to be different.
     pub(crate) fn is_empty(&self) -> bool {
-        self.delete.is_empty() && self.create.is_empty() && !self.delete_incumbent
+        let deletes_others = self.delete_incumbent || self.delete_sidecar;
+        self.delete.is_empty() && self.create.is_empty() && !deletes_others
     }
 }
 

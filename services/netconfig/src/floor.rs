@@ -57,7 +57,7 @@ pub struct Feature {
 }
 
 /// What came after the floor and has a use here.
-pub const FEATURES: [Feature; 5] = [
+pub const FEATURES: [Feature; 6] = [
     Feature {
         name: "`net.ipv4.tcp_migrate_req`",
         since: Version(5, 14),
@@ -65,6 +65,15 @@ pub const FEATURES: [Feature; 5] = [
         instead: "Where the sysctl is missing it is left alone: a ztunnel that stops resets what waits to be accepted.",
         #[cfg(test)]
         sign: "tcp_migrate_req",
+    },
+    Feature {
+        name: "`IFA_PROTO` of an address",
+        since: Version(5, 18),
+        is_used: true,
+        instead: "That `::6` on `lo` is ours is known by our tables, which use it. Where those are lost before a \
+                  sidecar's redirection is removed, the address stays.",
+        #[cfg(test)]
+        sign: "push_proto(",
     },
     Feature {
         name: "nf_tables `destroy`",

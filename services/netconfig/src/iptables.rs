@@ -15,6 +15,7 @@ mod run;
 mod save;
 mod script;
 mod shape;
+mod sidecar;
 mod words;
 
 pub use child::run_program;
@@ -159,8 +160,10 @@ fn is_overtaken(now: &Observed, seen: &Observed, change: &Change) -> bool {
         }
     };
     let mut all = now_there.iter().chain(&seen_there).chain(&created);
-    let is_new = |name: &String| !seen.incumbent.contains(name);
-    !all.all(is_explained) || now.incumbent.iter().any(is_new)
+    let has_more = |now: &[String], seen: &[String]| now.iter().any(|name| !seen.contains(name));
+    !all.all(is_explained)
+        || has_more(&now.incumbent, &seen.incumbent)
+        || has_more(&now.sidecar, &seen.sidecar)
 }
 
 fn tables_of(observed: &Observed) -> Vec<&Table> {

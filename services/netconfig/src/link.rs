@@ -1,7 +1,7 @@
 //! A netns's packet filter and routes, within reach: sockets that were opened in it and are used from home, and
 //! programs that run in it.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use netns::{EnterError, Netns};
 
@@ -27,6 +27,11 @@ const LEGACY_TABLES: [&str; 2] = [
 /// Counters of a netns, two lines a protocol: names, then numbers (proc_net(5)). Of the netns that the reading thread is
 /// in.
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
+
+/// To whom what a netns tells belongs, as netconfig sees it: root of the user namespace that owns the netns
+/// (proc_net_ns_init in fs/proc/proc_net.c). Where that one is of another user namespace but the same as netconfig's own
+/// root, the netns is taken for netconfig's.
+const ROOT: u32 = 0;
 
 /// Connections that were begun, from here and from elsewhere (RFC 4022). Those that are merely passed on do not count.
 const BEGUN: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
@@ -61,6 +66,7 @@ pub(crate) struct Link<'a> {
 struct Facts {
     has_ipv6: bool,
     has_legacy_tables: bool,
+    has_other_users: bool,
     has_connected: bool,
     migrates: Option<bool>,
 }
@@ -95,6 +101,7 @@ impl<'a> Link<'a> {
                 facts: Facts {
                     has_ipv6: sysctls.has_ipv6(),
                     has_legacy_tables: LEGACY_TABLES.iter().any(is_filled),
+                    has_other_users: fs::metadata(COUNTERS).is_ok_and(|found| found.uid() != ROOT),
                     has_connected: fs::read_to_string(COUNTERS)
                         .map_or(true, |text| has_begun(&text)),
                     migrates: sysctls.migrates()?,
@@ -112,6 +119,13 @@ impl<'a> Link<'a> {
         } else {
             &[Family::V4]
         }
+    }
+
+    /// Whether another user namespace owns the netns (`hostUsers: false`). From outside of that one the kernel lets
+    /// iptables not ask for users and groups (owner_check in net/netfilter/xt_owner.c); nf_tables may, and both mean
+    /// the numbers of that namespace (kernel-facts.md, 15).
+    pub(crate) fn has_other_users(&self) -> bool {
+        self.facts.has_other_users
     }
 
     /// Reads everything back: what the backend holds that is to be used if nothing is there, and every other one of

@@ -29,6 +29,14 @@ impl Mark {
         }
     }
 
+    /// The same value where every bit counts.
+    pub(crate) const fn whole(self) -> Self {
+        Self {
+            value: self.value,
+            mask: u32::MAX,
+        }
+    }
+
     /// The value.
     pub(crate) const fn value(self) -> u32 {
         self.value
@@ -56,16 +64,31 @@ pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 /// must go back to ztunnel by way of [`TABLE`]. Set and read by our rules alone; the value is Istio's.
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
-/// Where ztunnel takes outbound connections.
+/// On what a sidecar's proxy sends to the application in a client's name, on the connections that it makes so, and on
+/// what TPROXY leads to it, which is delivered to this netns by way of [`PROXY_TABLE`]. The proxy sets it on its sockets
+/// (shared facts: istio-sidecar-install.md, 4.4.2).
+pub(crate) const OF_PROXY: Mark = Mark::ours(0x539);
+
+/// On what a sidecar's proxy sends within the pod, and TPROXY is to lead back to it (4.4.2).
+pub(crate) const PROXY_TO_POD: Mark = Mark::ours(0x53a);
+
+/// The route table that delivers everything to this netns, for a sidecar's proxy (4.4.2).
+pub(crate) const PROXY_TABLE: u8 = 133;
+
+/// In which zones of connection tracking a sidecar's proxy asks for names, and is asked for them (4.4.5).
+pub(crate) const PROXY_DNS_ZONE: u16 = 1;
+pub(crate) const APPLICATION_DNS_ZONE: u16 = 2;
+
+/// Where ztunnel takes outbound connections, and a sidecar's proxy does.
 pub(crate) const OUTBOUND_PORT: u16 = 15001;
 
-/// Where ztunnel takes inbound connections in plaintext.
+/// Where ztunnel takes inbound connections in plaintext, and a sidecar's proxy all.
 pub(crate) const INBOUND_PLAINTEXT_PORT: u16 = 15006;
 
 /// Where ztunnel takes inbound connections from other ztunnels (HBONE).
 pub(crate) const INBOUND_HBONE_PORT: u16 = 15008;
 
-/// Where ztunnel answers names, over UDP and TCP.
+/// Where ztunnel answers names, over UDP and TCP, and a sidecar's proxy does.
 pub(crate) const ZTUNNEL_DNS_PORT: u16 = 15053;
 
 /// Where names are asked for.
@@ -78,7 +101,7 @@ pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 
-/// The route table that delivers everything to this netns.
+/// The route table that delivers everything to this netns, for ztunnel.
 pub(crate) const TABLE: u8 = 100;
 
 /// The priority of the ip rule that leads there: before the tables main and default (32766, 32767).
@@ -90,7 +113,7 @@ mod tests {
 
     #[test]
     fn our_marks_lie_within_their_mask() {
-        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL] {
+        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL, OF_PROXY, PROXY_TO_POD] {
             assert_eq!(Mark::new(mark.value(), mark.mask()), Some(mark));
         }
     }

@@ -32,6 +32,9 @@ const INCUMBENT_TABLES: [&str; 3] = [
     "istio-ambient-raw",
 ];
 
+/// The tables of Istio's sidecar installer (shared facts: istio-sidecar-install.md, 4.8).
+const SIDECAR_TABLES: [&str; 3] = ["istio-proxy-nat", "istio-proxy-mangle", "istio-proxy-raw"];
+
 /// In bytes; ten thousand elements of a set with the longest comments.
 const LARGEST_TRANSACTION: usize = 4 << 20;
 
@@ -108,7 +111,8 @@ impl RuleBackend for Nftables {
 
     /// One transaction.
     fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
-        self.has_deleted |= !change.delete.is_empty() || change.delete_incumbent;
+        self.has_deleted |=
+            !change.delete.is_empty() || change.delete_incumbent || change.delete_sidecar;
         Ok(change::change(&mut self.socket, seen, change)?)
     }
 

@@ -9,8 +9,11 @@ use crate::{
     backend::{Backend, Observed},
     family::Family,
     marks::ZTUNNEL_DNS_PORT,
-    routes::{Item, ORDER, Routing},
-    rules::{Expr, Fingerprint, Rule, SCHEMA, Table, TableFamily, Tag, Transport, ambient::RAW},
+    routes::{self, Item, Routing},
+    rules::{
+        Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, TableFamily, Tag, Transport,
+        ambient::RAW, sidecar::RETURNING_V6,
+    },
 };
 
 /// What is in a netns that could be ours.
@@ -48,30 +51,52 @@ impl State {
         self.seen.iter().any(|(_, seen)| !seen.incumbent.is_empty())
     }
 
-    /// Whether there are rules of anybody's.
+    /// Whether Istio's sidecar installer left anything.
+    pub(crate) fn has_sidecar(&self) -> bool {
+        let left = self.seen.iter().any(|(_, seen)| !seen.sidecar.is_empty());
+        left || !self.routing.incumbents().is_empty()
+    }
+
+    /// Whether rules of ours are a sidecar's.
+    pub(crate) fn is_of_sidecar(&self) -> bool {
+        self.our_tables().any(Table::asks_for_owners)
+    }
+
+    /// Routes, ip rules and addresses of ours, in the order in which they go.
+    pub(crate) fn own_routing(&self) -> Vec<Item> {
+        let returning = Expr::Source(Network::host(RETURNING_V6.into()));
+        let uses_address = self
+            .our_tables()
+            .any(|table| table.has(|expr| *expr == returning));
+        self.routing.ours(uses_address)
+    }
+
+    fn our_tables(&self) -> impl Iterator<Item = &Table> {
+        let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
+        tables.map(|seen| &seen.table)
+    }
+
+    /// Whether there are rules of anybody's, those of Istio's sidecar installer left out.
     pub(crate) fn has_rules(&self) -> bool {
         self.seen.iter().any(|(_, seen)| !seen.is_empty())
     }
 
     /// Whether rules of ours capture only what begins.
     fn captures_beginnings(&self) -> bool {
-        let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
-        let mut tables = tables.map(|seen| &seen.table);
-        tables.any(captures_beginnings)
+        self.our_tables().any(captures_beginnings)
     }
 
     /// Whether name resolution may be captured. Rules may be missing: a part of them is enough.
     pub(crate) fn captures_names(&self) -> bool {
-        let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
-        let mut tables = tables.map(|seen| &seen.table);
+        let mut tables = self.our_tables();
         self.has_incumbent()
+            || self.has_sidecar()
             || tables.any(|table| table.name == RAW || !led_names(table).is_empty())
     }
 }
 
 fn captures_beginnings(table: &Table) -> bool {
-    let mut rules = table.chains.iter().flat_map(|chain| &chain.rules);
-    rules.any(|rule| rule.0.contains(&Expr::Begins))
+    table.has(|expr| *expr == Expr::Begins)
 }
 
 /// The families whose questions for names over UDP a table leads to ztunnel.
@@ -98,6 +123,8 @@ fn led_names(table: &Table) -> Vec<Family> {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) backend: Backend,
+    /// What the redirection is of.
+    pub(crate) form: Form,
     /// As the backend keeps them, in the order in which they take effect.
     pub(crate) tables: Vec<Table>,
     /// What is written before them where connections may be there that no rule has seen: the same, capturing only
@@ -109,17 +136,27 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Tables, and the routes that they need for these families.
-    pub(crate) fn new(backend: Backend, tables: Vec<Table>, families: &[Family]) -> Self {
-        let items = |part| families.iter().map(move |family| (*family, part));
-        let routing: Vec<_> = ORDER.into_iter().flat_map(items).collect();
+    /// Tables, and what they need beside them for these families.
+    pub(crate) fn new(
+        backend: Backend,
+        form: Form,
+        tables: Vec<Table>,
+        families: &[Family],
+    ) -> Self {
+        let routing = routes::needed(form, families);
         Self {
             backend,
+            form,
             fingerprint: fingerprint(&tables, &routing),
             tables,
             first: Vec::new(),
             routing,
         }
+    }
+
+    /// Whether what Istio's sidecar installer left is to be replaced.
+    fn replaces_sidecar(&self) -> bool {
+        self.form != Form::Ambient
     }
 
     /// Lets connections from before end, if they do so soon.
@@ -143,15 +180,17 @@ fn fingerprint(tables: &[Table], routing: &[Item]) -> Fingerprint {
     Fingerprint::of(&format!("schema {SCHEMA}\n{tables}{routing}"))
 }
 
-/// Whether what is there is exactly what bears a fingerprint: the tables, and the routes of one family or both.
+/// Whether what is there is exactly what bears a fingerprint: the tables, and what one form or another needs beside
+/// them for one family or both.
 pub(crate) fn is_intact(state: &State, backend: Backend, tagged: Fingerprint) -> bool {
     let Some(seen) = state.of(backend) else {
         return false;
     };
     let tables: Vec<_> = seen.tables.iter().map(|seen| seen.table.clone()).collect();
-    let bears_it = |families: &[Family]| {
-        let plan = Plan::new(backend, tables.clone(), families);
+    let bears_it = |form, families: &[Family]| {
+        let plan = Plan::new(backend, form, tables.clone(), families);
         plan.fingerprint == tagged && plan.differences(state).is_empty()
     };
-    bears_it(&[Family::V4]) || bears_it(&Family::ALL)
+    let mut forms = Form::ALL.into_iter();
+    forms.any(|form| bears_it(form, &[Family::V4]) || bears_it(form, &Family::ALL))
 }

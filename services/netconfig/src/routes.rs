@@ -1,5 +1,6 @@
-//! The way back to ztunnel: what is marked for it is delivered to this netns, whatever its destination. One ip rule
-//! and one route per family, each of its own, so that a missing one never hides another.
+//! What a redirection needs beside its tables: ways to whoever captures, by which what is marked for it is delivered to
+//! this netns, whatever its destination, and the address of IPv6 from which a sidecar's proxy calls the application. A
+//! way is one ip rule and one route per family, each of its own, so that a missing one never hides another.
 
 mod kernel;
 
@@ -9,27 +10,70 @@ use std::fmt;
 
 use crate::{
     family::Family,
-    marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL},
+    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY, TABLE, TO_ZTUNNEL},
     netlink::route::PROTOCOL,
+    rules::{Form, sidecar::RETURNING_V6},
 };
 
-/// One of the two things that a family needs.
+/// To whom a way leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Replies, to ztunnel.
+    ToZtunnel,
+    /// What TPROXY captured, and replies, to a sidecar's proxy.
+    ToProxy,
+}
+
+impl Way {
+    const ALL: [Self; 2] = [Self::ToZtunnel, Self::ToProxy];
+
+    /// What takes it.
+    const fn mark(self) -> Mark {
+        match self {
+            Self::ToZtunnel => TO_ZTUNNEL,
+            Self::ToProxy => OF_PROXY,
+        }
+    }
+
+    const fn table(self) -> u8 {
+        match self {
+            Self::ToZtunnel => TABLE,
+            Self::ToProxy => PROXY_TABLE,
+        }
+    }
+}
+
+/// One of the things that a family may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
+    /// `::6/128 dev lo`. Of IPv6 alone.
+    Address,
     /// `local default dev lo table 100`.
-    Route,
+    Route(Way),
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
-    Rule,
+    Rule(Way),
+    /// What Istio's sidecar installer writes for [`Way::ToProxy`], at that priority: for the whole mark, and once more
+    /// each time that it runs (shared facts: istio-sidecar-install.md, 4.4.2).
+    IncumbentRule(u32),
 }
 
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Route => write!(f, "route `local default dev lo table {TABLE}`"),
-            Self::Rule => {
+            Self::Address => write!(f, "address `{RETURNING_V6}/128 dev lo`"),
+            Self::Route(way) => write!(f, "route `local default dev lo table {}`", way.table()),
+            Self::Rule(way) => {
+                let (mark, table) = (way.mark(), way.table());
                 write!(
                     f,
-                    "ip rule `fwmark {TO_ZTUNNEL} pref {RULE_PRIORITY} lookup {TABLE}`"
+                    "ip rule `fwmark {mark} pref {RULE_PRIORITY} lookup {table}`"
+                )
+            }
+            Self::IncumbentRule(priority) => {
+                let mark = OF_PROXY.value();
+                write!(
+                    f,
+                    "ip rule `fwmark {mark:#x} pref {priority} lookup {PROXY_TABLE}`"
                 )
             }
         }
@@ -39,8 +83,31 @@ impl fmt::Display for Part {
 /// Something of a family.
 pub(crate) type Item = (Family, Part);
 
-/// In the order in which they are added: a rule must not lead to an empty table.
-pub(crate) const ORDER: [Part; 2] = [Part::Route, Part::Rule];
+/// What may be ours, in the order in which it is added: a rule must not lead to an empty table.
+const ORDER: [Part; 5] = [
+    Part::Address,
+    Part::Route(Way::ToZtunnel),
+    Part::Route(Way::ToProxy),
+    Part::Rule(Way::ToZtunnel),
+    Part::Rule(Way::ToProxy),
+];
+
+fn in_order() -> impl DoubleEndedIterator<Item = Item> {
+    let of_part = |part| Family::ALL.map(|family| (family, part));
+    ORDER.into_iter().flat_map(of_part)
+}
+
+/// What a redirection of these families needs, in the order in which it is added.
+pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
+    let is_needed = |(family, part): &Item| match part {
+        Part::Address => *family == Family::V6 && form != Form::Ambient,
+        Part::Route(Way::ToZtunnel) | Part::Rule(Way::ToZtunnel) => form == Form::Ambient,
+        Part::Route(Way::ToProxy) | Part::Rule(Way::ToProxy) => form == Form::SidecarByTproxy,
+        Part::IncumbentRule(_) => false,
+    };
+    let items = in_order().filter(|(family, _)| families.contains(family));
+    items.filter(is_needed).collect()
+}
 
 /// What adds, replaces or deletes an item, in the words of ip.
 pub(crate) fn command(verb: &str, (family, part): Item) -> String {
@@ -48,15 +115,23 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
         Family::V4 => "ip",
         Family::V6 => "ip -6",
     };
+    let rule_verb = if verb == "replace" { "add" } else { verb };
     match part {
-        Part::Route => {
-            format!("{ip} route {verb} local default dev lo table {TABLE} proto {PROTOCOL}")
+        // Without who made it: ip takes that since iproute2 6.3.
+        Part::Address => format!("{ip} addr {verb} {RETURNING_V6}/128 dev lo"),
+        Part::Route(way) => {
+            let table = way.table();
+            format!("{ip} route {verb} local default dev lo table {table} proto {PROTOCOL}")
         }
-        Part::Rule => {
-            let verb = if verb == "replace" { "add" } else { verb };
+        Part::Rule(way) => {
+            let (mark, table) = (way.mark(), way.table());
             format!(
-                "{ip} rule {verb} fwmark {TO_ZTUNNEL} pref {RULE_PRIORITY} lookup {TABLE} protocol {PROTOCOL}"
+                "{ip} rule {rule_verb} fwmark {mark} pref {RULE_PRIORITY} lookup {table} protocol {PROTOCOL}"
             )
+        }
+        Part::IncumbentRule(priority) => {
+            let mark = OF_PROXY.value();
+            format!("{ip} rule {rule_verb} fwmark {mark:#x} pref {priority} lookup {PROXY_TABLE}")
         }
     }
 }
@@ -66,6 +141,10 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
 pub(crate) struct Routing {
     ours: Vec<Item>,
     equal: Vec<Item>,
+    /// Ip rules of Istio's sidecar installer.
+    incumbents: Vec<Item>,
+    /// Whether the kernel tells who made an address.
+    tells_makers: bool,
 }
 
 impl Routing {
@@ -79,16 +158,31 @@ impl Routing {
         self.ours.contains(&item)
     }
 
-    /// What does the same as ours, and is not.
-    pub(crate) fn equal(&self) -> Vec<Item> {
-        self.equal.clone()
+    /// What does the same as Istio's node agent's, and is not ours.
+    pub(crate) fn equal_for_ztunnel(&self) -> Vec<Item> {
+        let is_for_ztunnel = |part: Part| {
+            matches!(
+                part,
+                Part::Route(Way::ToZtunnel) | Part::Rule(Way::ToZtunnel)
+            )
+        };
+        let equal = self.equal.iter().copied();
+        equal.filter(|(_, part)| is_for_ztunnel(*part)).collect()
     }
 
-    /// All of ours, in the order in which they go: nothing is led to a table that is empty.
-    pub(crate) fn ours(&self) -> Vec<Item> {
-        let parts = ORDER.into_iter().rev();
-        let items = parts.flat_map(|part| Family::ALL.map(|family| (family, part)));
-        items.filter(|item| self.has_ours(*item)).collect()
+    /// What Istio's sidecar installer left.
+    pub(crate) fn incumbents(&self) -> &[Item] {
+        &self.incumbents
+    }
+
+    /// All of ours, in the order in which they go: nothing is led to a table that is empty. An address of which the
+    /// kernel does not tell who made it is ours where our tables make use of it.
+    pub(crate) fn ours(&self, uses_address: bool) -> Vec<Item> {
+        let is_ours = |item: &Item| {
+            let is_untold = item.1 == Part::Address && !self.tells_makers && uses_address;
+            self.has_ours(*item) || (is_untold && self.equal.contains(item))
+        };
+        in_order().rev().filter(is_ours).collect()
     }
 
     fn note(&mut self, item: Item, protocol: u8) {
@@ -98,5 +192,52 @@ impl Routing {
             &mut self.equal
         };
         list.push(item);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_needs_its_own_and_rules_come_after_routes() {
+        let told = |form, families: &[Family]| -> Vec<String> {
+            let items = needed(form, families).into_iter();
+            items
+                .map(|(family, part)| format!("{family} {part}"))
+                .collect()
+        };
+        assert_eq!(
+            told(Form::Ambient, &Family::ALL),
+            [
+                "IPv4 route `local default dev lo table 100`",
+                "IPv6 route `local default dev lo table 100`",
+                "IPv4 ip rule `fwmark 0x111/0xfff pref 32764 lookup 100`",
+                "IPv6 ip rule `fwmark 0x111/0xfff pref 32764 lookup 100`",
+            ]
+        );
+        assert_eq!(told(Form::Sidecar, &[Family::V4]), [""; 0]);
+        let address = "IPv6 address `::6/128 dev lo`";
+        assert_eq!(told(Form::Sidecar, &Family::ALL), [address]);
+        let by_tproxy = told(Form::SidecarByTproxy, &Family::ALL);
+        assert_eq!(by_tproxy.len(), 5);
+        assert_eq!(by_tproxy[0], address);
+        assert_eq!(
+            by_tproxy[4],
+            "IPv6 ip rule `fwmark 0x539/0xfff pref 32764 lookup 133`"
+        );
+    }
+
+    #[test]
+    fn an_address_of_an_unknown_maker_is_ours_only_where_our_tables_use_it() {
+        let address = (Family::V6, Part::Address);
+        let mut routing = Routing::default();
+        routing.note(address, 0);
+        assert_eq!(routing.ours(true), [address]);
+        assert_eq!(routing.ours(false), []);
+        routing.tells_makers = true;
+        assert_eq!(routing.ours(true), []);
+        routing.note(address, PROTOCOL);
+        assert_eq!(routing.ours(false), [address]);
     }
 }

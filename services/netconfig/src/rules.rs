@@ -9,6 +9,7 @@ mod fingerprint;
 mod render;
 pub mod scenarios;
 mod settings;
+pub mod sidecar;
 mod tag;
 
 pub use expr::{Expr, Transport};
@@ -16,6 +17,7 @@ pub use fingerprint::Fingerprint;
 pub use settings::{
     Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork,
 };
+pub use sidecar::{Loopback, NoLoopback, Owner, Selection, Sidecar};
 pub(crate) use tag::name_of;
 pub use tag::{ForeignComment, Tag};
 
@@ -29,6 +31,24 @@ pub const SCHEMA: u32 = 2;
 pub enum Redirection {
     /// To the node's ztunnel, which listens in the pod's netns.
     Ambient(Ambient),
+    /// To a proxy in the pod.
+    Sidecar(Sidecar),
+}
+
+/// What a redirection is of, as far as it matters beside its tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Ambient mode.
+    Ambient,
+    /// A sidecar, to which nothing is led by TPROXY.
+    Sidecar,
+    /// A sidecar, to which inbound TCP is led by TPROXY.
+    SidecarByTproxy,
+}
+
+impl Form {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Ambient, Self::Sidecar, Self::SidecarByTproxy];
 }
 
 impl Redirection {
@@ -36,17 +56,34 @@ impl Redirection {
     pub fn ruleset(&self) -> Ruleset {
         match self {
             Self::Ambient(settings) => ambient::ruleset(settings),
+            Self::Sidecar(settings) => sidecar::ruleset(settings),
+        }
+    }
+
+    /// What it is of.
+    pub(crate) fn form(&self) -> Form {
+        match self {
+            Self::Ambient(_) => Form::Ambient,
+            Self::Sidecar(settings) if settings.captures_by_tproxy() => Form::SidecarByTproxy,
+            Self::Sidecar(_) => Form::Sidecar,
         }
     }
 
     /// The same, capturing only what begins; `None` where it does no more.
     pub(crate) fn of_beginnings(&self) -> Option<Self> {
-        let Self::Ambient(settings) = self;
-        (!settings.keep_existing_connections).then(|| {
-            Self::Ambient(Ambient {
-                keep_existing_connections: true,
-                ..settings.clone()
-            })
+        if self.keeps_existing() {
+            return None;
+        }
+        let keep_existing_connections = true;
+        Some(match self.clone() {
+            Self::Ambient(settings) => Self::Ambient(Ambient {
+                keep_existing_connections,
+                ..settings
+            }),
+            Self::Sidecar(settings) => Self::Sidecar(Sidecar {
+                keep_existing_connections,
+                ..settings
+            }),
         })
     }
 
@@ -54,6 +91,7 @@ impl Redirection {
     pub(crate) fn keeps_existing(&self) -> bool {
         match self {
             Self::Ambient(settings) => settings.keep_existing_connections,
+            Self::Sidecar(settings) => settings.keep_existing_connections,
         }
     }
 
@@ -61,6 +99,7 @@ impl Redirection {
     pub(crate) fn ipv6(&self) -> Ipv6 {
         match self {
             Self::Ambient(settings) => settings.ipv6,
+            Self::Sidecar(settings) => settings.ipv6,
         }
     }
 }
@@ -83,7 +122,30 @@ pub struct Table {
     pub chains: Vec<Chain>,
 }
 
+impl Ruleset {
+    /// Whether it asks whose socket sends a packet.
+    pub(crate) fn asks_for_owners(&self) -> bool {
+        self.tables.iter().any(Table::asks_for_owners)
+    }
+}
+
 impl Table {
+    /// Whether a rule of it asks whose socket sends a packet, which those of a sidecar alone do.
+    pub(crate) fn asks_for_owners(&self) -> bool {
+        self.has(|expr| {
+            matches!(
+                expr,
+                Expr::FromUser(_) | Expr::FromGroup(_) | Expr::NotFromGroup(_)
+            )
+        })
+    }
+
+    /// Whether there is an expression in a rule of it of which something holds.
+    pub(crate) fn has(&self, holds: impl Fn(&Expr) -> bool) -> bool {
+        let mut rules = self.chains.iter().flat_map(|chain| &chain.rules);
+        rules.any(|rule| rule.0.iter().any(&holds))
+    }
+
     /// Which table it is.
     pub(crate) fn id(&self) -> (TableFamily, String) {
         (self.family, self.name.clone())

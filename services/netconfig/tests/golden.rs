@@ -9,7 +9,7 @@ use std::{
 
 use netconfig::{
     Family, iptables_script,
-    rules::{Ambient, Redirection, scenarios},
+    rules::{Redirection, scenarios},
 };
 
 fn path(scenario: &str, extension: &str) -> PathBuf {
@@ -18,10 +18,10 @@ fn path(scenario: &str, extension: &str) -> PathBuf {
 }
 
 /// What is empty has no file.
-fn compare(extension: &str, render: impl Fn(Ambient) -> String) {
-    for (name, settings) in scenarios::all() {
-        let path = path(name, extension);
-        let rendered = render(settings);
+fn compare(extension: &str, render: impl Fn(&Redirection) -> String) {
+    for (name, redirection) in scenarios::redirections() {
+        let path = path(&name, extension);
+        let rendered = render(&redirection);
         if std::env::var_os("UPDATE_GOLDEN").is_some() && !rendered.is_empty() {
             fs::write(&path, &rendered).unwrap();
         }
@@ -35,17 +35,14 @@ fn compare(extension: &str, render: impl Fn(Ambient) -> String) {
 
 #[test]
 fn every_scenario_renders_as_recorded() {
-    compare("nft", |settings| {
-        Redirection::Ambient(settings).ruleset().to_string()
-    });
+    compare("nft", |redirection| redirection.ruleset().to_string());
 }
 
 #[test]
 fn every_scenario_renders_for_iptables_as_recorded() {
     for (extension, family) in [("iptables", Family::V4), ("ip6tables", Family::V6)] {
-        compare(extension, |settings| {
-            let ruleset = Redirection::Ambient(settings).ruleset();
-            iptables_script(&ruleset, family, "inpod")
+        compare(extension, |redirection| {
+            iptables_script(&redirection.ruleset(), family, "inpod")
         });
     }
 }
@@ -56,7 +53,7 @@ fn no_recorded_script_is_of_no_scenario() {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let stem = path.file_stem().unwrap().to_str().unwrap();
-        let mut names = scenarios::all().map(|(name, _)| name);
+        let mut names = scenarios::redirections().map(|(name, _)| name);
         assert!(names.any(|name| name == stem), "{}", path.display());
     }
 }

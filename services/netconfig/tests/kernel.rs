@@ -15,7 +15,7 @@ use netconfig::{
     apply::Phase,
     error::ApplyError,
     inspect,
-    rules::{Redirection, Tag, scenarios},
+    rules::{Tag, scenarios},
 };
 
 use support::{Fresh, ambient, plain, sandbox};
@@ -100,8 +100,7 @@ fn untagged(listed: &str) -> String {
 #[test]
 fn nft_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_script() {
     let ours = Fresh::new();
-    for (name, settings) in scenarios::all() {
-        let redirection = Redirection::Ambient(settings);
+    for (name, redirection) in scenarios::redirections() {
         let applied = plain().apply(&ours.netns, &redirection, &sandbox("c1"));
         assert!(applied.unwrap().changed, "{name}");
         let theirs = Fresh::new();
@@ -116,8 +115,7 @@ fn nft_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_script() {
 #[test]
 fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
     let (ours, theirs) = (Fresh::new(), Fresh::new());
-    for (name, settings) in scenarios::all() {
-        let redirection = Redirection::Ambient(settings);
+    for (name, redirection) in scenarios::redirections() {
         let plan = |fresh: &Fresh| {
             plain()
                 .preview(&fresh.netns, &redirection, &sandbox("c1"))

@@ -10,13 +10,13 @@ use crate::{
     inspect,
     link::Link,
     plan::State,
-    rules::ambient,
+    rules::{Form, ambient},
 };
 
 /// How far a redirection is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// New connections go direct, captured ones live on.
+    /// New connections go direct, captured ones live on. Of a sidecar's redirection: nothing is left.
     Drain,
     /// Nothing of ours is left.
     Final,
@@ -49,14 +49,18 @@ impl Writer {
         Ok(Removed { captured_flows })
     }
 
-    /// The rules give way to ones that capture nothing new; routes stay, for what is captured lives on.
+    /// The rules give way to ones that capture nothing new; routes stay, for what is captured lives on. Those of a
+    /// sidecar go at once: its proxy is in the pod as long as the pod is, so that there is nothing to wait for.
     fn drain(&self, link: &mut Link<'_>, sandbox: &SandboxRef) -> Result<(), RemoveError> {
         let before = self.read(link)?;
         if !before.has_rules() {
             return Ok(());
         }
+        if before.is_of_sidecar() {
+            return self.remove_all(link);
+        }
         let families = link.families();
-        let plan = self.plan_of(link, &before, &ambient::drain(), families);
+        let plan = self.plan_of(link, &before, Form::Ambient, &ambient::drain(), families);
         make_so(link, &plan, before, sandbox)
             .map(drop)
             .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
@@ -75,11 +79,15 @@ impl Writer {
         }
         if seen.has_incumbent() {
             // Whatever is equal to ours was the incumbent's, and becomes ours to delete.
-            for item in seen.routing.equal() {
+            for item in seen.routing.equal_for_ztunnel() {
                 note(link.routes.adopt(item).map_err(Into::into));
             }
         }
-        for item in link.routes.read()?.ours() {
+        let rest = State {
+            routing: link.routes.read()?,
+            ..seen.clone()
+        };
+        for item in rest.own_routing() {
             note(link.routes.delete(item).map_err(Into::into));
         }
         if seen.captures_names() {
@@ -105,8 +113,8 @@ fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
         let seen = link.read_of(backend)?;
         let change = Change {
             delete: seen.ids(),
-            create: Vec::new(),
             delete_incumbent: !seen.incumbent.is_empty(),
+            ..Change::default()
         };
         if change.is_empty() {
             return Ok(());
@@ -127,7 +135,7 @@ fn left(state: &State) -> Vec<String> {
         let incumbent = seen.incumbent.iter();
         left.extend(incumbent.map(|name| format!("{name} is left in {backend}")));
     }
-    let items = state.routing.ours().into_iter();
+    let items = state.own_routing().into_iter();
     left.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
     left
 }

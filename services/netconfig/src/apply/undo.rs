@@ -70,7 +70,7 @@ fn back(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
     Change {
         delete: changed.map(|found| found.table.id()).collect(),
         create: gone.map(as_new).collect(),
-        delete_incumbent: false,
+        ..Change::default()
     }
 }
 

@@ -6,7 +6,7 @@ use netlink_bindings::conntrack::IterableConntrackAttrs;
 
 use super::forget;
 use crate::{
-    marks::{TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
+    marks::{OF_PROXY, TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
     netlink::{KernelError, Socket},
 };
 
@@ -40,7 +40,7 @@ pub(crate) fn forget_from_before(socket: &mut Socket) -> Result<(), KernelError>
     })
 }
 
-/// Deletes what is known of connections that ztunnel took on, or opened in the name of a client. The kernel remembers
+/// Deletes what is known of connections that ztunnel or a sidecar's proxy took on, or opened in the name of a client. The kernel remembers
 /// them for minutes after their rules are gone, and would do with a later connection of the same ports as with them.
 pub(crate) fn forget_captured(socket: &mut Socket) -> Result<(), KernelError> {
     forget(socket, |_, attributes| {
@@ -81,5 +81,9 @@ fn is_led(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
 
 fn is_ztunnels(attributes: &IterableConntrackAttrs<'_>) -> bool {
     let mark = attributes.get_mark();
-    mark.is_ok_and(|mark| mark & TO_ZTUNNEL.mask() == TO_ZTUNNEL.value())
+    let is_marked = |mark: u32| {
+        let mut known = [TO_ZTUNNEL, OF_PROXY].into_iter();
+        known.any(|known| mark & known.mask() == known.value())
+    };
+    mark.is_ok_and(is_marked)
 }

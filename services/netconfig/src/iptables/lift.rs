@@ -1,6 +1,6 @@
 //! From the words that iptables prints to what a rule means: the way back of [`super::render`].
 
-use std::{net::IpAddr, str::FromStr};
+use std::str::FromStr;
 
 use super::{
     render::{BEGINS, KNOWN, name},
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     marks::Mark,
-    rules::{Expr, InterfaceName, Network, Rule, Transport},
+    rules::{Expr, InterfaceName, Rule, Transport},
 };
 
 /// The words that begin the next condition or the action.
@@ -60,7 +60,7 @@ fn header<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
     Some(match words {
         ["-s", network, rest @ ..] => (Expr::Source(parse(network)?), rest),
         ["-d", network, rest @ ..] => (Expr::Destination(parse(network)?), rest),
-        ["!", "-d", network, rest @ ..] => (Expr::DestinationNot(host(network)?), rest),
+        ["!", "-d", network, rest @ ..] => (Expr::DestinationNot(parse(network)?), rest),
         ["-i", name, rest @ ..] => (Expr::ArrivesBy(interface(name)?), rest),
         ["-o", name, rest @ ..] => (Expr::LeavesBy(interface(name)?), rest),
         ["!", "-o", name, rest @ ..] => (Expr::NotLeavesBy(interface(name)?), rest),
@@ -96,6 +96,12 @@ fn condition<'a, 'w>(words: &'a [&'w str]) -> Found<'a, 'w> {
         ["-m", "conntrack", "--ctstate", "NEW", rest @ ..] => (Expr::NewConnection, rest),
         ["-m", "conntrack", "--ctstate", known, rest @ ..] if *known == KNOWN => {
             (Expr::KnownConnection, rest)
+        }
+        ["-m", "conntrack", "--ctstate", "INVALID", rest @ ..] => (Expr::InvalidConnection, rest),
+        ["-m", "owner", "--uid-owner", user, rest @ ..] => (Expr::FromUser(parse(user)?), rest),
+        ["-m", "owner", "--gid-owner", group, rest @ ..] => (Expr::FromGroup(parse(group)?), rest),
+        ["-m", "owner", "!", "--gid-owner", group, rest @ ..] => {
+            (Expr::NotFromGroup(parse(group)?), rest)
         }
         _ => return None,
     })
@@ -143,12 +149,6 @@ fn parse<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// One address.
-fn host(network: &str) -> Option<IpAddr> {
-    let network: Network = parse(network)?;
-    network.is_host().then(|| network.address())
-}
-
 /// A whole name: iptables takes one that ends in `+` for the beginning of many, which is no name of ours.
 fn interface(name: &str) -> Option<InterfaceName> {
     parse(name)
@@ -169,7 +169,7 @@ mod tests {
     use crate::{
         family::Family,
         iptables::{render::render, shape::shape, words::split},
-        rules::{Redirection, ambient, scenarios},
+        rules::{ambient, scenarios},
     };
 
     fn lifted(words: &str) -> Rule {
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn every_rule_of_ours_survives_the_way_to_iptables_words_and_back() {
-        let all = scenarios::all().map(|(_, ambient)| Redirection::Ambient(ambient).ruleset());
+        let all = scenarios::redirections().map(|(_, redirection)| redirection.ruleset());
         for ruleset in all.chain([ambient::drain()]) {
             for table in shape(&ruleset, &Family::ALL) {
                 for rule in table.chains.iter().flat_map(|chain| &chain.rules) {
@@ -219,7 +219,11 @@ mod tests {
                 "meta l4proto tcp <--dport 1:2> drop",
             ),
             ("-i eth+ -j DROP", "<-i eth+> drop"),
-            ("! -d 10.0.0.0/8 -j DROP", "<! -d 10.0.0.0/8> drop"),
+            ("! -i eth0 -j DROP", "<! -i eth0> drop"),
+            (
+                "-m owner --uid-owner 1-9 -j DROP",
+                "<-m owner --uid-owner 1-9> drop",
+            ),
             (
                 "-p udp -m udp --dport 1 -j REDIRECT --to-ports 2 --random",
                 "meta l4proto udp th dport 1 redirect to :2 <--random>",

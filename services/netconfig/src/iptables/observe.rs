@@ -1,4 +1,4 @@
-//! What of iptables' tables is ours or the incumbent's.
+//! What of iptables' tables is ours, or Istio's.
 
 use super::{
     lift::lift,
@@ -7,6 +7,7 @@ use super::{
         origin_of, rank, table_family,
     },
     save::{Saved, SavedRule},
+    sidecar,
 };
 use crate::{
     backend::{Jump, Observed, ObservedTable},
@@ -18,27 +19,80 @@ use crate::{
 pub(super) fn observe(saved: &[(Family, Vec<Saved>)]) -> Observed {
     let mut observed = Observed::default();
     for (family, tables) in saved {
-        let family = table_family(*family);
-        for (place, ours) in PLACES {
-            let Some(table) = tables.iter().find(|table| table.name == place) else {
-                continue;
-            };
-            observed.tables.extend(ours_in(table, family, ours));
+        let has_sidecars = tables.iter().any(|table| {
             let incumbent = incumbent_chains(table, tables);
-            observed
-                .jumps
-                .extend(jumps_in(table, family, ours, &incumbent));
-            let names = incumbent.into_iter().map(|chain| Incumbent {
-                family,
-                place: place.to_owned(),
-                chain: chain.to_owned(),
-            });
-            observed
-                .incumbent
-                .extend(names.map(|chain| chain.to_string()));
+            !sidecar::chains(table, &incumbent).is_empty()
+        });
+        for (place, ours) in PLACES {
+            if let Some(table) = tables.iter().find(|table| table.name == place) {
+                let seen = Seen {
+                    table,
+                    family: table_family(*family),
+                    ours,
+                    incumbent: incumbent_chains(table, tables),
+                };
+                seen.note(&mut observed, has_sidecars);
+            }
         }
     }
     observed
+}
+
+/// One of iptables' tables.
+struct Seen<'a> {
+    table: &'a Saved,
+    family: TableFamily,
+    /// What ours in it are called.
+    ours: &'static str,
+    /// The chains of Istio's node agent.
+    incumbent: Vec<&'a str>,
+}
+
+impl Seen<'_> {
+    fn note(&self, observed: &mut Observed, has_sidecars: bool) {
+        let tables = ours_in(self.table, self.family, self.ours);
+        observed.tables.extend(tables);
+        let sidecar = sidecar::chains(self.table, &self.incumbent);
+        let theirs = [self.incumbent.as_slice(), sidecar.as_slice()].concat();
+        let alone = sidecar::alone(self.table).filter(|_| has_sidecars);
+        observed.jumps.extend(self.jumps(&theirs));
+        observed.jumps.extend(alone.map(|rule| Jump {
+            to: String::new(),
+            ..self.jump(rule)
+        }));
+        observed.incumbent.extend(self.names(&self.incumbent));
+        observed.sidecar.extend(self.names(&sidecar));
+    }
+
+    fn names(&self, chains: &[&str]) -> impl Iterator<Item = String> {
+        chains.iter().map(|chain| {
+            let incumbent = Incumbent {
+                family: self.family,
+                place: self.table.name.clone(),
+                chain: (*chain).to_owned(),
+            };
+            incumbent.to_string()
+        })
+    }
+
+    /// Rules of others' chains that go with the chains that they lead to.
+    fn jumps(&self, theirs: &[&str]) -> impl Iterator<Item = Jump> {
+        let is_theirs = |rule: &&SavedRule| {
+            let target = rule.target().filter(|target| theirs.contains(target));
+            target.is_some() && !theirs.contains(&rule.chain.as_str())
+        };
+        let leading = self.table.rules.iter().filter(is_theirs);
+        let leading = jumps_to_ours(self.table).chain(leading);
+        leading.map(|rule| self.jump(rule))
+    }
+
+    fn jump(&self, rule: &SavedRule) -> Jump {
+        Jump {
+            table: (self.family, self.ours.to_owned()),
+            to: rule.target().unwrap_or_default().to_owned(),
+            rule: rule.text.clone(),
+        }
+    }
 }
 
 /// Every chain of ours in one of iptables' tables. There is a table of ours where there is one.
@@ -132,25 +186,6 @@ fn incumbent_chains<'a>(saved: &'a Saved, tables: &[Saved]) -> Vec<&'a str> {
         .collect()
 }
 
-/// Rules of others' chains that go with the chains that they lead to.
-fn jumps_in<'a>(
-    saved: &'a Saved,
-    family: TableFamily,
-    ours: &'a str,
-    incumbent: &'a [&str],
-) -> impl Iterator<Item = Jump> {
-    let is_theirs = |rule: &&SavedRule| {
-        let target = rule.target().filter(|target| incumbent.contains(target));
-        target.is_some() && !incumbent.contains(&rule.chain.as_str())
-    };
-    let theirs = saved.rules.iter().filter(is_theirs);
-    jumps_to_ours(saved).chain(theirs).map(move |rule| Jump {
-        table: (family, ours.to_owned()),
-        to: rule.target().unwrap_or_default().to_owned(),
-        rule: rule.text.clone(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +269,11 @@ mod tests {
     fn a_sidecars_chains_are_not_the_incumbents() {
         let sidecar = ":ISTIO_REDIRECT - [0:0]\n:ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n\
             -A ISTIO_OUTPUT -j ISTIO_REDIRECT";
-        assert_eq!(observed(sidecar), Observed::default());
+        let observed = observed(sidecar);
+        assert_eq!((observed.tables, observed.incumbent), (vec![], vec![]));
+        assert_eq!(
+            observed.sidecar,
+            ["ip nat ISTIO_REDIRECT", "ip nat ISTIO_OUTPUT"]
+        );
     }
 }

@@ -97,7 +97,7 @@ pub(super) fn table_family(family: Family) -> TableFamily {
     }
 }
 
-/// A chain of Istio's node agent. Its text names it in [`crate::backend::Observed`].
+/// A chain of Istio's. Its text names it in [`crate::backend::Observed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Incumbent {
     pub(super) family: TableFamily,

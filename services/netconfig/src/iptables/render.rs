@@ -41,7 +41,7 @@ fn part(expr: &Expr) -> Option<String> {
         Expr::Version(_) | Expr::Counter => return None,
         Expr::Source(network) => format!("-s {}", cidr(*network)),
         Expr::Destination(network) => format!("-d {}", cidr(*network)),
-        Expr::DestinationNot(other) => format!("! -d {}", cidr(Network::host(*other))),
+        Expr::DestinationNot(other) => format!("! -d {}", cidr(*other)),
         Expr::ArrivesBy(name) => format!("-i {name}"),
         Expr::LeavesBy(name) => format!("-o {name}"),
         Expr::NotLeavesBy(name) => format!("! -o {name}"),
@@ -55,6 +55,10 @@ fn part(expr: &Expr) -> Option<String> {
         Expr::ConnectionMarked(mark) => format!("-m connmark --mark {mark}"),
         Expr::NewConnection => "-m conntrack --ctstate NEW".to_owned(),
         Expr::KnownConnection => format!("-m conntrack --ctstate {KNOWN}"),
+        Expr::InvalidConnection => "-m conntrack --ctstate INVALID".to_owned(),
+        Expr::FromUser(user) => format!("-m owner --uid-owner {user}"),
+        Expr::FromGroup(group) => format!("-m owner --gid-owner {group}"),
+        Expr::NotFromGroup(group) => format!("-m owner ! --gid-owner {group}"),
         Expr::Mark(mark) => format!("-j MARK --set-xmark {mark}"),
         Expr::MarkConnection(mark) => format!("-j CONNMARK --set-xmark {mark}"),
         Expr::Zone(zone) => format!("-j CT --zone {zone}"),
@@ -67,7 +71,6 @@ fn part(expr: &Expr) -> Option<String> {
         // The node's own rules, which are none of a pod's; iptables refuses the words.
         Expr::DestinationIn(..)
         | Expr::FromSocket
-        | Expr::FromUser(_)
         | Expr::FromCgroup { .. }
         | Expr::Labelled(_)
         | Expr::Label(_)

@@ -32,10 +32,17 @@ fn script_of(family: TableFamily, seen: &Observed, change: &Change) -> String {
             script += &section(place, &deleted(&id, seen));
         }
     }
-    if change.delete_incumbent {
-        for (place, ours) in PLACES.into_iter().rev() {
-            script += &section(place, &without_incumbent((family, ours), place, seen));
+    for (place, ours) in PLACES.into_iter().rev() {
+        let mut lines = Vec::new();
+        if change.delete_incumbent {
+            lines.extend(without((family, ours), place, &seen.incumbent, seen));
         }
+        if change.delete_sidecar {
+            let id = (family, ours.to_owned());
+            lines.extend(jumps_to(&id, &[""], seen));
+            lines.extend(without((family, ours), place, &seen.sidecar, seen));
+        }
+        script += &section(place, &lines);
     }
     script
 }
@@ -154,12 +161,14 @@ fn emptied_and_deleted(chains: &[&str]) -> Vec<String> {
     all("F").chain(all("X")).collect()
 }
 
-fn without_incumbent(
+/// Takes chains of others away that bear these names.
+fn without(
     (family, ours): (TableFamily, &str),
     place: &str,
+    names: &[String],
     seen: &Observed,
 ) -> Vec<String> {
-    let all = seen.incumbent.iter().filter_map(|name| name.parse().ok());
+    let all = names.iter().filter_map(|name| name.parse().ok());
     let here = all.filter(|found: &Incumbent| found.family == family && found.place == place);
     let chains: Vec<_> = here.map(|found| found.chain).collect();
     let chains: Vec<_> = chains.iter().map(String::as_str).collect();

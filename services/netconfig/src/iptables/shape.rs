@@ -91,9 +91,8 @@ mod tests {
 
     #[test]
     fn chains_are_entered_where_those_of_iptables_are() {
-        for (name, settings) in scenarios::all() {
-            let ruleset = Redirection::Ambient(settings).ruleset();
-            for table in &ruleset.tables {
+        for (name, redirection) in scenarios::redirections() {
+            for table in &redirection.ruleset().tables {
                 for chain in &table.chains {
                     assert_eq!(base_of(&table.name, &chain.name), chain.base, "{name}");
                 }

@@ -30,7 +30,9 @@ pub(super) fn change(
         push_delete(&mut batch, *family, name);
     }
     let incumbent = seen.incumbent.iter();
-    for name in incumbent.filter(|_| change.delete_incumbent) {
+    let incumbent = incumbent.filter(|_| change.delete_incumbent);
+    let sidecar = seen.sidecar.iter().filter(|_| change.delete_sidecar);
+    for name in incumbent.chain(sidecar) {
         push_delete(&mut batch, TableFamily::Inet, name);
     }
     for new in &change.create {

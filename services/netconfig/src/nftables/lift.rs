@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use super::{
     lower::{
-        DESTINATION_PORT, FLAGS_THAT_COUNT, NOBODY, SOURCE_PORT, STATE_KNOWN, STATE_NEW, SYN,
-        TCP_FLAGS, destination_of, labels, protocol, protocol_family, source_of,
+        DESTINATION_PORT, FLAGS_THAT_COUNT, NOBODY, SOURCE_PORT, STATE_INVALID, STATE_KNOWN,
+        STATE_NEW, SYN, TCP_FLAGS, destination_of, labels, protocol, protocol_family, source_of,
     },
     op::{Base, Ct, Meta, Op},
 };
@@ -97,7 +97,7 @@ fn address(ops: &[Op]) -> Lifted<'_> {
     ) {
         (true, _, true) => Expr::Source(network),
         (_, true, true) => Expr::Destination(network),
-        (_, true, false) if mask.is_none() => Expr::DestinationNot(found),
+        (_, true, false) => Expr::DestinationNot(network),
         _ => return None,
     };
     Some((expr, rest))
@@ -168,6 +168,7 @@ fn compared(load: &Op, mask: u32, equal: bool, value: u32) -> Option<Expr> {
         (Op::Ct(Ct::State), false) => match (mask, value) {
             (STATE_NEW, 0) => Some(Expr::NewConnection),
             (STATE_KNOWN, 0) => Some(Expr::KnownConnection),
+            (STATE_INVALID, 0) => Some(Expr::InvalidConnection),
             _ => None,
         },
         _ => None,
@@ -217,6 +218,8 @@ fn property(meta: Meta, equal: bool, data: &[u8]) -> Option<Expr> {
             found.map(Expr::Protocol)
         }
         (Meta::SocketUser, true) => number(data).map(Expr::FromUser),
+        (Meta::SocketGroup, true) => number(data).map(Expr::FromGroup),
+        (Meta::SocketGroup, false) => number(data).map(Expr::NotFromGroup),
         (Meta::SocketUser, false) => (number(data)? == NOBODY).then_some(Expr::FromSocket),
         (Meta::Mark, _) | (Meta::InName | Meta::Family | Meta::Protocol, false) => None,
     }
@@ -280,11 +283,11 @@ fn interface_name(data: &[u8]) -> Option<InterfaceName> {
 #[cfg(test)]
 mod tests {
     use super::{super::lower::lower, *};
-    use crate::rules::{Redirection, ambient, scenarios};
+    use crate::rules::{ambient, scenarios};
 
     #[test]
     fn every_rule_of_ours_survives_the_way_to_the_kernels_form_and_back() {
-        let all = scenarios::all().map(|(_, ambient)| Redirection::Ambient(ambient).ruleset());
+        let all = scenarios::redirections().map(|(_, redirection)| redirection.ruleset());
         for ruleset in all.chain([ambient::drain()]) {
             let chains = ruleset.tables.iter().flat_map(|table| &table.chains);
             for rule in chains.flat_map(|chain| &chain.rules) {

@@ -17,6 +17,8 @@ const IPV6: u8 = 10;
 pub(super) const STATE_NEW: u32 = 8;
 /// NF_CT_STATE_BIT of IP_CT_ESTABLISHED and of IP_CT_RELATED.
 pub(super) const STATE_KNOWN: u32 = 2 | 4;
+/// NF_CT_STATE_INVALID_BIT.
+pub(super) const STATE_INVALID: u32 = 1;
 /// Where the source address stands in an IPv4 header.
 const SOURCE_V4: (u32, u32) = (12, 4);
 /// Where the destination address stands in an IPv4 header.
@@ -53,10 +55,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::Version(family) => version(*family),
         Expr::Source(network) => address(*network, source_of(network.family()), is),
         Expr::Destination(network) => address(*network, destination_of(network.family()), is),
-        Expr::DestinationNot(other) => {
-            let other = Network::host(*other);
-            address(other, destination_of(other.family()), not)
-        }
+        Expr::DestinationNot(other) => address(*other, destination_of(other.family()), not),
         Expr::DestinationIn(family, set) => {
             let mut ops = version(*family);
             ops.push(payload(Base::Network, destination_of(*family)));
@@ -83,8 +82,11 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::ConnectionMarked(mark) => masked(Op::Ct(Ct::Mark), *mark, is),
         Expr::NewConnection => state(STATE_NEW),
         Expr::KnownConnection => state(STATE_KNOWN),
+        Expr::InvalidConnection => state(STATE_INVALID),
         Expr::FromSocket => vec![Op::Meta(Meta::SocketUser), not(number(NOBODY))],
         Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(number(*user))],
+        Expr::FromGroup(group) => vec![Op::Meta(Meta::SocketGroup), is(number(*group))],
+        Expr::NotFromGroup(group) => vec![Op::Meta(Meta::SocketGroup), not(number(*group))],
         Expr::FromCgroup { level, id } => vec![Op::SocketCgroup(*level), is(id.to_ne_bytes())],
         Expr::Labelled(label) => labelled(*label),
         Expr::Counter => vec![Op::Counter],

@@ -46,16 +46,18 @@ pub(crate) enum Meta {
     InName,
     OutName,
     SocketUser,
+    SocketGroup,
     Family,
     Protocol,
 }
 
 impl Meta {
-    const NUMBERS: [(Self, u32); 6] = [
+    const NUMBERS: [(Self, u32); 7] = [
         (Self::Mark, 3),
         (Self::InName, 6),
         (Self::OutName, 7),
         (Self::SocketUser, 10),
+        (Self::SocketGroup, 11),
         (Self::Family, 15),
         (Self::Protocol, 16),
     ];

@@ -11,7 +11,7 @@ use netlink_bindings::{
 };
 
 use super::{
-    INCUMBENT_TABLES, decode,
+    INCUMBENT_TABLES, SIDECAR_TABLES, decode,
     lift::lift,
     number::{comment_in, every_family, family_of, header, hook_of, kind_of},
 };
@@ -40,7 +40,11 @@ pub(super) fn read(
 
 fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Observed, KernelError> {
     let generation = generation(socket)?;
-    let (mut tables, incumbent) = read_tables(socket, names)?;
+    let Found {
+        mut tables,
+        incumbent,
+        sidecar,
+    } = read_tables(socket, names)?;
     if !tables.is_empty() {
         read_chains(socket, &mut tables)?;
         for table in &mut tables {
@@ -58,6 +62,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
         generation,
         tables,
         incumbent,
+        sidecar,
         ..Observed::default()
     })
 }
@@ -71,11 +76,16 @@ pub(super) fn generation(socket: &mut Socket) -> Result<u32, KernelError> {
         .map_err(|error| KernelError::new(act, error))
 }
 
-/// Those of the names, empty yet and in that order, and the names of the incumbent's.
-fn read_tables(
-    socket: &mut Socket,
-    wanted: &'static [&'static str],
-) -> Result<(Vec<ObservedTable>, Vec<String>), KernelError> {
+/// The tables that are there.
+struct Found {
+    /// Those of the names, empty yet and in that order.
+    tables: Vec<ObservedTable>,
+    /// The names of those of Istio's node agent, and of its sidecar installer.
+    incumbent: Vec<String>,
+    sidecar: Vec<String>,
+}
+
+fn read_tables(socket: &mut Socket, wanted: &'static [&'static str]) -> Result<Found, KernelError> {
     let request = Request::new().op_gettable_dump(&header(TableFamily::Inet));
     let payloads = socket.dump("read the tables", &request)?;
     let tables = payloads
@@ -86,9 +96,15 @@ fn read_tables(
         let named = |name: &&str| found.iter().find(|found| found.table.name == **name);
         names.iter().filter_map(named)
     };
-    let incumbent = known(&INCUMBENT_TABLES);
-    let names = incumbent.map(|found| found.table.name.clone()).collect();
-    Ok((known(wanted).cloned().collect(), names))
+    let names = |names| {
+        let found = known(names).map(|found| found.table.name.clone());
+        found.collect()
+    };
+    Ok(Found {
+        tables: known(wanted).cloned().collect(),
+        incumbent: names(&INCUMBENT_TABLES),
+        sidecar: names(&SIDECAR_TABLES),
+    })
 }
 
 /// The names of the chains in tables of the families that iptables-nft writes.

@@ -11,11 +11,11 @@ pub(super) fn script(seen: &Observed, change: &Change) -> String {
     let mut lines: Vec<_> = ours
         .map(|(family, name)| format!("delete table {family} {name}\n"))
         .collect();
-    if change.delete_incumbent {
-        let names = seen.incumbent.iter();
-        let family = TableFamily::Inet;
-        lines.extend(names.map(|name| format!("delete table {family} {name}\n")));
-    }
+    let incumbent = seen.incumbent.iter().filter(|_| change.delete_incumbent);
+    let sidecar = seen.sidecar.iter().filter(|_| change.delete_sidecar);
+    let family = TableFamily::Inet;
+    let others = incumbent.chain(sidecar);
+    lines.extend(others.map(|name| format!("delete table {family} {name}\n")));
     lines.extend(change.create.iter().map(create));
     lines.concat()
 }

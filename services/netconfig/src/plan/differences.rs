@@ -3,7 +3,7 @@
 use super::{Plan, State};
 use crate::{
     backend::{Observed, ObservedTable},
-    routes::{Item, Routing},
+    routes::Item,
     rules::{Chain, Rule, SCHEMA, Table, TableFamily, Tag},
 };
 
@@ -13,7 +13,7 @@ impl Plan {
         let nothing = Observed::default();
         let mut differences = self.table_differences(state.of(self.backend).unwrap_or(&nothing));
         differences.extend(self.leftovers(state));
-        differences.extend(self.routing_differences(&state.routing));
+        differences.extend(self.routing_differences(state));
         if state.migrates == Some(false) {
             differences.push("net.ipv4.tcp_migrate_req is 0".to_owned());
         }
@@ -43,7 +43,7 @@ impl Plan {
         differences
     }
 
-    /// What other backends hold, and what Istio's node agent left.
+    /// What other backends hold, and what Istio left.
     fn leftovers(&self, state: &State) -> Vec<String> {
         let mut leftovers = Vec::new();
         for (backend, seen) in &state.seen {
@@ -54,23 +54,33 @@ impl Plan {
                 let names = seen.incumbent.join(", ");
                 leftovers.push(format!("Istio's node agent left {names} in {backend}"));
             }
+            if self.replaces_sidecar() && !seen.sidecar.is_empty() {
+                let names = seen.sidecar.join(", ");
+                leftovers.push(format!(
+                    "Istio's sidecar installer left {names} in {backend}"
+                ));
+            }
         }
         leftovers
     }
 
-    fn routing_differences(&self, routing: &Routing) -> Vec<String> {
-        let missing = self.routing.iter().filter(|item| !routing.has(**item));
+    fn routing_differences(&self, state: &State) -> Vec<String> {
+        let has = |item: &&Item| state.routing.has(**item);
+        let missing = self.routing.iter().filter(|item| !has(item));
         let missing = missing.map(|(family, part)| format!("the {family} {part} is missing"));
-        let surplus = self.surplus(routing).into_iter();
+        let surplus = self.surplus(state).into_iter();
         let surplus = surplus.map(|(family, part)| format!("the {family} {part} is left over"));
         missing.chain(surplus).collect()
     }
 
-    /// Routes and ip rules of ours that do not belong there, in the order in which they go.
-    pub(crate) fn surplus(&self, routing: &Routing) -> Vec<Item> {
-        let ours = routing.ours();
-        let surplus = ours.into_iter().filter(|item| !self.routing.contains(item));
-        surplus.collect()
+    /// Routes, ip rules and addresses that do not belong there, in the order in which they go: ours, and those of what is
+    /// to be replaced.
+    pub(crate) fn surplus(&self, state: &State) -> Vec<Item> {
+        let incumbents = state.routing.incumbents().iter().copied();
+        let incumbents = incumbents.filter(|_| self.replaces_sidecar());
+        let ours = state.own_routing().into_iter();
+        let ours = ours.filter(|item| !self.routing.contains(item));
+        incumbents.chain(ours).collect()
     }
 
     fn tag_difference(&self, found: &ObservedTable) -> Option<String> {
@@ -173,12 +183,18 @@ mod tests {
     use crate::{
         backend::Backend,
         family::Family,
-        rules::{Ambient, Base, Expr, Policy, Redirection},
+        routes::Routing,
+        rules::{Ambient, Base, Expr, Form, Policy, Redirection},
     };
 
     fn plan() -> Plan {
         let ruleset = Redirection::Ambient(Ambient::default()).ruleset();
-        Plan::new(Backend::Nftables, ruleset.tables, &Family::ALL)
+        Plan::new(
+            Backend::Nftables,
+            Form::Ambient,
+            ruleset.tables,
+            &Family::ALL,
+        )
     }
 
     /// The tables as they are after an apply.

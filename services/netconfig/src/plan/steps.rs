@@ -19,9 +19,9 @@ use crate::{
 pub(crate) enum Step {
     /// Connections are to be given to another listener when theirs closes.
     Migrate,
-    /// A route or ip rule is added.
+    /// A route, ip rule or address is added.
     Add(Item),
-    /// A route or ip rule that another one made, and that does the same, becomes ours.
+    /// A route, ip rule or address that another one made, and that does the same, becomes ours.
     Adopt(Item),
     /// Connection tracking forgets connections that were there before our rules: each is one that it did not see begin.
     ForgetStrangers,
@@ -33,9 +33,9 @@ pub(crate) enum Step {
     Write(Change),
     /// Connection tracking forgets connections that it did not see begin: what has not ended is captured, which cuts it.
     ForgetBefore,
-    /// What another backend holds of ours, or Istio's node agent left, is deleted.
+    /// What another backend holds of ours, or Istio left, is deleted.
     Clear(Backend, Change),
-    /// A route or ip rule of ours goes.
+    /// A route, ip rule or address goes.
     Delete(Item),
     /// Connection tracking forgets the questions for names that go another way than from now on, where those of these
     /// families go to ztunnel: a socket that lives on would go on as before (kernel-facts.md, 5).
@@ -64,7 +64,7 @@ impl Plan {
         steps.extend(self.clearings(state));
         let is_rewrite = |step: &Step| matches!(step, Step::Write(_) | Step::Clear(..));
         let rewrites = steps.iter().any(is_rewrite);
-        steps.extend(self.surplus(&state.routing).into_iter().map(Step::Delete));
+        steps.extend(self.surplus(state).into_iter().map(Step::Delete));
         let led = self.led_names();
         // They may have gone past ztunnel also while a rule was missing.
         if rewrites && (state.captures_names() || !led.is_empty()) {
@@ -75,7 +75,8 @@ impl Plan {
 
     /// What is written first, where connections may be there that no rule has seen.
     fn begin(&self, state: &State, tag: &Tag) -> Option<Change> {
-        let is_wanted = !self.first.is_empty() && state.has_connected && !state.has_rules();
+        let is_captured = state.has_rules() || (self.replaces_sidecar() && state.has_sidecar());
+        let is_wanted = !self.first.is_empty() && state.has_connected && !is_captured;
         is_wanted.then(|| self.first().write(&Observed::default(), tag))
     }
 
@@ -91,13 +92,14 @@ impl Plan {
 
     /// Routes of the incumbent are taken over with its rules: nobody else would ever delete them.
     fn additions(&self, state: &State) -> Vec<Step> {
+        let replaces = state.has_incumbent() || (self.replaces_sidecar() && state.has_sidecar());
         let step = |item: &Item| {
             if state.routing.has_ours(*item) {
                 None
             } else if !state.routing.has(*item) {
                 Some(Step::Add(*item))
             } else {
-                state.has_incumbent().then_some(Step::Adopt(*item))
+                replaces.then_some(Step::Adopt(*item))
             }
         };
         self.routing.iter().filter_map(step).collect()
@@ -129,7 +131,7 @@ impl Plan {
         Change {
             delete: seen.ids().into_iter().filter(goes).collect(),
             create: written.into_iter().map(|table| new(table, tag)).collect(),
-            delete_incumbent: false,
+            ..Change::default()
         }
     }
 
@@ -140,6 +142,7 @@ impl Plan {
                 delete: if is_own { Vec::new() } else { seen.ids() },
                 create: Vec::new(),
                 delete_incumbent: !seen.incumbent.is_empty(),
+                delete_sidecar: self.replaces_sidecar() && !seen.sidecar.is_empty(),
             };
             (!change.is_empty()).then_some(Step::Clear(*backend, change))
         };

@@ -22,7 +22,7 @@ use super::{Finding, Kind, owner::shown};
 use crate::{
     family::Family,
     netlink::{KernelError, Socket},
-    routes::{Part, Routes},
+    routes::{Part, Routes, Way},
 };
 
 /// Where the sysctls of the reading thread's netns are.
@@ -96,7 +96,10 @@ impl Reader {
         Ok(Surroundings {
             interfaces: self.interfaces,
             has_ipv6: self.has_ipv6,
-            routes_ipv6: self.routes.read()?.has_ours((Family::V6, Part::Rule)),
+            routes_ipv6: self
+                .routes
+                .read()?
+                .has_ours((Family::V6, Part::Rule(Way::ToZtunnel))),
         })
     }
 }

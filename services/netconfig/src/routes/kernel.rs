@@ -1,8 +1,9 @@
-//! Routes and ip rules in messages.
+//! Routes, ip rules and addresses in messages.
 
 use std::io;
 
 use netlink_bindings::{
+    rt_addr::{self, Ifaddrmsg, IterableAddrAttrs, OpGetaddrDump},
     rt_route::{self, IterableRouteAttrs, OpGetrouteDump, Rtmsg},
     rt_rule::{
         self, FibRuleAttrs, FibRuleHdr, IterableFibRuleAttrs, OpGetruleDump, PushFibRuleAttrs,
@@ -11,18 +12,25 @@ use netlink_bindings::{
 };
 use nix::sys::socket::SockProtocol;
 
-use super::{Item, Part, Routing};
+use super::{Item, Part, Routing, Way};
 use crate::{
     family::Family,
-    marks::{RULE_PRIORITY, TABLE, TO_ZTUNNEL},
+    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY},
     netlink::{
         KernelError, Socket,
         route::{PROTOCOL, SCOPE_HOST, SCOPE_UNIVERSE, TO_TABLE, TYPE_LOCAL},
     },
+    rules::sidecar::RETURNING_V6,
 };
 
 /// Of `lo`, in every netns (LOOPBACK_IFINDEX).
 const LOOPBACK: u32 = 1;
+
+/// The length of an address of IPv6 that stands for itself.
+const WHOLE: u8 = 128;
+
+/// What Istio's sidecar installer leads to the proxy: every bit of the mark counts.
+const INCUMBENTS: Mark = OF_PROXY.whole();
 
 /// The kernel's routes and ip rules in one netns.
 #[derive(Debug)]
@@ -41,6 +49,7 @@ impl Routes {
             self.read_routes(family, &mut routing)?;
             self.read_rules(family, &mut routing)?;
         }
+        self.read_addresses(&mut routing)?;
         Ok(routing)
     }
 
@@ -55,8 +64,9 @@ impl Routes {
             .dump_family(&format!("read the {family} routes"), &request)?
         {
             let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
-            if is_our_route(family, &header, &attributes) {
-                routing.note((family, Part::Route), header.rtm_protocol);
+            let mut ways = Way::ALL.into_iter();
+            if let Some(way) = ways.find(|way| is_route(*way, family, &header, &attributes)) {
+                routing.note((family, Part::Route(way)), header.rtm_protocol);
             }
         }
         Ok(())
@@ -73,9 +83,33 @@ impl Routes {
             .dump_family(&format!("read the {family} ip rules"), &request)?
         {
             let (header, attributes) = OpGetruleDump::decode_reply(&payload);
-            if is_our_rule(&header, attributes) {
+            let mut ways = Way::ALL.into_iter();
+            if let Some(way) = ways.find(|way| is_rule(*way, &header, attributes)) {
                 let protocol = attributes.get_protocol().unwrap_or(0);
-                routing.note((family, Part::Rule), protocol);
+                routing.note((family, Part::Rule(way)), protocol);
+            } else if let Some(priority) = incumbents_priority(&header, attributes) {
+                let rule = (family, Part::IncumbentRule(priority));
+                routing.incumbents.push(rule);
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel tells who made an address since Linux 5.18, and has made one of `lo` itself.
+    fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
+        let header = Ifaddrmsg {
+            ifa_family: Family::V6.number(),
+            ..Ifaddrmsg::new()
+        };
+        let request = rt_addr::Request::new().op_getaddr_dump(&header);
+        for payload in self.0.dump_family("read the addresses", &request)? {
+            let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
+            if header.ifa_index == LOOPBACK {
+                let maker = attributes.get_proto();
+                routing.tells_makers |= maker.is_ok();
+                if is_returning(&header, &attributes) {
+                    routing.note((Family::V6, Part::Address), maker.unwrap_or(0));
+                }
             }
         }
         Ok(())
@@ -86,18 +120,24 @@ impl Routes {
         let (family, part) = item;
         let act = format!("add the {family} {part}");
         let result = match part {
-            Part::Route => {
+            Part::Address => {
+                let request = rt_addr::Request::new().set_create().set_excl();
+                self.0.act(&act, &with_address(request))
+            }
+            Part::Route(way) => {
                 let request = rt_route::Request::new().set_create().set_excl();
-                let mut request = request.op_newroute_do(&route_header(family));
+                let mut request = request.op_newroute_do(&route_header(way, family));
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            Part::Rule => {
+            Part::Rule(way) => {
                 let request = rt_rule::Request::new().set_create().set_excl();
-                let mut request = request.op_newrule_do(&rule_header(family));
-                describe_rule(request.encode());
+                let mut request = request.op_newrule_do(&rule_header(way.table(), family));
+                describe_rule(way, request.encode());
                 self.0.act(&act, &request)
             }
+            // Another one's, and never added.
+            Part::IncumbentRule(_) => Ok(()),
         };
         forgive(result, &[nix::Error::EEXIST])
     }
@@ -105,25 +145,31 @@ impl Routes {
     /// Makes one that another made ours. There is no moment without it.
     pub(crate) fn adopt(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
+        let act = format!("take over the {family} {part}");
         match part {
-            Part::Route => {
+            Part::Address => {
+                let request = rt_addr::Request::new().set_create().set_replace();
+                self.0.act(&act, &with_address(request))
+            }
+            Part::Route(way) => {
                 let request = rt_route::Request::new().set_create().set_replace();
-                let mut request = request.op_newroute_do(&route_header(family));
+                let mut request = request.op_newroute_do(&route_header(way, family));
                 drop(request.encode().push_oif(LOOPBACK));
-                self.0
-                    .act(&format!("take over the {family} {part}"), &request)
+                self.0.act(&act, &request)
             }
             // Two that differ in who made them stand beside each other, and the older one is found first.
-            Part::Rule => {
+            Part::Rule(way) => {
                 self.add(item)?;
-                self.delete_first(family)
+                self.delete_first(way, family)
             }
+            Part::IncumbentRule(_) => Ok(()),
         }
     }
 
-    fn delete_first(&mut self, family: Family) -> Result<(), KernelError> {
-        let mut request = rt_rule::Request::new().op_delrule_do(&rule_header(family));
-        drop(match_rule(request.encode()));
+    fn delete_first(&mut self, way: Way, family: Family) -> Result<(), KernelError> {
+        let header = rule_header(way.table(), family);
+        let mut request = rt_rule::Request::new().op_delrule_do(&header);
+        drop(match_rule(way, request.encode()));
         let act = format!("delete the {family} ip rule that was taken over");
         forgive(self.0.act(&act, &request), &[nix::Error::ENOENT])
     }
@@ -133,18 +179,36 @@ impl Routes {
         let (family, part) = item;
         let act = format!("delete the {family} {part}");
         let result = match part {
-            Part::Route => {
-                let mut request = rt_route::Request::new().op_delroute_do(&route_header(family));
+            Part::Address => {
+                let mut request = rt_addr::Request::new().op_deladdr_do(&address_header());
+                drop(request.encode().push_local(RETURNING_V6.into()));
+                self.0.act(&act, &request)
+            }
+            Part::Route(way) => {
+                let header = route_header(way, family);
+                let mut request = rt_route::Request::new().op_delroute_do(&header);
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            Part::Rule => {
-                let mut request = rt_rule::Request::new().op_delrule_do(&rule_header(family));
-                describe_rule(request.encode());
+            Part::Rule(way) => {
+                let header = rule_header(way.table(), family);
+                let mut request = rt_rule::Request::new().op_delrule_do(&header);
+                describe_rule(way, request.encode());
+                self.0.act(&act, &request)
+            }
+            Part::IncumbentRule(priority) => {
+                let header = rule_header(PROXY_TABLE, family);
+                let mut request = rt_rule::Request::new().op_delrule_do(&header);
+                drop(marked(priority, INCUMBENTS, request.encode()));
                 self.0.act(&act, &request)
             }
         };
-        forgive(result, &[nix::Error::ENOENT, nix::Error::ESRCH])
+        let gone = [
+            nix::Error::ENOENT,
+            nix::Error::ESRCH,
+            nix::Error::EADDRNOTAVAIL,
+        ];
+        forgive(result, &gone)
     }
 }
 
@@ -162,10 +226,31 @@ fn forgive(result: Result<(), KernelError>, errnos: &[nix::Error]) -> Result<(),
     }
 }
 
-fn route_header(family: Family) -> Rtmsg {
+fn address_header() -> Ifaddrmsg {
+    Ifaddrmsg {
+        ifa_family: Family::V6.number(),
+        ifa_prefixlen: WHOLE,
+        ifa_index: LOOPBACK,
+        ..Ifaddrmsg::new()
+    }
+}
+
+fn with_address(request: rt_addr::Request<'_>) -> rt_addr::OpNewaddrDo<'_> {
+    let mut request = request.op_newaddr_do(&address_header());
+    let attributes = request.encode().push_local(RETURNING_V6.into());
+    drop(attributes.push_proto(PROTOCOL));
+    request
+}
+
+fn is_returning(header: &Ifaddrmsg, attributes: &IterableAddrAttrs<'_>) -> bool {
+    let address = attributes.get_address();
+    header.ifa_prefixlen == WHOLE && address.is_ok_and(|address| address == RETURNING_V6)
+}
+
+fn route_header(way: Way, family: Family) -> Rtmsg {
     Rtmsg {
         rtm_family: family.number(),
-        rtm_table: TABLE,
+        rtm_table: way.table(),
         rtm_protocol: PROTOCOL,
         rtm_scope: scope(family),
         rtm_type: TYPE_LOCAL,
@@ -173,51 +258,71 @@ fn route_header(family: Family) -> Rtmsg {
     }
 }
 
-fn rule_header(family: Family) -> FibRuleHdr {
+fn rule_header(table: u8, family: Family) -> FibRuleHdr {
     FibRuleHdr {
         family: family.number(),
-        table: TABLE,
+        table,
         action: TO_TABLE,
         ..FibRuleHdr::new()
     }
 }
 
-fn describe_rule<P: Pusher>(attributes: PushFibRuleAttrs<P>) {
-    drop(match_rule(attributes).push_protocol(PROTOCOL));
+fn describe_rule<P: Pusher>(way: Way, attributes: PushFibRuleAttrs<P>) {
+    drop(match_rule(way, attributes).push_protocol(PROTOCOL));
 }
 
-fn match_rule<P: Pusher>(attributes: PushFibRuleAttrs<P>) -> PushFibRuleAttrs<P> {
-    let attributes = attributes.push_priority(RULE_PRIORITY);
-    let attributes = attributes.push_fwmark(TO_ZTUNNEL.value());
-    attributes.push_fwmask(TO_ZTUNNEL.mask())
+fn match_rule<P: Pusher>(way: Way, attributes: PushFibRuleAttrs<P>) -> PushFibRuleAttrs<P> {
+    marked(RULE_PRIORITY, way.mark(), attributes)
+}
+
+fn marked<P: Pusher>(
+    priority: u32,
+    mark: Mark,
+    attributes: PushFibRuleAttrs<P>,
+) -> PushFibRuleAttrs<P> {
+    let attributes = attributes.push_priority(priority);
+    attributes
+        .push_fwmark(mark.value())
+        .push_fwmask(mark.mask())
 }
 
 /// Everything goes to `lo` as local: no destination, and nothing that sends it elsewhere.
-fn is_our_route(family: Family, header: &Rtmsg, attributes: &IterableRouteAttrs<'_>) -> bool {
+fn is_route(way: Way, family: Family, header: &Rtmsg, attributes: &IterableRouteAttrs<'_>) -> bool {
     header.rtm_family == family.number()
         && attributes
             .get_table()
-            .is_ok_and(|table| table == u32::from(TABLE))
+            .is_ok_and(|table| table == u32::from(way.table()))
         && (header.rtm_dst_len, header.rtm_src_len, header.rtm_tos) == (0, 0, 0)
         && header.rtm_type == TYPE_LOCAL
         && attributes.get_oif().is_ok_and(|oif| oif == LOOPBACK)
         && attributes.get_gateway().is_err()
 }
 
-fn is_our_rule(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> bool {
+fn is_rule(way: Way, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> bool {
+    attributes
+        .get_priority()
+        .is_ok_and(|priority| priority == RULE_PRIORITY)
+        && leads(way.table(), way.mark(), header, attributes)
+}
+
+/// The priority of an ip rule of Istio's sidecar installer, whichever the kernel gave it.
+fn incumbents_priority(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<u32> {
+    let is_theirs = leads(PROXY_TABLE, INCUMBENTS, header, attributes);
+    is_theirs.then(|| attributes.get_priority().unwrap_or(0))
+}
+
+/// Whether all that bears a mark, and nothing else, is led to a table.
+fn leads(table: u8, mark: Mark, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> bool {
     header.action == TO_TABLE
         && attributes
             .get_table()
-            .is_ok_and(|table| table == u32::from(TABLE))
-        && attributes
-            .get_priority()
-            .is_ok_and(|priority| priority == RULE_PRIORITY)
+            .is_ok_and(|found| found == u32::from(table))
         && attributes
             .get_fwmark()
-            .is_ok_and(|mark| mark == TO_ZTUNNEL.value())
+            .is_ok_and(|found| found == mark.value())
         && attributes
             .get_fwmask()
-            .is_ok_and(|mask| mask == TO_ZTUNNEL.mask())
+            .is_ok_and(|found| found == mark.mask())
         && (header.dst_len, header.src_len, header.tos, header.flags) == (0, 0, 0, 0)
         && attributes.flatten().all(|attribute| !narrows(&attribute))
 }

@@ -28,13 +28,13 @@ pub const RAW: &str = "inpod-raw";
 pub const TABLES: [&str; 3] = [RAW, MANGLE, NAT];
 
 /// Where every NAT is by convention (NF_IP_PRI_NAT_DST).
-const NAT_PRIORITY: i32 = -100;
+pub(super) const NAT_PRIORITY: i32 = -100;
 
 /// Before NAT (NF_IP_PRI_MANGLE).
-const MANGLE_PRIORITY: i32 = -150;
+pub(super) const MANGLE_PRIORITY: i32 = -150;
 
 /// Before connections are tracked (NF_IP_PRI_RAW).
-const RAW_PRIORITY: i32 = -300;
+pub(super) const RAW_PRIORITY: i32 = -300;
 
 /// All of it.
 pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
@@ -116,11 +116,13 @@ fn return_replies_to_ztunnel(settings: &Ambient) -> Rule {
 /// One address of each family that is captured, as with Istio. The rest of 127.0.0.0/8 is not captured either: what
 /// goes there leaves by `lo`, which is accepted first, and a connection that passed the output chain does not enter
 /// the prerouting one again.
-fn loopbacks(settings: &Ambient) -> impl Iterator<Item = IpAddr> {
-    settings.families().iter().map(|family| match family {
+fn loopbacks(settings: &Ambient) -> impl Iterator<Item = Network> {
+    let loopback = |family: &Family| match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::LOCALHOST),
         Family::V6 => IpAddr::V6(Ipv6Addr::LOCALHOST),
-    })
+    };
+    let families = settings.families().iter();
+    families.map(loopback).map(Network::host)
 }
 
 /// A rule for every family that is captured.
@@ -154,11 +156,12 @@ fn is_captured(settings: &Ambient, network: Network) -> bool {
     settings.families().contains(&network.family())
 }
 
-fn is_loopback(direction: fn(InterfaceName) -> Expr) -> Expr {
+pub(super) fn is_loopback(direction: fn(InterfaceName) -> Expr) -> Expr {
     direction(InterfaceName::loopback())
 }
 
-fn table(
+/// A table whose two chains see what arrives and what is sent.
+pub(super) fn table(
     name: &str,
     prerouting_base: impl Fn(Hook) -> Base,
     output_base: impl Fn(Hook) -> Base,
@@ -180,7 +183,7 @@ fn table(
     }
 }
 
-fn base(kind: Kind, hook: Hook, priority: i32) -> Base {
+pub(super) fn base(kind: Kind, hook: Hook, priority: i32) -> Base {
     Base {
         kind,
         hook,

@@ -14,8 +14,8 @@ pub enum Expr {
     Source(Network),
     /// Goes there.
     Destination(Network),
-    /// Of the address's family, and not to that address.
-    DestinationNot(IpAddr),
+    /// Of the network's family, and does not go there.
+    DestinationNot(Network),
     /// Is of that family and goes to an address of that set of the same table.
     DestinationIn(Family, String),
     /// Arrives by that interface.
@@ -44,10 +44,16 @@ pub enum Expr {
     NewConnection,
     /// The packet belongs to a connection that is known, or to one related to it.
     KnownConnection,
+    /// The packet belongs to no connection, and begins none.
+    InvalidConnection,
     /// A socket of this netns sends the packet.
     FromSocket,
     /// A socket of this netns sends the packet, opened by that user.
     FromUser(u32),
+    /// A socket of this netns sends the packet, opened by that group.
+    FromGroup(u32),
+    /// A socket of this netns sends the packet, opened by another group.
+    NotFromGroup(u32),
     /// The packet's socket was opened in the cgroup with that id, or below it. The level is the cgroup's depth. Not
     /// where packets are about to leave (nft_socket_validate in net/netfilter/nft_socket.c).
     FromCgroup {
@@ -97,8 +103,9 @@ impl Expr {
     pub(crate) fn family(&self) -> Option<Family> {
         match self {
             Self::Version(family) => Some(*family),
-            Self::Source(network) | Self::Destination(network) => Some(network.family()),
-            Self::DestinationNot(address) => Some(Family::of(*address)),
+            Self::Source(network) | Self::Destination(network) | Self::DestinationNot(network) => {
+                Some(network.family())
+            }
             Self::DestinationIn(family, _) => Some(*family),
             Self::ArrivesBy(_)
             | Self::LeavesBy(_)
@@ -113,8 +120,11 @@ impl Expr {
             | Self::ConnectionMarked(_)
             | Self::NewConnection
             | Self::KnownConnection
+            | Self::InvalidConnection
             | Self::FromSocket
             | Self::FromUser(_)
+            | Self::FromGroup(_)
+            | Self::NotFromGroup(_)
             | Self::FromCgroup { .. }
             | Self::Labelled(_)
             | Self::Counter

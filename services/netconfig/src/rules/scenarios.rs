@@ -1,9 +1,21 @@
 //! Redirections by name, one for each thing that can be chosen: what goldens, packets and both backends are tried
 //! with.
 
-use super::{Ambient, Exclusions, InboundCapture, Ipv6};
+pub mod sidecar;
 
-/// Every scenario: its name and its settings.
+use super::{Ambient, Exclusions, InboundCapture, Ipv6, Redirection};
+
+/// Every scenario of both modes: its name and what it is. Those of a sidecar are named so.
+pub fn redirections() -> impl Iterator<Item = (String, Redirection)> {
+    let ambient = all().map(|(name, settings)| (name.to_owned(), Redirection::Ambient(settings)));
+    let sidecar = sidecar::all().map(|(name, settings)| {
+        let name = format!("sidecar-{name}");
+        (name, Redirection::Sidecar(settings))
+    });
+    ambient.chain(sidecar)
+}
+
+/// Every scenario of ambient mode: its name and its settings.
 pub fn all() -> impl Iterator<Item = (&'static str, Ambient)> {
     [
         ("plain", Ambient::default()),

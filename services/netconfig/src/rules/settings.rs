@@ -33,10 +33,7 @@ pub struct Ambient {
 impl Ambient {
     /// The families that are captured.
     pub(crate) fn families(&self) -> &'static [Family] {
-        match self.ipv6 {
-            Ipv6::Auto | Ipv6::On => &Family::ALL,
-            Ipv6::Off => &[Family::V4],
-        }
+        self.ipv6.families()
     }
 }
 
@@ -60,6 +57,16 @@ pub enum Ipv6 {
     On,
     /// It is left alone.
     Off,
+}
+
+impl Ipv6 {
+    /// The families that are captured.
+    pub(crate) fn families(self) -> &'static [Family] {
+        match self {
+            Self::Auto | Self::On => &Family::ALL,
+            Self::Off => &[Family::V4],
+        }
+    }
 }
 
 /// What is left alone.

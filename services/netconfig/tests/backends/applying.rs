@@ -80,13 +80,12 @@ fn recorded(name: &str, extension: &str) -> String {
 fn iptables_lists_every_scenario_that_was_applied_as_it_lists_the_recorded_scripts() {
     for backend in IPTABLES {
         let ours = Fresh::new();
-        for (name, settings) in scenarios::all() {
-            let redirection = Redirection::Ambient(settings);
+        for (name, redirection) in scenarios::redirections() {
             let applied = writer(backend).apply(&ours.netns, &redirection, &sandbox("c1"));
             assert!(applied.unwrap().changed, "{name}");
             let theirs = Fresh::new();
             for (family, extension) in [(Family::V4, "iptables"), (Family::V6, "ip6tables")] {
-                restore(&theirs, backend, family, &recorded(name, extension));
+                restore(&theirs, backend, family, &recorded(&name, extension));
             }
             let listed = rules_of(&ours, backend);
             assert_ne!(untagged(&listed), listed);
@@ -118,8 +117,7 @@ fn rules_of(fresh: &Fresh, backend: Backend) -> String {
 fn what_is_planned_is_what_is_done_and_after_it_nothing_is_planned() {
     for backend in IPTABLES {
         let (ours, theirs) = (Fresh::new(), Fresh::new());
-        for (name, settings) in scenarios::all() {
-            let redirection = Redirection::Ambient(settings);
+        for (name, redirection) in scenarios::redirections() {
             let plan = |fresh: &Fresh| {
                 let planned = writer(backend).preview(&fresh.netns, &redirection, &sandbox("c1"));
                 planned.unwrap()

@@ -1,7 +1,5 @@
 //! What is done with TCP that arrives.
 
-use std::net::IpAddr;
-
 use super::{begins, either_family, is_captured, is_loopback, loopbacks, one_family, only_family};
 use crate::{
     marks::{FROM_ZTUNNEL, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, TO_ZTUNNEL},
@@ -88,7 +86,7 @@ fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
 }
 
 /// A pod that calls itself by its own address is not captured.
-fn spare_own_addresses(loopback: IpAddr) -> Rule {
+fn spare_own_addresses(loopback: Network) -> Rule {
     let packets = vec![
         Expr::DestinationNot(loopback),
         is_loopback(Expr::ArrivesBy),

@@ -1,7 +1,5 @@
 //! What is done with what the pod sends: the nat table's part.
 
-use std::net::IpAddr;
-
 use super::{begins, either_family, is_captured, is_loopback, loopbacks, one_family};
 use crate::{
     marks::{DNS_PORT, FROM_ZTUNNEL, OUTBOUND_PORT, TO_ZTUNNEL, ZTUNNEL_DNS_PORT},
@@ -53,7 +51,7 @@ fn replies_to_ztunnel(settings: &Ambient) -> Rule {
 }
 
 /// A pod that calls itself by its own address is not captured.
-fn own_addresses(loopback: IpAddr) -> Rule {
+fn own_addresses(loopback: Network) -> Rule {
     let packets = vec![Expr::DestinationNot(loopback), is_loopback(Expr::LeavesBy)];
     one_family(packets, Expr::Accept)
 }

@@ -1,5 +1,7 @@
 //! A redirection out of its message: what is here can be programmed, whatever the caller meant.
 
+mod sidecar;
+
 use std::{fmt::Display, net::IpAddr, num::NonZeroU16, str::FromStr};
 
 use inpod_proto::{
@@ -14,12 +16,14 @@ use crate::{
     rules::{Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Redirection},
 };
 
-/// How many entries a list of exclusions may have: each is a rule that every new connection passes.
+/// How many entries a list may have: each is a rule that every new connection passes.
 const MOST_EXCLUSIONS: usize = 64;
 
-/// How many interfaces may be rerouted.
+/// How many interfaces may be named.
 const MOST_INTERFACES: usize = 16;
 
+const INBOUND_CAPTURE: &str = "redirection.ambient.inbound_capture";
+const IPV6: &str = "redirection.ambient.ipv6";
 const INTERFACES: &str = "redirection.ambient.reroute_virtual_interfaces";
 const OUTBOUND_PORTS: &str = "redirection.ambient.exclusions.outbound_ports";
 const OUTBOUND_CIDRS: &str = "redirection.ambient.exclusions.outbound_cidrs";
@@ -36,10 +40,9 @@ pub(in crate::server) fn redirection_of(
         Some(Mode::Ambient(wanted)) => ambient(wanted, probe_sources)
             .map(Redirection::Ambient)
             .map_err(invalid),
-        Some(Mode::Sidecar(_)) => Err(invalid(Invalid::new(
-            "redirection.sidecar",
-            "redirection.sidecar: this release has no rules for it yet".to_owned(),
-        ))),
+        Some(Mode::Sidecar(wanted)) => sidecar::sidecar(wanted)
+            .map(Redirection::Sidecar)
+            .map_err(invalid),
         None => Err(missing("redirection.mode")),
     }
 }
@@ -49,31 +52,31 @@ fn ambient(wanted: v1::AmbientRedirection, probe_sources: &[IpAddr]) -> Result<A
     Ok(Ambient {
         dns_capture: wanted.dns_capture,
         bypass_inbound_capture: wanted.bypass_inbound_capture,
-        virtual_interfaces: interfaces(&wanted.reroute_virtual_interfaces)?,
-        inbound_capture: inbound_capture_of(inbound_capture)?,
-        ipv6: ipv6_of(ipv6)?,
+        virtual_interfaces: interfaces(INTERFACES, &wanted.reroute_virtual_interfaces)?,
+        inbound_capture: inbound_capture_of(INBOUND_CAPTURE, inbound_capture)?,
+        ipv6: ipv6_of(IPV6, ipv6)?,
         exclusions: exclusions(&wanted.exclusions.unwrap_or_default())?,
         keep_existing_connections: wanted.keep_existing_connections,
         probe_sources: probe_sources.to_vec(),
     })
 }
 
-fn inbound_capture_of(number: i32) -> Result<InboundCapture, Invalid> {
+fn inbound_capture_of(field: &'static str, number: i32) -> Result<InboundCapture, Invalid> {
     match v1::InboundCapture::try_from(number) {
         Ok(v1::InboundCapture::Unspecified | v1::InboundCapture::Redirect) => {
             Ok(InboundCapture::Redirect)
         }
         Ok(v1::InboundCapture::Tproxy) => Ok(InboundCapture::Tproxy),
-        Err(_) => Err(unknown("redirection.ambient.inbound_capture", number)),
+        Err(_) => Err(unknown(field, number)),
     }
 }
 
-fn ipv6_of(number: i32) -> Result<Ipv6, Invalid> {
+fn ipv6_of(field: &'static str, number: i32) -> Result<Ipv6, Invalid> {
     match v1::Ipv6Capture::try_from(number) {
         Ok(v1::Ipv6Capture::Unspecified) => Ok(Ipv6::Auto),
         Ok(v1::Ipv6Capture::On) => Ok(Ipv6::On),
         Ok(v1::Ipv6Capture::Off) => Ok(Ipv6::Off),
-        Err(_) => Err(unknown("redirection.ambient.ipv6", number)),
+        Err(_) => Err(unknown(field, number)),
     }
 }
 
@@ -85,9 +88,9 @@ fn unknown(field: &'static str, number: i32) -> Invalid {
     )
 }
 
-fn interfaces(names: &[String]) -> Result<Vec<InterfaceName>, Invalid> {
-    bounded(INTERFACES, names, MOST_INTERFACES)?;
-    parsed(INTERFACES, names)
+fn interfaces(field: &'static str, names: &[String]) -> Result<Vec<InterfaceName>, Invalid> {
+    bounded(field, names, MOST_INTERFACES)?;
+    parsed(field, names)
 }
 
 fn exclusions(wanted: &v1::Exclusions) -> Result<Exclusions, Invalid> {
@@ -265,8 +268,8 @@ mod tests {
     #[test]
     fn a_value_of_a_later_release_is_not_guessed_at() {
         let error = refused(|wanted| wanted.inbound_capture = 7);
-        assert_eq!(error.field(), "redirection.ambient.inbound_capture");
+        assert_eq!(error.field(), INBOUND_CAPTURE);
         let error = refused(|wanted| wanted.ipv6 = 7);
-        assert_eq!(error.field(), "redirection.ambient.ipv6");
+        assert_eq!(error.field(), IPV6);
     }
 }

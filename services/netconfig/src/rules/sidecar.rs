@@ -1,0 +1,180 @@
+//! The redirection of a sidecar, as `istio-iptables` writes it (shared facts: istio-sidecar-install.md, 4.3 and 4.4),
+//! in base chains of our own tables. Where it differs, that is said at the rule.
+
+mod inbound;
+mod outbound;
+mod settings;
+
+pub use settings::{Loopback, NoLoopback, Owner, Selection, Sidecar};
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::{
+    Expr, InterfaceName, Kind, Network, Rule, Ruleset, Table, Transport,
+    ambient::{MANGLE, MANGLE_PRIORITY, NAT, NAT_PRIORITY, RAW, RAW_PRIORITY, base, table},
+};
+use crate::{
+    family::Family,
+    marks::{APPLICATION_DNS_ZONE, DNS_PORT, PROXY_DNS_ZONE, ZTUNNEL_DNS_PORT},
+};
+
+const TCP: Expr = Expr::Protocol(Transport::Tcp);
+const UDP: Expr = Expr::Protocol(Transport::Udp);
+
+/// From where the proxy calls the application, by which it is known that a connection went through the proxy. Of
+/// 127.0.0.0/8 every address is the pod's; the one of IPv6 has to be given to `lo` (4.4.7).
+pub(crate) const RETURNING_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+const RETURNING_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
+
+/// All of it. A table in which there would be no rule is none, but for the one that redirects.
+pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
+    let mut tables = Vec::new();
+    tables.extend(raw(settings));
+    tables.extend(mangle(settings));
+    tables.push(nat(settings));
+    Ruleset { tables }
+}
+
+/// Which questions are whose: the proxy asks in one zone and is asked in the other, since both may come from one
+/// port. The first zone that a packet is given counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in
+/// net/netfilter/xt_CT.c). Where no server of a family is captured, that family has none of it; with Istio it has the
+/// proxy's.
+fn raw(settings: &Sidecar) -> Option<Table> {
+    let families = settings.dns_families();
+    if families.is_empty() {
+        return None;
+    }
+    let zone = |packets, zone| rule(&families, packets, Expr::Zone(zone));
+    let answers = servers(settings, &families, Expr::Source).map(|from| {
+        let packets = from.into_iter().chain([UDP, Expr::SourcePort(DNS_PORT)]);
+        zone(packets.collect(), PROXY_DNS_ZONE)
+    });
+    let of_proxy = proxies(settings).flat_map(|proxy| {
+        let asks = vec![UDP, Expr::Port(DNS_PORT), proxy.clone()];
+        let answers = vec![UDP, Expr::SourcePort(ZTUNNEL_DNS_PORT), proxy];
+        [
+            zone(asks, PROXY_DNS_ZONE),
+            zone(answers, APPLICATION_DNS_ZONE),
+        ]
+    });
+    let of_application = servers(settings, &families, Expr::Destination).map(|to| {
+        let packets = to.into_iter().chain([UDP, Expr::Port(DNS_PORT)]);
+        zone(packets.collect(), APPLICATION_DNS_ZONE)
+    });
+    let base = |hook| base(Kind::Filter, hook, RAW_PRIORITY);
+    let sent = of_proxy.chain(of_application).collect();
+    Some(table(RAW, base, base, answers.collect(), sent))
+}
+
+fn mangle(settings: &Sidecar) -> Option<Table> {
+    let mut prerouting = Vec::new();
+    if settings.drop_invalid {
+        // Of every protocol; Istio's rules of nf_tables drop those of TCP alone.
+        let packets = vec![Expr::InvalidConnection];
+        prerouting.push(rule(settings.families(), packets, Expr::Drop));
+    }
+    let mut output = Vec::new();
+    if settings.captures_by_tproxy() {
+        prerouting.extend(inbound::by_tproxy(settings));
+        output = inbound::back_to_proxy(settings);
+    }
+    let is_empty = prerouting.is_empty() && output.is_empty();
+    (!is_empty).then(|| {
+        table(
+            MANGLE,
+            |hook| base(Kind::Filter, hook, MANGLE_PRIORITY),
+            // Of type route: the mark that it sets decides on the way of the packet.
+            |hook| base(Kind::Route, hook, MANGLE_PRIORITY),
+            prerouting,
+            output,
+        )
+    })
+}
+
+fn nat(settings: &Sidecar) -> Table {
+    let base = |hook| base(Kind::Nat, hook, NAT_PRIORITY);
+    let (arriving, sent) = (inbound::by_redirect(settings), outbound::capture(settings));
+    table(NAT, base, base, arriving, sent)
+}
+
+/// The users and groups that the proxy runs as, a condition each.
+fn proxies(settings: &Sidecar) -> impl Iterator<Item = Expr> {
+    let users = settings.proxy_users.iter();
+    let users = users.map(|user| Expr::FromUser(user.number()));
+    users.chain(proxy_groups(settings))
+}
+
+fn proxy_groups(settings: &Sidecar) -> impl Iterator<Item = Expr> {
+    let groups = settings.proxy_groups.iter();
+    groups.map(|group| Expr::FromGroup(group.number()))
+}
+
+/// The servers of these families whose questions are captured, a condition each; one that is none for all.
+fn servers(
+    settings: &Sidecar,
+    families: &[Family],
+    condition: fn(Network) -> Expr,
+) -> impl Iterator<Item = Option<Expr>> + use<> {
+    let conditions: Vec<_> = match &settings.dns {
+        Selection::All => vec![None],
+        Selection::These(servers) => {
+            let is_captured = |server: &&IpAddr| families.contains(&Family::of(**server));
+            let servers = servers.iter().filter(is_captured);
+            let condition = |server: &IpAddr| Some(condition(Network::host(*server)));
+            servers.map(condition).collect()
+        }
+    };
+    conditions.into_iter()
+}
+
+/// A rule of these families: that they are not both has to be said where nothing else says it.
+fn rule(families: &[Family], packets: Vec<Expr>, action: Expr) -> Rule {
+    let is_said = packets.iter().any(|packet| packet.family().is_some());
+    let only = match families {
+        [only] if !is_said => Some(Expr::Version(*only)),
+        _ => None,
+    };
+    let counted = [Expr::Counter, action];
+    Rule(only.into_iter().chain(packets).chain(counted).collect())
+}
+
+/// What is not the pod's own loopback, for each family that is captured.
+fn not_loopback(settings: &Sidecar) -> impl Iterator<Item = Expr> {
+    let families = settings.families().iter();
+    families.map(|family| Expr::DestinationNot(loopback(settings, *family)))
+}
+
+fn loopback(settings: &Sidecar, family: Family) -> Network {
+    match family {
+        Family::V4 => settings.loopback.network(),
+        Family::V6 => Network::host(Ipv6Addr::LOCALHOST.into()),
+    }
+}
+
+/// What comes from the proxy's own address, for each family that is captured.
+fn returning(settings: &Sidecar) -> impl Iterator<Item = Expr> {
+    let families = settings.families().iter();
+    let address = |family: &Family| match family {
+        Family::V4 => RETURNING_V4.into(),
+        Family::V6 => RETURNING_V6.into(),
+    };
+    families.map(move |family| Expr::Source(Network::host(address(family))))
+}
+
+/// What goes by interfaces by which nothing is captured.
+fn by_excluded_interfaces(
+    settings: &Sidecar,
+    direction: fn(InterfaceName) -> Expr,
+) -> impl Iterator<Item = Rule> {
+    let interfaces = settings.excluded_interfaces.iter().cloned();
+    let families = settings.families();
+    interfaces.map(move |name| rule(families, vec![direction(name)], Expr::Accept))
+}
+
+/// What is captured only where it begins, if that is wished.
+fn begins(settings: &Sidecar) -> Option<Expr> {
+    settings.keep_existing_connections.then_some(Expr::Begins)
+}
+
+#[cfg(test)]
+mod tests;

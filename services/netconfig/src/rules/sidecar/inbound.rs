@@ -1,0 +1,179 @@
+//! What is done with TCP that arrives.
+
+use std::num::NonZeroU16;
+
+use super::{
+    Selection, Sidecar, TCP, begins, by_excluded_interfaces, not_loopback, proxy_groups, returning,
+    rule,
+};
+use crate::{
+    marks::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT, PROXY_TO_POD},
+    rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
+};
+
+/// The nat table's part: what arrives from virtual machines is outbound, then comes what is inbound.
+pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
+    let mut rules = from_virtual_machines(settings);
+    if settings.captures_inbound() && settings.inbound_capture == InboundCapture::Redirect {
+        if settings.outbound_networks != Selection::All {
+            // Else all of it is redirected by now.
+            rules.extend(spared_virtual_machines(settings));
+        }
+        rules.extend(by_excluded_interfaces(settings, Expr::ArrivesBy));
+        rules.extend(excluded_ports(settings));
+        rules.extend(ports(settings).map(|port| {
+            let mut packets = vec![TCP];
+            packets.extend(port);
+            packets.extend(begins(settings));
+            let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
+            rule(settings.families(), packets, to)
+        }));
+    }
+    rules
+}
+
+/// The mangle table's part of what arrives, in Istio's order.
+pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
+    let families = settings.families();
+    let accept = |packets| rule(families, packets, Expr::Accept);
+    let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::ArrivesBy).collect();
+    // The nat table has those of virtual machines. Istio's rules capture them here as well, and first.
+    rules.extend(spared_virtual_machines(settings));
+    let of_proxy = vec![TCP, Expr::Marked(OF_PROXY)];
+    rules.push(rule(
+        families,
+        of_proxy.clone(),
+        Expr::MarkConnection(OF_PROXY),
+    ));
+    rules.push(accept(of_proxy));
+    let by_loopback = || is_loopback(Expr::ArrivesBy);
+    rules.extend(returning(settings).map(|from| accept(vec![from, by_loopback(), TCP])));
+    rules.push(accept(vec![
+        by_loopback(),
+        TCP,
+        Expr::NotMarked(PROXY_TO_POD),
+    ]));
+    rules.extend(excluded_ports(settings));
+    rules.extend(divert(settings));
+    for port in ports(settings) {
+        rules.extend(not_loopback(settings).flat_map(|to| {
+            let packets = [to, TCP].into_iter().chain(port.clone());
+            to_proxy(settings, packets.collect())
+        }));
+    }
+    rules
+}
+
+/// What of a connection is known goes where its first packet went, and is not looked up again: it is what TPROXY led to
+/// the proxy, or an answer to what the pod sent.
+fn divert(settings: &Sidecar) -> Vec<Rule> {
+    let families = settings.families();
+    let mut rules: Vec<_> = ports(settings)
+        .map(|port| {
+            let mut packets = vec![TCP];
+            packets.extend(port);
+            packets.push(Expr::KnownConnection);
+            rule(families, packets, Expr::Mark(OF_PROXY))
+        })
+        .collect();
+    let marked = vec![TCP, Expr::Marked(OF_PROXY)];
+    rules.push(rule(families, marked, Expr::Accept));
+    rules
+}
+
+/// To the proxy's socket, or nowhere: a packet without a socket would go on to the application.
+fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
+    packets.extend(begins(settings));
+    let family = packets.iter().find_map(Expr::family);
+    [
+        Expr::Tproxy(family, INBOUND_PLAINTEXT_PORT, OF_PROXY),
+        Expr::Drop,
+    ]
+    .map(|action| rule(settings.families(), packets.clone(), action))
+}
+
+/// The mangle table's part of what is sent. What the proxy says to the pod, other than in a client's name, is to come
+/// back to it; only where it runs as a group, since what its users say is redirected by the nat table. Then, what the
+/// application says to a client in whose name the proxy speaks goes to the proxy.
+pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
+    let families = settings.families();
+    let mut rules = Vec::new();
+    for group in proxy_groups(settings) {
+        rules.extend(not_loopback(settings).map(|to| {
+            let packets = vec![
+                to,
+                is_loopback(Expr::LeavesBy),
+                TCP,
+                Expr::NotMarked(OF_PROXY),
+                group.clone(),
+            ];
+            rule(families, packets, Expr::Mark(PROXY_TO_POD))
+        }));
+    }
+    // A constant: the connection was just seen to bear it, and the bits of others stay.
+    let packets = vec![TCP, Expr::ConnectionMarked(OF_PROXY)];
+    rules.push(rule(families, packets, Expr::Mark(OF_PROXY)));
+    rules
+}
+
+/// Which ports are captured, a condition each; one that is none for all. Port 15008 never is.
+fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
+    let conditions: Vec<_> = match &settings.inbound_ports {
+        Selection::All => vec![None],
+        Selection::These(ports) => {
+            let ports = ports.iter().map(|port| port.get());
+            let ports = ports.filter(|port| *port != INBOUND_HBONE_PORT);
+            ports.map(|port| Some(Expr::Port(port))).collect()
+        }
+    };
+    conditions.into_iter()
+}
+
+/// Where some are captured, the rest is not.
+fn excluded_ports(settings: &Sidecar) -> Vec<Rule> {
+    if settings.inbound_ports != Selection::All {
+        return Vec::new();
+    }
+    let excluded = settings.excluded_inbound_ports.iter();
+    let excluded = excluded.copied().map(NonZeroU16::get);
+    let excluded = excluded.filter(|port| *port != INBOUND_HBONE_PORT);
+    let ports = [INBOUND_HBONE_PORT].into_iter().chain(excluded);
+    let accept = |port| {
+        let packets = vec![TCP, Expr::Port(port)];
+        rule(settings.families(), packets, Expr::Accept)
+    };
+    ports.map(accept).collect()
+}
+
+/// To the networks that are captured.
+fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
+    let families = settings.families();
+    let is_captured = |network: &&Network| families.contains(&network.family());
+    let to: Vec<_> = match &settings.outbound_networks {
+        Selection::All => vec![None],
+        Selection::These(networks) => {
+            let networks = networks.iter().filter(is_captured);
+            networks.map(|to| Some(Expr::Destination(*to))).collect()
+        }
+    };
+    let interfaces = settings.virtual_interfaces.iter();
+    let rules = interfaces.flat_map(|name| {
+        to.iter().map(move |to| {
+            let mut packets: Vec<_> = to.iter().cloned().collect();
+            packets.extend([Expr::ArrivesBy(name.clone()), TCP]);
+            packets.extend(begins(settings));
+            rule(families, packets, Expr::Redirect(OUTBOUND_PORT))
+        })
+    });
+    rules.collect()
+}
+
+/// What arrives from virtual machines is not inbound.
+fn spared_virtual_machines(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+    let interfaces = settings.virtual_interfaces.iter().cloned();
+    let families = settings.families();
+    interfaces.map(move |name| {
+        let packets = vec![Expr::ArrivesBy(name), TCP];
+        rule(families, packets, Expr::Accept)
+    })
+}

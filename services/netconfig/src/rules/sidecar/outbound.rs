@@ -1,0 +1,162 @@
+//! What is done with what the pod sends: the nat table's part, in Istio's order but for what is said.
+
+use super::{
+    Owner, Selection, Sidecar, TCP, UDP, begins, by_excluded_interfaces, loopback, not_loopback,
+    proxies, returning, rule, servers, settings::is_loopback as is_loopback_network,
+};
+use crate::{
+    marks::{
+        DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT,
+        ZTUNNEL_DNS_PORT,
+    },
+    rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
+};
+
+/// What the proxy says to the pod, then name resolution if wished, then what goes out, but for what is spared.
+pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
+    let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::LeavesBy).collect();
+    rules.extend(excluded_ports(settings));
+    rules.extend(returning(settings).map(|from| {
+        let packets = vec![from, is_loopback(Expr::LeavesBy)];
+        rule(settings.families(), packets, Expr::Accept)
+    }));
+    rules.extend(of_proxy_within(settings));
+    if !settings.captures_outbound() {
+        return rules;
+    }
+    // All of the proxy's come before what is others' own. With Istio what the second user says to the pod is taken for
+    // that of others.
+    rules.extend(proxies(settings).map(|proxy| accept(settings, vec![proxy])));
+    rules.extend(of_groups(settings));
+    rules.extend(names(settings));
+    rules.extend(within(settings));
+    rules.extend(to_excluded_networks(settings));
+    rules.extend(out(settings));
+    rules
+}
+
+fn accept(settings: &Sidecar, packets: Vec<Expr>) -> Rule {
+    rule(settings.families(), packets, Expr::Accept)
+}
+
+/// Of UDP only questions for names are ever captured; those are not where port 53 is excluded.
+fn excluded_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+    let ports = settings.excluded_outbound_ports.iter();
+    ports.map(|port| accept(settings, vec![TCP, Expr::Port(port.get())]))
+}
+
+/// What the proxy says to the pod, other than to loopback, arrives at the proxy as a stranger's would.
+///
+/// With TPROXY that is so for its users alone, and not in a client's name, which would come back for ever; for its
+/// groups see [`super::inbound::back_to_proxy`].
+fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
+    let by_tproxy = settings.inbound_capture == InboundCapture::Tproxy;
+    let is_led = |proxy: &Expr| !by_tproxy || matches!(proxy, Expr::FromUser(_));
+    let led: Vec<_> = proxies(settings).filter(is_led).collect();
+    let mut rules = Vec::new();
+    if !settings.dns_families().is_empty() {
+        // What it asks of the pod's own resolver.
+        let own = |proxy| {
+            let to = vec![
+                is_loopback(Expr::LeavesBy),
+                TCP,
+                Expr::Port(DNS_PORT),
+                proxy,
+            ];
+            rule(&settings.dns_families(), to, Expr::Accept)
+        };
+        rules.extend(led.iter().cloned().map(own));
+    }
+    for proxy in led {
+        rules.extend(not_loopback(settings).map(|to| {
+            let mut packets = vec![
+                to,
+                is_loopback(Expr::LeavesBy),
+                TCP,
+                Expr::PortNot(INBOUND_HBONE_PORT),
+            ];
+            packets.extend(begins(settings));
+            packets.extend(by_tproxy.then_some(Expr::NotMarked(OF_PROXY)));
+            packets.push(proxy.clone());
+            let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
+            rule(settings.families(), packets, to)
+        }));
+    }
+    rules
+}
+
+/// What groups send whose traffic is not captured. Where it is that of some alone, those of others in one rule.
+fn of_groups(settings: &Sidecar) -> Vec<Rule> {
+    let excluded = settings.excluded_owner_groups.iter();
+    let excluded = excluded.map(|group| accept(settings, vec![Expr::FromGroup(group.number())]));
+    let mut rules: Vec<_> = excluded.collect();
+    if let Some(included) = &settings.owner_groups {
+        let others = |group: &Owner| Expr::NotFromGroup(group.number());
+        rules.push(accept(settings, included.iter().map(others).collect()));
+    }
+    rules
+}
+
+fn names(settings: &Sidecar) -> Vec<Rule> {
+    let families = settings.dns_families();
+    if families.is_empty() {
+        return Vec::new();
+    }
+    let mut rules = Vec::new();
+    for to in servers(settings, &families, Expr::Destination) {
+        for transport in [TCP, UDP] {
+            let is_tcp = transport == TCP;
+            let mut packets: Vec<_> = to.iter().cloned().collect();
+            packets.extend([transport, Expr::Port(DNS_PORT)]);
+            packets.extend(begins(settings).filter(|_| is_tcp));
+            rules.push(rule(&families, packets, Expr::Redirect(ZTUNNEL_DNS_PORT)));
+        }
+    }
+    rules
+}
+
+/// What the pod says to itself is not captured, unless networks of loopback are: then only the pod's own loopback is
+/// left. It comes after name resolution, which is asked for within the pod too. With Istio it comes before, leaves out
+/// port 53, and what goes there to somebody who is no server of names is taken for outbound.
+fn within(settings: &Sidecar) -> Vec<Rule> {
+    let includes_loopback = match &settings.outbound_networks {
+        Selection::All => false,
+        Selection::These(networks) => networks.iter().copied().any(is_loopback_network),
+    };
+    if includes_loopback {
+        let families = settings.families().iter();
+        let own = families.map(|family| Expr::Destination(loopback(settings, *family)));
+        own.map(|to| accept(settings, vec![to])).collect()
+    } else {
+        vec![accept(settings, vec![is_loopback(Expr::LeavesBy)])]
+    }
+}
+
+fn to_excluded_networks(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+    let networks = settings.excluded_outbound_networks.iter().copied();
+    let networks = networks.filter(|network| is_captured(settings, *network));
+    networks.map(|network| accept(settings, vec![Expr::Destination(network)]))
+}
+
+fn is_captured(settings: &Sidecar, network: Network) -> bool {
+    settings.families().contains(&network.family())
+}
+
+/// Ports first; where all networks are captured, they are among those.
+fn out(settings: &Sidecar) -> Vec<Rule> {
+    let redirect = |mut packets: Vec<Expr>| {
+        packets.extend(begins(settings));
+        rule(settings.families(), packets, Expr::Redirect(OUTBOUND_PORT))
+    };
+    match &settings.outbound_networks {
+        Selection::All => vec![redirect(vec![TCP])],
+        Selection::These(networks) => {
+            let ports = settings.outbound_ports.iter();
+            let ports = ports.map(|port| vec![TCP, Expr::Port(port.get())]);
+            let networks = networks.iter().copied();
+            let networks = networks.filter(|network| is_captured(settings, *network));
+            let networks = networks.map(|network| vec![Expr::Destination(network), TCP]);
+            ports.chain(networks).map(redirect).collect()
+        }
+    }
+}
