@@ -187,6 +187,14 @@ pub const TABLE: &[Key] = &[
         "lets connections from before the enrolment go on past ztunnel; needs the permission `keep-existing`",
     ),
     Key {
+        name: UNINITIALIZED,
+        on: On::PodLabel,
+        access: Access::Written,
+        by: "repair",
+        values: "`true`",
+        does: "says that the pod started without redirection and is not repaired; only with the setting label_pods, whose name and value broken_pod_label_key and broken_pod_label_value change",
+    },
+    Key {
         name: LEAVE_SINCE,
         on: On::LeaveAnnotation,
         access: Access::Written,
@@ -213,6 +221,13 @@ pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Annotation on a pod, written by a sidecar injector: the pod has a proxy of its own and is never ambient.
 pub const SIDECAR_STATUS: &str = "sidecar.istio.io/status";
+
+/// Label on a pod, written by `repair` where it may (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`): the pod started without
+/// redirection, and has none.
+pub const UNINITIALIZED: &str = "cni.istio.io/uninitialized";
+
+/// The value of [`UNINITIALIZED`].
+pub const UNINITIALIZED_TRUE: &str = "true";
 
 /// Annotation on a pod, written by a kubelet: the pod only shows a static pod that the kubelet runs by itself.
 pub const STATIC_MIRROR: &str = "kubernetes.io/config.mirror";

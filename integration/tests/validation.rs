@@ -1,0 +1,421 @@
+//! The program `validate` in network namespaces with and without the rules of sidecar mode, run as the proxy's user
+//! without a right, as an init container is. The rules are written by nft from the reference (istio-sidecar-install, 4.8).
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{
+    fs,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use integration::{App, PATIENCE, bin, eventually, guard, run};
+use netns::Netns;
+use nix::unistd::{Uid, setfsuid};
+use socket2::{Domain, Protocol, Socket, Type};
+
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
+const V4: &str = "10.77.0.7/24";
+const V6: &str = "fd77::7/64";
+
+/// Whether this is a user namespace with a single user, as an isolation without root has it.
+fn is_alone() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
+    map.split_whitespace().last() == Some("1")
+}
+
+/// The proxy's user: where there is only one, that one.
+fn proxy() -> u32 {
+    if is_alone() { 0 } else { 1337 }
+}
+
+/// The program, where every user can run it.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let path = PathBuf::from(format!("/run/validate-{}", std::process::id()));
+        // By a process of its own: what another thread starts meanwhile would hold the copy open for writing.
+        let from = bin("validate").unwrap();
+        let words = [
+            "-m".as_ref(),
+            "755".as_ref(),
+            from.as_os_str(),
+            path.as_os_str(),
+        ];
+        run("install", &words).unwrap();
+        path
+    })
+}
+
+/// A pod's netns. Goes with the value.
+struct Sandbox {
+    name: String,
+    netns: Netns,
+}
+
+impl Sandbox {
+    fn new(addresses: &[&str]) -> Self {
+        guard().unwrap();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("validate-{}-{number}", std::process::id());
+        run("ip", &["netns", "add", &name]).unwrap();
+        let path = PathBuf::from("/run/netns").join(&name);
+        let netns = Netns::open(&path, &["/run/netns".into()]).unwrap();
+        let sandbox = Self { name, netns };
+        sandbox.ip("link set lo up");
+        sandbox.ip("link add eth0 type veth peer name peer0");
+        sandbox.ip("link set eth0 up");
+        sandbox.ip("link set peer0 up");
+        for address in addresses {
+            let nodad = if address.contains(':') { " nodad" } else { "" };
+            sandbox.ip(&format!("addr add {address} dev eth0{nodad}"));
+            sandbox.until_local(address);
+        }
+        sandbox
+    }
+
+    /// The kernel makes an IPv6 address its own a while after it was given.
+    fn until_local(&self, address: &str) {
+        let (address, _) = address.split_once('/').unwrap();
+        eventually("the address is local", PATIENCE, || {
+            let found = run("ip", &["-n", &self.name, "route", "get", address])?;
+            ensure!(found.starts_with("local"), "{found}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    fn ip(&self, arguments: &str) {
+        let words = ["-n", &self.name];
+        let words: Vec<_> = words.into_iter().chain(arguments.split(' ')).collect();
+        run("ip", &words).unwrap();
+    }
+
+    /// The rules of one family, as istio-iptables has them by default.
+    fn redirect(self, family: &str) -> Self {
+        let (loopback, inbound) = match family {
+            "ip" => ("ip daddr 127.0.0.1", "ip saddr 127.0.0.6"),
+            _ => ("ip6 daddr ::1", "ip6 saddr ::6"),
+        };
+        let (proxy, outer) = (proxy(), loopback.replace("daddr", "daddr !="));
+        let script = format!(
+            "table {family} sidecar {{ chain output {{ type nat hook output priority -100; policy accept; \
+             oifname \"lo\" {inbound} accept; \
+             oifname \"lo\" {outer} tcp dport != 15008 meta skuid {proxy} redirect to :15006; \
+             oifname \"lo\" meta skuid != {proxy} accept; meta skuid {proxy} accept; {loopback} accept; \
+             meta l4proto tcp redirect to :15001; }}\n}}"
+        );
+        let net = format!("--net={}", self.netns.path().display());
+        run("nsenter", &[net.as_str(), "nft", &script]).unwrap();
+        if family == "ip6" {
+            self.ip("addr add ::6/128 dev lo");
+            self.until_local("::6/128");
+        }
+        self
+    }
+
+    /// Runs the program as a user without a right.
+    fn validate_as(&self, uid: u32, words: &[&str]) -> Ended {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.netns.path().display()));
+        command.args([
+            "setpriv",
+            "--no-new-privs",
+            "--bounding-set=-all",
+            "--inh-caps=-all",
+        ]);
+        if !is_alone() {
+            let uid = uid.to_string();
+            command.args(["--clear-groups", "--reuid", &uid, "--regid", &uid]);
+        }
+        command.arg(program()).args(words).env_clear();
+        let began = Instant::now();
+        Ended::of(&command.output().unwrap(), began.elapsed())
+    }
+
+    fn validate(&self, words: &[&str]) -> Ended {
+        self.validate_as(proxy(), words)
+    }
+
+    /// What a proxy has that runs already, of a user.
+    fn listen_as(&self, uid: u32, port: u16, shares: bool) -> Socket {
+        let listen = || {
+            let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP)).unwrap();
+            socket.set_only_v6(false).unwrap();
+            socket.set_reuse_address(true).unwrap();
+            socket.set_reuse_port(shares).unwrap();
+            let address = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port);
+            socket.bind(&address.into()).unwrap();
+            socket.listen(64).unwrap();
+            socket
+        };
+        self.netns
+            .within(|| {
+                // A socket is of the user that its thread makes files as, and so is its share of a port.
+                let before = setfsuid(Uid::from_raw(uid));
+                let socket = listen();
+                setfsuid(before);
+                socket
+            })
+            .unwrap()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        run("ip", &["netns", "del", &self.name])
+            .map(drop)
+            .unwrap_or_default();
+    }
+}
+
+/// How the program ended.
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    line: String,
+    took: Duration,
+}
+
+impl Ended {
+    fn of(output: &Output, took: Duration) -> Self {
+        assert!(output.stderr.is_empty(), "{output:?}");
+        let text = String::from_utf8(output.stdout.clone()).unwrap();
+        assert_eq!(text.matches('\n').count(), 1, "{text:?}");
+        Self {
+            code: output.status.code(),
+            line: text,
+            took,
+        }
+    }
+
+    #[track_caller]
+    fn is(&self, code: i32, words: &[&str]) -> &Self {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for word in words {
+            assert!(self.line.contains(word), "{word}: {self:?}");
+        }
+        self
+    }
+}
+
+const SOON: &[&str] = &["--timeout", "700ms"];
+
+#[test]
+fn each_family_that_is_redirected_is_proven_at_once() {
+    for (addresses, families, told) in [
+        (
+            &[V4][..],
+            &["ip"][..],
+            &["IPv4: a call of 127.0.0.6:15002 arrived at port 15006"][..],
+        ),
+        (
+            &[V6],
+            &["ip6"],
+            &["IPv6: a call of [::6]:15002 arrived at port 15006"],
+        ),
+        (&[V4, V6], &["ip", "ip6"], &["IPv4: a call", "IPv6: a call"]),
+    ] {
+        let sandbox = Sandbox::new(addresses);
+        let sandbox = families
+            .iter()
+            .fold(sandbox, |sandbox, family| sandbox.redirect(family));
+        let ended = sandbox.validate(&[]);
+        ended.is(0, told).is(0, &[&format!("uid {}", proxy())]);
+        assert!(ended.took < Duration::from_secs(2), "{ended:?}");
+        assert!(
+            !ended
+                .line
+                .contains(if addresses.len() == 2 { "not" } else { ";" }),
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn where_the_usual_address_is_not_on_lo_an_own_one_is_called() {
+    let sandbox = Sandbox::new(&[V6]).redirect("ip6");
+    sandbox.ip("addr del ::6/128 dev lo");
+    sandbox
+        .validate(&[])
+        .is(0, &["[fd77::7]:15002 arrived at port 15006"]);
+}
+
+#[test]
+fn a_family_without_rules_is_told_although_the_other_has_them() {
+    let sandbox = Sandbox::new(&[V4, V6]).redirect("ip");
+    let missing = sandbox.validate(SOON);
+    missing.is(
+        126,
+        &[
+            "IPv4: a call of 127.0.0.6:15002 arrived",
+            "IPv6: a call of [fd77::7]:15002 was refused",
+            "recreate the pod",
+        ],
+    );
+    sandbox.validate(&["--ip-family", "ipv4"]).is(0, &["IPv4"]);
+    let sandbox = Sandbox::new(&[V4, V6]).redirect("ip6");
+    let missing = sandbox.validate(SOON);
+    missing.is(
+        126,
+        &[
+            "IPv4: a call of 127.0.0.6:15002 was refused",
+            "IPv6: a call of [::6]:15002 arrived",
+        ],
+    );
+    sandbox.validate(&["--ip-family", "ipv6"]).is(0, &["IPv6"]);
+}
+
+#[test]
+fn without_rules_it_ends_when_its_time_is_over_and_not_before() {
+    let sandbox = Sandbox::new(&[V4, V6]);
+    for (words, least) in [(SOON, 700), (&["--probe-timeout=1500ms"], 1500)] {
+        let ended = sandbox.validate(words);
+        ended.is(126, &["not redirected"]);
+        let least = Duration::from_millis(least);
+        assert!(
+            (least..least + Duration::from_millis(900)).contains(&ended.took),
+            "{ended:?}"
+        );
+    }
+}
+
+#[test]
+fn rules_that_come_while_it_tries_are_seen() {
+    let sandbox = Sandbox::new(&[V4]);
+    let net = sandbox.netns.path().to_owned();
+    let late = std::thread::scope(|scope| {
+        let trying = scope.spawn(|| sandbox.validate(&["--timeout", "20s"]));
+        // It is under way when it listens.
+        eventually("it listens", PATIENCE, || {
+            let text = run(
+                "nsenter",
+                &[&format!("--net={}", net.display()), "ss", "-Hltn"],
+            )?;
+            ensure!(text.contains("127.0.0.1:15006"), "{text}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        let script = format!(
+            "table ip sidecar {{ chain output {{ type nat hook output priority -100; oifname \"lo\" ip daddr != 127.0.0.1 meta skuid {} meta l4proto tcp redirect to :15006; }}\n}}",
+            proxy()
+        );
+        run(
+            "nsenter",
+            &[&format!("--net={}", net.display()), "nft", &script],
+        )
+        .unwrap();
+        trying.join().unwrap()
+    });
+    late.is(0, &["arrived at port 15006"]);
+    assert!(late.took < Duration::from_secs(15), "{late:?}");
+}
+
+#[test]
+fn an_application_at_the_port_that_is_called_is_no_proof() {
+    let sandbox = Sandbox::new(&[V4, V6]);
+    let _app = App::start(&sandbox.netns, 15002).unwrap();
+    let fooled = sandbox.validate(SOON);
+    fooled.is(
+        126,
+        &[
+            "127.0.0.6:15002 was answered by who listens there",
+            "[fd77::7]:15002 was answered",
+        ],
+    );
+    let sandbox = Sandbox::new(&[V4, V6]).redirect("ip").redirect("ip6");
+    let _app = App::start(&sandbox.netns, 15002).unwrap();
+    sandbox
+        .validate(&[])
+        .is(0, &["IPv4: a call", "IPv6: a call"]);
+}
+
+#[test]
+fn a_proxy_that_has_the_ports_already_is_looked_behind() {
+    for (uid, shares) in [(0, false), (proxy(), true), (0, true)] {
+        let listening =
+            |sandbox: &Sandbox| [15001, 15006].map(|port| sandbox.listen_as(uid, port, shares));
+        let redirected = Sandbox::new(&[V4, V6]).redirect("ip").redirect("ip6");
+        let _proxy = listening(&redirected);
+        redirected.validate(&[]).is(
+            0,
+            &[
+                "IPv4: a call of 127.0.0.6:15002 arrived at port 15006",
+                "IPv6: a call of [::6]:15002 arrived at port 15006",
+            ],
+        );
+        let bare = Sandbox::new(&[V4, V6]);
+        let _proxy = listening(&bare);
+        bare.validate(SOON).is(
+            126,
+            &["127.0.0.6:15002 was refused", "[fd77::7]:15002 was refused"],
+        );
+    }
+}
+
+#[test]
+fn an_application_beside_a_proxy_that_has_the_ports_is_no_proof() {
+    let sandbox = Sandbox::new(&[V4]);
+    let _proxy = [15001, 15006].map(|port| sandbox.listen_as(0, port, false));
+    let _app = App::start(&sandbox.netns, 15002).unwrap();
+    sandbox
+        .validate(SOON)
+        .is(126, &["was answered by who listens there"]);
+}
+
+#[test]
+fn another_user_than_the_proxys_is_named() {
+    if is_alone() {
+        return;
+    }
+    let sandbox = Sandbox::new(&[V4]).redirect("ip");
+    sandbox
+        .validate_as(1338, SOON)
+        .is(126, &["uid 1338", "proxy's user"]);
+}
+
+#[test]
+fn what_cannot_be_tried_is_no_proof_of_anything() {
+    let sandbox = Sandbox::new(&[]);
+    sandbox
+        .validate(SOON)
+        .is(1, &["no address but its loopback's"]);
+    sandbox.validate(&["--tiemout"]).is(1, &["--tiemout"]);
+    sandbox
+        .validate(&["istio-iptables", "-u", "1337"])
+        .is(1, &["writes no rules"]);
+}
+
+#[test]
+fn the_container_of_an_unchanged_template_of_istio_runs() {
+    let words = "istio-iptables -p 15001 -z 15006 -u 1337 -m REDIRECT -i * -b * -d 15090,15021,15020 --log_output_level=default:info --run-validation --skip-rule-apply";
+    let words: Vec<_> = words.split(' ').collect();
+    let sandbox = Sandbox::new(&[V4]);
+    let short: Vec<_> = words
+        .iter()
+        .copied()
+        .chain(["--probe-timeout", "300ms"])
+        .collect();
+    sandbox.validate(&short).is(126, &["was refused"]);
+    sandbox
+        .redirect("ip")
+        .validate(&words)
+        .is(0, &["arrived at port 15006"]);
+}
+
+#[test]
+fn a_pod_of_one_family_is_not_asked_for_the_other() {
+    let sandbox = Sandbox::new(&[V4]).redirect("ip");
+    let ended = sandbox.validate(&[]);
+    ended.is(0, &["IPv4"]);
+    assert!(!ended.line.contains("IPv6"), "{ended:?}");
+    let asked = sandbox.validate(&["--ip-family", "ipv6", "--timeout", "300ms"]);
+    asked.is(126, &["[::6]:15002"]);
+}

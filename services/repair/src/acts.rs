@@ -1,0 +1,64 @@
+//! The changes that the API server is asked for, one request each.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1 as k8s;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, Patch, PatchParams, Preconditions},
+    core::PartialObjectMeta,
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::{config::Label, error::ChangeError, events::REPORTER, ledger::Change, pods::Pod};
+
+/// How long the API server may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Asks for a change of a pod.
+pub(crate) async fn change(
+    client: &Client,
+    pod: &Pod,
+    change: Change,
+    label: &Label,
+) -> Result<(), ChangeError> {
+    let asked = async {
+        match change {
+            Change::Label => patch(client, pod, &label.key, &json!(label.value)).await,
+            Change::Unlabel => patch(client, pod, &label.key, &Value::Null).await,
+            Change::Delete => delete(client, pod).await,
+        }
+    };
+    match timeout(ANSWER, asked).await {
+        Ok(answer) => answer.map_err(|error| ChangeError::of(&error)),
+        Err(_) => Err(ChangeError::Failed(
+            "the API server does not answer in time".to_owned(),
+        )),
+    }
+}
+
+/// To `pods/status`: the right to write there is no right on the spec of pods. A pod of the name with another UID is not
+/// touched.
+async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Result<()> {
+    let namespace = pod.pod.namespace.as_str();
+    let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client.clone(), namespace);
+    let change =
+        Patch::Merge(json!({"metadata": {"uid": pod.pod.uid.as_str(), "labels": {key: value}}}));
+    let params = PatchParams {
+        field_manager: Some(REPORTER.to_owned()),
+        ..PatchParams::default()
+    };
+    let patched = api.patch_status(pod.pod.name.as_str(), &params, &change);
+    patched.await.map(drop)
+}
+
+/// The very pod, as it was seen: one that has changed since is looked at again first.
+async fn delete(client: &Client, pod: &Pod) -> kube::Result<()> {
+    let api = Api::<k8s::Pod>::namespaced(client.clone(), pod.pod.namespace.as_str());
+    let params = DeleteParams::default().preconditions(Preconditions {
+        uid: Some(pod.pod.uid.to_string()),
+        resource_version: Some(pod.version.clone()),
+    });
+    api.delete(pod.pod.name.as_str(), &params).await.map(drop)
+}

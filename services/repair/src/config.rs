@@ -1,0 +1,371 @@
+//! The settings of this service. Those that Istio's repair has, too, have its names and defaults (istio-sidecar-install,
+//! 1.2), but for `repair_pods`, which is false there where nobody says anything.
+
+use std::{
+    num::NonZeroU16,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use daemon::Key;
+use serde::{Deserialize, Deserializer, de::Error as _};
+use workload::{NodeName, keys};
+
+use crate::broken::Criteria;
+
+/// See [`Config`].
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "node_name",
+        default: None,
+        help: "This node's name in Kubernetes",
+    },
+    Key {
+        name: "kubeconfig",
+        default: Some(""),
+        help: "How the API server is reached: a kubeconfig file; none: as the pod's service account",
+    },
+    Key {
+        name: "repair_pods",
+        default: Some("true"),
+        help: "Whether pods are given time to be redirected in place, which pod-events does, before they are labelled or deleted (true or false)",
+    },
+    Key {
+        name: "label_pods",
+        default: Some("false"),
+        help: "Whether pods that stay without redirection are labelled (true or false)",
+    },
+    Key {
+        name: "delete_pods",
+        default: Some("false"),
+        help: "Whether pods whose init container failed for want of redirection, and which stay so, are deleted (true or false)",
+    },
+    Key {
+        name: "repair_wait_seconds",
+        default: Some("30"),
+        help: "How long each kinder way is given to help before the next is taken",
+    },
+    Key {
+        name: "changes_per_minute",
+        default: Some("6"),
+        help: "How many pods of the node are labelled or deleted in a minute at most, 1 to 600",
+    },
+    Key {
+        name: "broken_pod_label_key",
+        default: Some(keys::UNINITIALIZED),
+        help: "The label's name",
+    },
+    Key {
+        name: "broken_pod_label_value",
+        default: Some(keys::UNINITIALIZED_TRUE),
+        help: "The label's value",
+    },
+    Key {
+        name: "sidecar_annotation",
+        default: Some(keys::SIDECAR_STATUS),
+        help: "An annotation without which the status of a pod means nothing; none: that of every pod does",
+    },
+    Key {
+        name: "init_container_name",
+        default: Some("istio-validation"),
+        help: "The init container that fails for want of redirection; none: any",
+    },
+    Key {
+        name: "init_container_termination_message",
+        default: Some(""),
+        help: "The last words, without blanks around them, that it has to have failed with; none: any",
+    },
+    Key {
+        name: "init_container_exit_code",
+        default: Some("126"),
+        help: "The exit code that it has to have failed with; 0: any",
+    },
+    Key {
+        name: "label_selectors",
+        default: Some(""),
+        help: "Which pods of the node are looked at, as Kubernetes' label selector; none: all",
+    },
+    Key {
+        name: "field_selectors",
+        default: Some(""),
+        help: "Which pods of the node are looked at, as Kubernetes' field selector; none: all",
+    },
+];
+
+/// What this service is told.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Config {
+    /// This node.
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    pub node_name: NodeName,
+    kubeconfig: PathBuf,
+    repair_pods: bool,
+    label_pods: bool,
+    delete_pods: bool,
+    repair_wait_seconds: u32,
+    #[serde(deserialize_with = "rate")]
+    changes_per_minute: NonZeroU16,
+    #[serde(deserialize_with = "label_key")]
+    broken_pod_label_key: String,
+    #[serde(deserialize_with = "label_value")]
+    broken_pod_label_value: String,
+    sidecar_annotation: String,
+    init_container_name: String,
+    init_container_termination_message: String,
+    #[serde(deserialize_with = "exit_code")]
+    init_container_exit_code: u8,
+    label_selectors: String,
+    field_selectors: String,
+}
+
+/// What may be done with a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Modes {
+    /// It is given time to be redirected in place.
+    pub repair: bool,
+    /// It may be labelled.
+    pub label: bool,
+    /// It may be deleted.
+    pub delete: bool,
+    /// How long each kinder way is given.
+    pub wait: Duration,
+}
+
+/// A label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Label {
+    /// Its name.
+    pub key: String,
+    /// Its value.
+    pub value: String,
+}
+
+impl Config {
+    /// How the API server is reached; `None`: as the pod's service account.
+    pub fn kubeconfig(&self) -> Option<&Path> {
+        let is_given = !self.kubeconfig.as_os_str().is_empty();
+        is_given.then_some(&self.kubeconfig)
+    }
+
+    /// What may be done.
+    pub fn modes(&self) -> Modes {
+        Modes {
+            repair: self.repair_pods,
+            label: self.label_pods,
+            delete: self.delete_pods,
+            wait: Duration::from_secs(self.repair_wait_seconds.into()),
+        }
+    }
+
+    /// How many pods are labelled or deleted in a minute.
+    pub fn changes_per_minute(&self) -> NonZeroU16 {
+        self.changes_per_minute
+    }
+
+    /// By what a pod's status shows that it is broken.
+    pub fn criteria(&self) -> Criteria {
+        let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        Criteria {
+            annotation: given(&self.sidecar_annotation),
+            container: given(&self.init_container_name),
+            message: given(&self.init_container_termination_message),
+            exit_code: Some(self.init_container_exit_code.into()).filter(|code| *code != 0),
+        }
+    }
+
+    /// What a pod is labelled with.
+    pub fn label(&self) -> Label {
+        Label {
+            key: self.broken_pod_label_key.clone(),
+            value: self.broken_pod_label_value.clone(),
+        }
+    }
+
+    /// Which pods are looked at: always those of this node alone.
+    pub fn fields(&self) -> String {
+        let own = format!("spec.nodeName={}", self.node_name);
+        match self.field_selectors.trim() {
+            "" => own,
+            more => format!("{more},{own}"),
+        }
+    }
+
+    /// Which of them; `None`: all.
+    pub fn labels(&self) -> Option<&str> {
+        Some(self.label_selectors.trim()).filter(|text| !text.is_empty())
+    }
+}
+
+fn rate<'de, D: Deserializer<'de>>(deserializer: D) -> Result<NonZeroU16, D::Error> {
+    let number = u16::deserialize(deserializer)?;
+    let rate = NonZeroU16::new(number).filter(|rate| rate.get() <= 600);
+    rate.ok_or_else(|| D::Error::custom(format!("{number} is not in 1 to 600")))
+}
+
+fn exit_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    let code = u16::deserialize(deserializer)?;
+    u8::try_from(code).map_err(|_| D::Error::custom(format!("{code} is not in 0 to 255")))
+}
+
+/// A name of a label, as far as a mistake would be told too late: with what stands before the slash, if anything does.
+fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    let name = match text.split_once('/') {
+        Some((prefix, name)) if is_subdomain(prefix) => name,
+        Some(_) => "",
+        None => text.as_str(),
+    };
+    if is_label_word(name) {
+        Ok(text)
+    } else {
+        let message =
+            format!("\"{text}\" is no name of a label (Kubernetes, \"Labels and Selectors\")");
+        Err(D::Error::custom(message))
+    }
+}
+
+fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() || is_label_word(&text) {
+        Ok(text)
+    } else {
+        let message =
+            format!("\"{text}\" is no value of a label (Kubernetes, \"Labels and Selectors\")");
+        Err(D::Error::custom(message))
+    }
+}
+
+/// 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at both ends.
+fn is_label_word(text: &str) -> bool {
+    let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
+    text.len() <= 63
+        && is_end(text.chars().next())
+        && is_end(text.chars().next_back())
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+fn is_subdomain(text: &str) -> bool {
+    text.len() <= 253
+        && text.split('.').all(|label| {
+            is_label_word(label)
+                && label
+                    .chars()
+                    .all(|c| !"_".contains(c) && !c.is_ascii_uppercase())
+        })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    /// The defaults, with some settings.
+    pub(crate) fn config(settings: &[(&str, Value)]) -> Result<Config, String> {
+        let of_text = |text: &str| match text.parse::<u32>() {
+            Ok(number) => json!(number),
+            Err(_) => text
+                .parse::<bool>()
+                .map_or_else(|_| json!(text), Value::Bool),
+        };
+        let texts = ["broken_pod_label_value"];
+        let mut all: Map<String, Value> = KEYS
+            .iter()
+            .filter_map(|key| {
+                let text = key.default?;
+                let value = if texts.contains(&key.name) {
+                    json!(text)
+                } else {
+                    of_text(text)
+                };
+                Some((key.name.to_owned(), value))
+            })
+            .collect();
+        all.insert("node_name".to_owned(), json!("node-1"));
+        all.extend(
+            settings
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), value.clone())),
+        );
+        serde_json::from_value(Value::Object(all)).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn outside_of_any_chart_pods_are_repaired_in_place_and_neither_labelled_nor_deleted() {
+        let modes = config(&[]).unwrap().modes();
+        let wanted = Modes {
+            repair: true,
+            label: false,
+            delete: false,
+            wait: Duration::from_secs(30),
+        };
+        assert_eq!(modes, wanted);
+    }
+
+    #[test]
+    fn pods_are_those_of_the_node_whatever_else_is_selected() {
+        let plain = config(&[]).unwrap();
+        assert_eq!(
+            (plain.fields().as_str(), plain.labels()),
+            ("spec.nodeName=node-1", None)
+        );
+        let more = config(&[
+            ("field_selectors", json!("status.phase=Pending")),
+            ("label_selectors", json!(" app in (a,b) ")),
+        ])
+        .unwrap();
+        assert_eq!(more.fields(), "status.phase=Pending,spec.nodeName=node-1");
+        assert_eq!(more.labels(), Some("app in (a,b)"));
+        assert!(
+            config(&[("node_name", json!(""))]).is_err(),
+            "the pods of no node"
+        );
+    }
+
+    #[test]
+    fn what_is_empty_or_zero_means_any() {
+        let empty = ["sidecar_annotation", "init_container_name"].map(|name| (name, json!("")));
+        let any = config(&[&empty[..], &[("init_container_exit_code", json!(0))]].concat());
+        let Criteria {
+            annotation,
+            container,
+            message,
+            exit_code,
+        } = any.unwrap().criteria();
+        assert_eq!(
+            (annotation, container, message, exit_code),
+            (None, None, None, None)
+        );
+        let usual = config(&[]).unwrap().criteria();
+        assert_eq!(usual.container.as_deref(), Some("istio-validation"));
+        assert_eq!(usual.exit_code, Some(126));
+    }
+
+    #[test]
+    fn a_label_that_the_api_server_would_refuse_is_refused_at_the_start() {
+        for (name, value) in [
+            ("broken_pod_label_key", json!("")),
+            ("broken_pod_label_key", json!("a b")),
+            ("broken_pod_label_key", json!("a/b/c")),
+            ("broken_pod_label_key", json!("/b")),
+            ("broken_pod_label_key", json!("A.example/b")),
+            ("broken_pod_label_key", json!("x".repeat(64))),
+            ("broken_pod_label_value", json!("-x")),
+            ("broken_pod_label_value", json!("a b")),
+            ("init_container_exit_code", json!(256)),
+            ("changes_per_minute", json!(0)),
+            ("changes_per_minute", json!(601)),
+        ] {
+            assert!(config(&[(name, value.clone())]).is_err(), "{name} {value}");
+        }
+        for key in ["broken", "a.example/b_c.d"] {
+            assert!(
+                config(&[("broken_pod_label_key", json!(key))]).is_ok(),
+                "{key}"
+            );
+        }
+        assert!(config(&[("broken_pod_label_value", json!(""))]).is_ok());
+    }
+}

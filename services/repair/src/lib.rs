@@ -1,0 +1,71 @@
+//! Finds the pods of this node that should be redirected and are not, and does the kindest thing that helps.
+//!
+//! There are two signs. The one is a pod's status: the init container that looks for redirection has failed ([`broken`]).
+//! The other is what pod-events says: the pod is to be in the mesh, and is not ([`word`]). [`diagnosis`] puts both
+//! together; [`ledger`] remembers since when a pod has been so and says what is to be done, in the order of kindness:
+//! nothing, as long as pod-events puts the rules into the running pod; then a label; then a deletion. Both are pure. What
+//! is to be done, [`acts`] does. This service has no right on the kernel: who repairs in place is pod-events.
+//!
+//! Everything is decided from what is seen now; a restart loses how long something has lasted, and nothing else.
+
+mod acts;
+pub mod broken;
+mod client;
+pub mod config;
+pub mod diagnosis;
+mod enrollments;
+pub mod error;
+mod events;
+mod keeper;
+pub mod ledger;
+pub mod limit;
+pub mod metrics;
+pub mod pods;
+pub mod word;
+
+use std::sync::Arc;
+
+use daemon::{Daemon, Service};
+
+use crate::{
+    config::Config, enrollments::Enrollments, error::StartError, keeper::Keeper, metrics::Metrics,
+    pods::Pods,
+};
+
+/// What this service is.
+pub const SERVICE: Service = Service {
+    name: "repair",
+    about: "Finds the pods of this node that should be redirected and are not, and does the kindest thing that helps: \
+            waits for pod-events to redirect them, labels them, deletes them",
+    version: env!("CARGO_PKG_VERSION"),
+    keys: config::KEYS,
+};
+
+/// Runs the service until it is to stop.
+///
+/// # Errors
+///
+/// When it cannot be known how the API server is reached, or the socket cannot be had.
+pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
+    let client = client::client(config.kubeconfig())
+        .await
+        .map_err(StartError::Client)?;
+    let metrics = daemon.metrics().register(Metrics::register);
+    daemon.readiness().require(
+        pods::CONDITION,
+        "the pods of this node have not been listed yet",
+    );
+    let config = Arc::new(config);
+    let pods = Pods::follow(client.clone(), &config, daemon.readiness().clone());
+    let enrollments = Enrollments::follow(daemon.channel("pod-events"), daemon.readiness().clone());
+    let keeper = Keeper::new(client, config, metrics, pods, enrollments);
+    let shutdown = daemon.shutdown();
+    let work = async {
+        tokio::select! {
+            never = keeper.run() => match never {},
+            // What is under way is dropped: the API server has done it or not, and the next run sees which.
+            () = shutdown.requested() => Ok(()),
+        }
+    };
+    tokio::try_join!(daemon.server().serve(), work).map(|((), ())| ())
+}

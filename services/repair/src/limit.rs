@@ -1,0 +1,113 @@
+//! How many pods of the node are changed, and how soon again after a failure.
+
+use std::{num::NonZeroU16, time::Duration};
+
+use tokio::time::Instant;
+
+/// A token bucket that holds a minute's worth.
+#[derive(Clone, Copy, Debug)]
+pub struct Bucket {
+    holds: u32,
+    each: Duration,
+    has: u32,
+    /// When the last one was put in; `None` before the first was taken.
+    filled: Option<Instant>,
+}
+
+impl Bucket {
+    /// A full one, of so many a minute.
+    pub fn per_minute(number: NonZeroU16) -> Self {
+        let holds = u32::from(number.get());
+        Self {
+            holds,
+            each: Duration::from_secs(60) / holds,
+            has: holds,
+            filled: None,
+        }
+    }
+
+    /// Takes one, if there is one.
+    pub fn take(&mut self, now: Instant) -> bool {
+        let filled = self.filled.get_or_insert(now);
+        while self.has < self.holds && *filled + self.each <= now {
+            self.has += 1;
+            *filled += self.each;
+        }
+        if self.has == self.holds {
+            *filled = now;
+        }
+        let may = self.has > 0;
+        self.has = self.has.saturating_sub(1);
+        may
+    }
+}
+
+/// The waits after failures: the first, and the longest.
+const WAITS: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(300)];
+
+/// When something is tried again that failed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Backoff {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Backoff {
+    /// Whether it may be tried.
+    pub fn is_over(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now >= until)
+    }
+
+    /// It is not tried for a while, though it did not fail.
+    pub fn rest(&mut self, now: Instant, time: Duration) {
+        self.until = Some(now + time);
+    }
+
+    /// It failed: each wait is twice the one before.
+    pub fn fail(&mut self, now: Instant) {
+        let [first, longest] = WAITS;
+        let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.until = Some(now + first.saturating_mul(factor).min(longest));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A clock that has run for long.
+    fn later() -> Instant {
+        Instant::now() + Duration::from_secs(100_000)
+    }
+
+    #[test]
+    fn a_minutes_worth_is_taken_at_once_and_then_one_at_a_time() {
+        let (mut bucket, mut now) = (Bucket::per_minute(NonZeroU16::new(6).unwrap()), later());
+        let mut taken = |now| (0..100).filter(|_| bucket.take(now)).count();
+        assert_eq!(taken(now), 6);
+        now += Duration::from_millis(9_999);
+        assert_eq!(taken(now), 0);
+        now += Duration::from_millis(1);
+        assert_eq!(taken(now), 1);
+        now += Duration::from_secs(3600);
+        assert_eq!(taken(now), 6, "no more than a minute's worth is kept");
+    }
+
+    #[test]
+    fn what_fails_waits_longer_each_time_and_five_minutes_at_most() {
+        let (mut backoff, mut now) = (Backoff::default(), later());
+        let mut waits = Vec::new();
+        for _ in 0..40 {
+            assert!(backoff.is_over(now));
+            backoff.fail(now);
+            let began = now;
+            while !backoff.is_over(now) {
+                now += Duration::from_secs(1);
+            }
+            waits.push(now.duration_since(began).as_secs());
+        }
+        assert_eq!(waits[..8], [5, 10, 20, 40, 80, 160, 300, 300]);
+        assert_eq!(waits.last(), Some(&300));
+    }
+}

@@ -1,0 +1,270 @@
+//! The pods of this node, stripped to what is read of them, as a watch shows them.
+
+use std::{
+    collections::BTreeMap,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use daemon::Readiness;
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1 as k8s;
+use kube::{
+    Api, Client,
+    runtime::{
+        WatchStreamExt as _,
+        watcher::{self, Event, watcher},
+    },
+};
+use tokio::sync::watch;
+use workload::{PodRef, PodUid};
+
+use crate::{
+    broken::{Broken, Criteria},
+    config::Config,
+    error::chain,
+};
+
+/// The condition of the watch, which holds readiness up.
+pub const CONDITION: &str = "pods";
+
+/// How long a watch lasts, in seconds, before the server ends it and another begins: one that is silent for much longer is
+/// dead.
+const WATCH: u32 = 60;
+
+/// A pod of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    /// Which pod.
+    pub pod: PodRef,
+    /// As what it was last seen (`resourceVersion`).
+    pub version: String,
+    /// What it is labelled with below the name that we use; `None`: nothing.
+    pub label: Option<String>,
+    /// Whether it ends: its deletion was asked for, or its containers have ended for good.
+    pub is_ending: bool,
+    /// Whether its status shows that it started without redirection.
+    pub broken: Option<Broken>,
+}
+
+impl Pod {
+    /// From what the API server says; `None` where it has no usable name, which it always has.
+    pub fn of(pod: &k8s::Pod, criteria: &Criteria, label: &str) -> Option<Self> {
+        let meta = &pod.metadata;
+        let phase = pod
+            .status
+            .as_ref()
+            .and_then(|status| status.phase.as_deref());
+        let has_ended = matches!(phase, Some("Succeeded" | "Failed"));
+        Some(Self {
+            pod: PodRef {
+                namespace: meta.namespace.as_deref()?.parse().ok()?,
+                name: meta.name.as_deref()?.parse().ok()?,
+                uid: meta.uid.as_deref()?.parse().ok()?,
+            },
+            version: meta.resource_version.clone().unwrap_or_default(),
+            label: meta.labels.as_ref().and_then(|all| all.get(label).cloned()),
+            is_ending: meta.deletion_timestamp.is_some() || has_ended,
+            broken: criteria.find(pod),
+        })
+    }
+}
+
+/// Pods by their UID.
+pub(crate) type Known = BTreeMap<PodUid, Arc<Pod>>;
+
+/// What is known, kept up to date. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Pods {
+    known: Arc<Mutex<Known>>,
+    changes: watch::Receiver<()>,
+}
+
+impl Pods {
+    /// Begins to watch, for ever.
+    pub(crate) fn follow(client: Client, config: &Config, conditions: Readiness) -> Self {
+        let mut wanted = watcher::Config::default()
+            .fields(&config.fields())
+            .timeout(WATCH);
+        if let Some(labels) = config.labels() {
+            wanted = wanted.labels(labels);
+        }
+        let (sender, changes) = watch::channel(());
+        let known = Arc::<Mutex<Known>>::default();
+        let follower = Follower {
+            criteria: config.criteria(),
+            label: config.label().key,
+            known: Arc::clone(&known),
+            listed: Known::new(),
+            changes: sender,
+            conditions,
+        };
+        tokio::spawn(follower.run(Api::all(client), wanted));
+        Self { known, changes }
+    }
+
+    /// What is known now.
+    pub(crate) fn now(&self) -> Known {
+        lock(&self.known).clone()
+    }
+
+    /// Resolves when something else is known.
+    pub(crate) async fn changed(&mut self) {
+        if self.changes.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Keeps it up to date.
+struct Follower {
+    criteria: Criteria,
+    label: String,
+    known: Arc<Mutex<Known>>,
+    /// What a list that is not whole yet has named.
+    listed: Known,
+    changes: watch::Sender<()>,
+    conditions: Readiness,
+}
+
+impl Follower {
+    async fn run(mut self, api: Api<k8s::Pod>, wanted: watcher::Config) {
+        let mut events = pin!(watcher(api, wanted).default_backoff());
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => self.take(event),
+                Err(error) => {
+                    let why = format!("cannot watch the pods of this node: {}", chain(&error));
+                    self.conditions.set(CONDITION, Err(why));
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event<k8s::Pod>) {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(pod) => {
+                if let Some(pod) = self.read(&pod) {
+                    self.listed.insert(pod.pod.uid.clone(), Arc::new(pod));
+                }
+                return;
+            }
+            Event::InitDone => *lock(&self.known) = std::mem::take(&mut self.listed),
+            Event::Apply(pod) => {
+                if let Some(pod) = self.read(&pod) {
+                    lock(&self.known).insert(pod.pod.uid.clone(), Arc::new(pod));
+                }
+            }
+            Event::Delete(pod) => {
+                if let Some(pod) = self.read(&pod) {
+                    lock(&self.known).remove(&pod.pod.uid);
+                }
+            }
+        }
+        if self.listed.is_empty() {
+            self.conditions.set(CONDITION, Ok(()));
+        }
+        self.changes.send_replace(());
+    }
+
+    fn read(&self, pod: &k8s::Pod) -> Option<Pod> {
+        Pod::of(pod, &self.criteria, &self.label)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn object(uid: &str, change: &Value) -> k8s::Pod {
+        let mut pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "web", "namespace": "shop", "uid": uid, "resourceVersion": "7"},
+            "status": {"phase": "Pending"},
+        });
+        for (pointer, value) in change.as_object().unwrap() {
+            let (parent, name) = pointer.rsplit_once('/').unwrap();
+            pod.pointer_mut(parent).unwrap()[name] = value.clone();
+        }
+        serde_json::from_value(pod).unwrap()
+    }
+
+    fn read(change: &Value) -> Pod {
+        Pod::of(&object("uid-1", change), &Criteria::default(), "broken").unwrap()
+    }
+
+    #[test]
+    fn a_pod_is_read_as_far_as_it_matters() {
+        let pod = read(&json!({}));
+        assert_eq!(
+            (pod.version.as_str(), pod.label, pod.is_ending),
+            ("7", None, false)
+        );
+        let labelled = read(&json!({"/metadata/labels": {"broken": "true"}}));
+        assert_eq!(labelled.label.as_deref(), Some("true"));
+        for ending in [
+            json!({"/metadata/deletionTimestamp": "2026-01-01T00:00:00Z"}),
+            json!({"/status/phase": "Failed"}),
+            json!({"/status/phase": "Succeeded"}),
+        ] {
+            assert!(read(&ending).is_ending, "{ending}");
+        }
+        assert!(!read(&json!({"/status/phase": "Running"})).is_ending);
+    }
+
+    fn follower() -> (Follower, Pods) {
+        let (sender, changes) = watch::channel(());
+        let known = Arc::<Mutex<Known>>::default();
+        let follower = Follower {
+            criteria: Criteria::default(),
+            label: "broken".to_owned(),
+            known: Arc::clone(&known),
+            listed: Known::new(),
+            changes: sender,
+            conditions: Readiness::default(),
+        };
+        (follower, Pods { known, changes })
+    }
+
+    #[test]
+    fn a_list_takes_the_place_of_what_was_known_when_it_is_whole() {
+        let (mut follower, pods) = follower();
+        let uids = |pods: &Pods| {
+            pods.now()
+                .keys()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        let object = |uid| object(uid, &json!({}));
+        follower.take(Event::Init);
+        follower.take(Event::InitApply(object("a")));
+        assert!(uids(&pods).is_empty());
+        follower.take(Event::InitDone);
+        follower.take(Event::Apply(object("b")));
+        assert_eq!(uids(&pods), ["a", "b"]);
+        follower.take(Event::Init);
+        follower.take(Event::InitApply(object("c")));
+        assert_eq!(uids(&pods), ["a", "b"], "a list that is not whole");
+        follower.take(Event::InitDone);
+        assert_eq!(uids(&pods), ["c"]);
+        follower.take(Event::Delete(object("c")));
+        assert!(uids(&pods).is_empty());
+    }
+
+    #[test]
+    fn a_pod_of_the_same_name_is_another_one() {
+        let (mut follower, pods) = follower();
+        follower.take(Event::Apply(object("old", &json!({}))));
+        follower.take(Event::Apply(object("new", &json!({}))));
+        follower.take(Event::Delete(object("old", &json!({}))));
+        assert_eq!(pods.now().len(), 1);
+    }
+}

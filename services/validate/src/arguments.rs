@@ -1,0 +1,286 @@
+//! What the command line and the environment ask for.
+//!
+//! Besides its own few flags this program takes every flag of `istio-iptables`, so that the container that an unchanged
+//! template of Istio makes (`istio-iptables ... --run-validation --skip-rule-apply`) runs with its image. Those that
+//! say which rules there are to be mean nothing here. Without these two it would be asked to write rules, and refuses.
+
+mod flags;
+
+use std::{
+    ffi::{OsStr, OsString},
+    time::Duration,
+};
+
+use crate::place::{Family, Wanted};
+use flags::{FLAGS, Flag, Is};
+
+/// How long it is tried where nothing is said, as istio-iptables has it.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest time that may be asked for.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+const HELP: &str = "\
+Proves from inside a pod that its traffic is redirected to its proxy. To be run as the proxy's user.
+
+Usage: validate [--timeout 5s] [--ip-family auto|ipv4|ipv6]
+
+  --timeout DURATION           how long it is tried (PROBE_TIMEOUT; also --probe-timeout)
+  --ip-family FAMILY           what has to be redirected: auto (what the pod has an address of), ipv4 or ipv6
+  --envoy-port, -p PORT        where the proxy takes outbound traffic (15001)
+  --inbound-capture-port, -z PORT
+                               where the proxy takes inbound traffic (INBOUND_CAPTURE_PORT, 15006)
+  --iptables-probe-port PORT   a port that nobody listens on (IPTABLES_PROBE_PORT, 15002)
+
+The flags of istio-iptables are taken, and those that are not named here mean nothing.
+Exit codes: 0 redirected, 126 not redirected, 1 not known.
+";
+
+/// What is to be done.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// Print this.
+    Say(String),
+    /// Look.
+    Validate(Settings),
+}
+
+/// What is looked for, and how long.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How long it is tried, more than zero.
+    pub timeout: Duration,
+    /// What has to be redirected.
+    pub families: Wanted,
+    /// The ports that have a part in it.
+    pub ports: Ports,
+}
+
+/// TCP ports, of both families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    /// Where the proxy takes what comes in.
+    pub inbound: u16,
+    /// Where the proxy takes what goes out.
+    pub outbound: u16,
+    /// What is called; nobody is to listen there.
+    pub probe: u16,
+}
+
+/// Why the command line or the environment cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UsageError {
+    /// No such flag.
+    #[error("there is no flag {0}; see --help")]
+    Unknown(String),
+    /// A word that belongs to no flag.
+    #[error("\"{0}\" belongs to no flag; see --help")]
+    Stray(String),
+    /// A flag without its value.
+    #[error("{0} needs a value")]
+    NoValue(&'static str),
+    /// A value that cannot be used.
+    #[error("{0}: \"{1}\" is not {2}")]
+    Value(&'static str, String, &'static str),
+    /// Rules are asked for.
+    #[error(
+        "this program writes no rules: it stands for istio-iptables with --run-validation and --skip-rule-apply alone"
+    )]
+    Rules,
+}
+
+/// Reads arguments, without the program's name, and the variables of istio-iptables.
+///
+/// # Errors
+///
+/// See [`UsageError`].
+pub fn parse(
+    arguments: impl Iterator<Item = OsString>,
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Result<Asked, UsageError> {
+    let mut draft = Draft::default();
+    for flag in FLAGS {
+        let value = flag.variable.and_then(&variable);
+        if let (Some(name), Some(value)) = (flag.variable, value) {
+            draft.take(name, flag.is, &value.to_string_lossy())?;
+        }
+    }
+    let mut words = Words::new(arguments);
+    if let Some(name) = words.program() {
+        draft.stands_for_istio = name == ISTIO;
+    }
+    while let Some(word) = words.next() {
+        let (flag, given) = find(&word)?;
+        let value = match (given, flag.takes) {
+            (Some(value), _) => value,
+            (None, true) => words.next().ok_or(UsageError::NoValue(flag.long))?,
+            (None, false) => "true".to_owned(),
+        };
+        if flag.is == Is::Help {
+            return Ok(Asked::Say(HELP.to_owned()));
+        }
+        if flag.is == Is::Version {
+            return Ok(Asked::Say(format!("{}\n", env!("CARGO_PKG_VERSION"))));
+        }
+        draft.take(flag.long, flag.is, &value)?;
+    }
+    draft.finish().map(Asked::Validate)
+}
+
+/// The word by which a template of Istio calls this container's work, with which the arguments may begin.
+const ISTIO: &str = "istio-iptables";
+
+/// The words of a command line.
+struct Words<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
+
+impl<I: Iterator<Item = OsString>> Words<I> {
+    fn new(arguments: I) -> Self {
+        Self(arguments.peekable())
+    }
+
+    fn next(&mut self) -> Option<String> {
+        self.0
+            .next()
+            .map(|word| word.to_string_lossy().into_owned())
+    }
+
+    /// The first word, where it is the name of a program.
+    fn program(&mut self) -> Option<&'static str> {
+        let names = |word: &OsStr| [ISTIO, "validate"].into_iter().find(|name| word == *name);
+        let name = self.0.peek().and_then(|word| names(word))?;
+        self.0.next();
+        Some(name)
+    }
+}
+
+/// The flag that a word names, and the value that it has with it: `--flag`, `--flag=value`, `-f` or `-fvalue`.
+fn find(word: &str) -> Result<(Flag, Option<String>), UsageError> {
+    let unknown = || UsageError::Unknown(word.to_owned());
+    if let Some(rest) = word.strip_prefix("--") {
+        let (name, value) = match rest.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (rest, None),
+        };
+        // The flags of Istio's log; the template gives those that take a value with a "=".
+        let log = name.starts_with("log_").then_some(flags::LOG);
+        let mut known = FLAGS.iter().copied();
+        let flag = known.find(|flag| flag.long == name).or(log);
+        return Ok((flag.ok_or_else(unknown)?, value));
+    }
+    let rest = word
+        .strip_prefix('-')
+        .ok_or_else(|| UsageError::Stray(word.to_owned()))?;
+    let mut letters = rest.chars();
+    let letter = letters.next().ok_or_else(unknown)?;
+    let mut known = FLAGS.iter().copied();
+    let flag = known.find(|flag| flag.short == Some(letter));
+    let value = letters.as_str();
+    let value = value.strip_prefix('=').unwrap_or(value);
+    let has_value = rest.len() > letter.len_utf8();
+    Ok((
+        flag.ok_or_else(unknown)?,
+        has_value.then(|| value.to_owned()),
+    ))
+}
+
+/// What was said so far.
+#[derive(Debug)]
+struct Draft {
+    settings: Settings,
+    stands_for_istio: bool,
+    validates: bool,
+    skips_rules: bool,
+}
+
+impl Default for Draft {
+    fn default() -> Self {
+        let ports = Ports {
+            inbound: 15006,
+            outbound: 15001,
+            probe: 15002,
+        };
+        let settings = Settings {
+            timeout: TIMEOUT,
+            families: Wanted::Auto,
+            ports,
+        };
+        Self {
+            settings,
+            stands_for_istio: false,
+            validates: false,
+            skips_rules: false,
+        }
+    }
+}
+
+impl Draft {
+    fn take(&mut self, name: &'static str, is: Is, value: &str) -> Result<(), UsageError> {
+        let wrong = |wanted| UsageError::Value(name, value.to_owned(), wanted);
+        let port = || {
+            let parsed = value.parse().ok().filter(|port| *port > 0);
+            parsed.ok_or_else(|| wrong("a port, 1 to 65535"))
+        };
+        let truth = || match value {
+            "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+            "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+            _ => Err(wrong("true or false")),
+        };
+        match is {
+            Is::Timeout => {
+                let parsed = duration(value).filter(|time| !time.is_zero() && *time <= LONGEST);
+                let wanted = "a duration between 1ms and 1h, such as 5s";
+                self.settings.timeout = parsed.ok_or_else(|| wrong(wanted))?;
+            }
+            Is::Families => {
+                self.settings.families = match value {
+                    "auto" => Wanted::Auto,
+                    "ipv4" => Wanted::Only(Family::V4),
+                    "ipv6" => Wanted::Only(Family::V6),
+                    _ => return Err(wrong("auto, ipv4 or ipv6")),
+                }
+            }
+            Is::Inbound => self.settings.ports.inbound = port()?,
+            Is::Outbound => self.settings.ports.outbound = port()?,
+            Is::Probe => self.settings.ports.probe = port()?,
+            Is::RunValidation => self.validates = truth()?,
+            Is::SkipRules => self.skips_rules = truth()?,
+            Is::Help | Is::Version | Is::Nothing => {}
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Settings, UsageError> {
+        if self.stands_for_istio && !(self.validates && self.skips_rules) {
+            return Err(UsageError::Rules);
+        }
+        Ok(self.settings)
+    }
+}
+
+/// A duration as Go writes it, without fractions: numbers with h, m, s or ms after them.
+fn duration(text: &str) -> Option<Duration> {
+    let mut rest = text;
+    let mut whole = Duration::ZERO;
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let (number, after) = rest.split_at_checked(digits)?;
+        let end = after
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(after.len());
+        let (unit, next) = after.split_at_checked(end)?;
+        let milliseconds = match unit {
+            "ms" => 1,
+            "s" => 1000,
+            "m" => 60_000,
+            "h" => 3_600_000,
+            _ => return None,
+        };
+        let amount = number.parse::<u64>().ok()?.checked_mul(milliseconds)?;
+        whole = whole.checked_add(Duration::from_millis(amount))?;
+        rest = next;
+    }
+    (!text.is_empty()).then_some(whole)
+}
+
+#[cfg(test)]
+mod tests;

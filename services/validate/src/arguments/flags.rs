@@ -1,0 +1,118 @@
+//! The flags: ours, and those of istio-iptables (istio-sidecar-install, 4.1).
+
+/// What a flag says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Is {
+    Help,
+    Version,
+    Timeout,
+    Families,
+    Inbound,
+    Outbound,
+    Probe,
+    RunValidation,
+    SkipRules,
+    /// What the rules are to be, which this program finds out by itself or need not know.
+    Nothing,
+}
+
+/// One flag.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flag {
+    pub(super) long: &'static str,
+    pub(super) short: Option<char>,
+    /// The variable that says the same.
+    pub(super) variable: Option<&'static str>,
+    /// Whether the next word is its value.
+    pub(super) takes: bool,
+    pub(super) is: Is,
+}
+
+const fn flag(long: &'static str, takes: bool, is: Is) -> Flag {
+    Flag {
+        long,
+        short: None,
+        variable: None,
+        takes,
+        is,
+    }
+}
+
+const fn valued(long: &'static str, short: char) -> Flag {
+    Flag {
+        short: Some(short),
+        ..flag(long, true, Is::Nothing)
+    }
+}
+
+const fn switch(long: &'static str) -> Flag {
+    flag(long, false, Is::Nothing)
+}
+
+/// Any flag of Istio's log.
+pub(super) const LOG: Flag = switch("log_*");
+
+/// Every flag but those of the log.
+pub(super) const FLAGS: &[Flag] = &[
+    Flag {
+        short: Some('h'),
+        ..flag("help", false, Is::Help)
+    },
+    flag("version", false, Is::Version),
+    flag("timeout", true, Is::Timeout),
+    Flag {
+        variable: Some("PROBE_TIMEOUT"),
+        ..flag("probe-timeout", true, Is::Timeout)
+    },
+    flag("ip-family", true, Is::Families),
+    Flag {
+        short: Some('p'),
+        ..flag("envoy-port", true, Is::Outbound)
+    },
+    Flag {
+        short: Some('z'),
+        variable: Some("INBOUND_CAPTURE_PORT"),
+        ..flag("inbound-capture-port", true, Is::Inbound)
+    },
+    Flag {
+        variable: Some("IPTABLES_PROBE_PORT"),
+        ..flag("iptables-probe-port", true, Is::Probe)
+    },
+    Flag {
+        variable: Some("RUN_VALIDATION"),
+        ..flag("run-validation", false, Is::RunValidation)
+    },
+    Flag {
+        variable: Some("SKIP_RULE_APPLY"),
+        ..flag("skip-rule-apply", false, Is::SkipRules)
+    },
+    valued("inbound-tunnel-port", 'e'),
+    valued("proxy-uid", 'u'),
+    valued("proxy-gid", 'g'),
+    valued("istio-inbound-interception-mode", 'm'),
+    valued("istio-inbound-ports", 'b'),
+    valued("istio-local-exclude-ports", 'd'),
+    valued("istio-exclude-interfaces", 'c'),
+    valued("istio-service-cidr", 'i'),
+    valued("istio-service-exclude-cidr", 'x'),
+    valued("istio-outbound-ports", 'q'),
+    valued("istio-local-outbound-ports-exclude", 'o'),
+    valued("kube-virt-interfaces", 'k'),
+    valued("istio-inbound-tproxy-mark", 't'),
+    valued("istio-inbound-tproxy-route-table", 'r'),
+    Flag {
+        short: Some('n'),
+        ..switch("dry-run")
+    },
+    switch("redirect-dns"),
+    switch("drop-invalid"),
+    switch("dual-stack"),
+    switch("capture-all-dns"),
+    flag("network-namespace", true, Is::Nothing),
+    switch("cni-mode"),
+    switch("reconcile"),
+    switch("cleanup-only"),
+    switch("force-apply"),
+    switch("native-nftables"),
+    flag("force-iptables-binary", true, Is::Nothing),
+];

@@ -1,0 +1,167 @@
+use super::*;
+
+fn parsed(words: &[&str], variables: &[(&str, &str)]) -> Result<Asked, UsageError> {
+    let words: Vec<_> = words.iter().map(OsString::from).collect();
+    parse(words.into_iter(), |name| {
+        let mut known = variables.iter();
+        known
+            .find(|known| known.0 == name)
+            .map(|known| known.1.into())
+    })
+}
+
+fn settings(words: &[&str]) -> Settings {
+    match parsed(words, &[]) {
+        Ok(Asked::Validate(settings)) => settings,
+        other => panic!("{words:?}: {other:?}"),
+    }
+}
+
+#[test]
+fn nothing_said_is_istios_ports_and_five_seconds() {
+    let found = settings(&[]);
+    let Ports {
+        inbound,
+        outbound,
+        probe,
+    } = found.ports;
+    assert_eq!((inbound, outbound, probe), (15006, 15001, 15002));
+    assert_eq!(
+        (found.timeout, found.families),
+        (Duration::from_secs(5), Wanted::Auto)
+    );
+}
+
+#[test]
+fn what_an_unchanged_template_of_istio_says_is_understood() {
+    let found = settings(&[
+        "istio-iptables",
+        "-p",
+        "15001",
+        "-z",
+        "15006",
+        "-u",
+        "1337",
+        "-m",
+        "REDIRECT",
+        "-i",
+        "*",
+        "-x",
+        "",
+        "-b",
+        "*",
+        "-d",
+        "15090,15021,15020",
+        "-q",
+        "80",
+        "-o",
+        "443",
+        "-k",
+        "eth9",
+        "-c",
+        "eth8",
+        "--log_output_level=default:info",
+        "--log_as_json",
+        "--run-validation",
+        "--skip-rule-apply",
+        "--native-nftables",
+    ]);
+    assert_eq!(found, settings(&[]));
+}
+
+#[test]
+fn every_flag_of_istio_iptables_is_taken_with_its_value() {
+    for flag in FLAGS.iter().filter(|flag| flag.is == Is::Nothing) {
+        let long = format!("--{}", flag.long);
+        let words: &[&str] = if flag.takes {
+            &[&long, "any"]
+        } else {
+            &[&long]
+        };
+        assert_eq!(settings(words), settings(&[]), "{long}");
+        if let Some(short) = flag.short {
+            let glued = format!("-{short}any");
+            assert_eq!(settings(&[&glued]), settings(&[]), "{glued}");
+        }
+    }
+}
+
+#[test]
+fn whoever_would_have_rules_written_is_refused() {
+    for words in [
+        &["istio-iptables"][..],
+        &["istio-iptables", "--run-validation"],
+        &["istio-iptables", "--skip-rule-apply", "-u", "1337"],
+        &[
+            "istio-iptables",
+            "--run-validation",
+            "--skip-rule-apply=false",
+        ],
+    ] {
+        assert_eq!(parsed(words, &[]), Err(UsageError::Rules), "{words:?}");
+    }
+    let variables = [("RUN_VALIDATION", "true"), ("SKIP_RULE_APPLY", "1")];
+    assert!(parsed(&["istio-iptables"], &variables).is_ok());
+}
+
+#[test]
+fn a_flag_comes_before_a_variable_and_both_before_the_default() {
+    let timeout = |words: &[&str], variables: &[(&str, &str)]| match parsed(words, variables) {
+        Ok(Asked::Validate(settings)) => settings.timeout.as_millis(),
+        other => panic!("{other:?}"),
+    };
+    let variables = [("PROBE_TIMEOUT", "1m30s")];
+    assert_eq!(timeout(&[], &variables), 90_000);
+    assert_eq!(timeout(&["--timeout=250ms"], &variables), 250);
+    assert_eq!(timeout(&["validate", "--probe-timeout", "1s"], &[]), 1000);
+    assert_eq!(settings(&["-z=7000", "-p7001"]).ports.inbound, 7000);
+    assert_eq!(settings(&["-z=7000", "-p7001"]).ports.outbound, 7001);
+    assert_eq!(
+        settings(&["--ip-family", "ipv6"]).families,
+        Wanted::Only(Family::V6)
+    );
+}
+
+#[test]
+fn what_cannot_be_used_is_named() {
+    for (words, named) in [
+        (&["--tiemout", "5s"][..], "--tiemout"),
+        (&["15006"], "15006"),
+        (&["-y"], "-y"),
+        (&["-"], "-"),
+        (&["--timeout"], "timeout"),
+        (&["--timeout", "soon"], "soon"),
+        (&["--timeout", "5"], "\"5\""),
+        (&["--timeout", "0s"], "0s"),
+        (&["--timeout", "2h"], "2h"),
+        (&["--timeout", ""], "timeout"),
+        (
+            &["--timeout", "18446744073709551615h"],
+            "18446744073709551615h",
+        ),
+        (&["-z", "0"], "0"),
+        (&["-z", "65536"], "65536"),
+        (&["--ip-family", "both"], "both"),
+        (&["--run-validation=perhaps"], "perhaps"),
+    ] {
+        let error = parsed(words, &[]).unwrap_err().to_string();
+        assert!(error.contains(named), "{words:?}: {error}");
+    }
+    let error = parsed(&[], &[("IPTABLES_PROBE_PORT", "x")]).unwrap_err();
+    assert!(error.to_string().contains("IPTABLES_PROBE_PORT"), "{error}");
+}
+
+#[test]
+fn bytes_that_are_no_text_are_refused_and_nothing_panics() {
+    use std::os::unix::ffi::OsStringExt as _;
+    for word in [vec![0xff], b"--\xff=\xfe".to_vec(), b"-\xff".to_vec()] {
+        let words = std::iter::once(OsString::from_vec(word));
+        assert!(parse(words, |_| None).is_err());
+    }
+}
+
+#[test]
+fn help_and_version_are_said() {
+    assert!(matches!(parsed(&["--help"], &[]), Ok(Asked::Say(text)) if text.contains("126")));
+    assert!(matches!(parsed(&["--version"], &[]), Ok(Asked::Say(_))));
+}

@@ -1,0 +1,5 @@
+//! Proves from inside a pod that its traffic is redirected.
+
+fn main() -> std::process::ExitCode {
+    validate::main()
+}

@@ -1,0 +1,203 @@
+//! Which address of a family is called, and from where.
+
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use nix::ifaddrs::getifaddrs;
+
+/// An IP family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Family {
+    /// Its loopback address, where the proxy's inbound port is reached by a redirection (nf_nat_redirect.c: of a packet
+    /// that leaves a local process).
+    pub fn loopback(self) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::LOCALHOST.into(),
+            Self::V6 => Ipv6Addr::LOCALHOST.into(),
+        }
+    }
+
+    fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(_) => Self::V4,
+            IpAddr::V6(_) => Self::V6,
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        })
+    }
+}
+
+/// What has to be redirected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// What the pod has an address of.
+    Auto,
+    /// One family.
+    Only(Family),
+}
+
+/// Where a family is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The family.
+    pub family: Family,
+    /// What is called: an address of the pod's own that is not its loopback's.
+    pub called: IpAddr,
+}
+
+impl Place {
+    /// From where it is called: not from what Istio's rules let go as the proxy's own. A loopback's address would do for all,
+    /// but the kernel's refusal of a call from `::1` to an address of another interface is lost on its way
+    /// (tcp_v6_send_response takes the interface that it came by, and `::1` is not there: measured).
+    pub fn from(&self) -> IpAddr {
+        if self.called == INBOUND_V4 || self.called == INBOUND_V6 {
+            self.family.loopback()
+        } else {
+            self.called
+        }
+    }
+
+    /// The socket address that is called, by a port.
+    pub fn target(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.called, port)
+    }
+}
+
+/// The source of what an Envoy calls in its pod, which Istio's rules know (istio-sidecar-install, 7.2). Every IPv4
+/// address that begins with 127 is on `lo`; of IPv6, `::6` is where rules were made for it.
+const INBOUND_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
+const INBOUND_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6));
+
+/// Every address in this netns.
+///
+/// # Errors
+///
+/// When the kernel does not tell.
+pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    let interfaces = getifaddrs().map_err(io::Error::from)?;
+    let address = |storage: nix::sys::socket::SockaddrStorage| {
+        let v4 = storage.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
+        v4.or_else(|| storage.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+    };
+    Ok(interfaces.filter_map(|it| address(it.address?)).collect())
+}
+
+/// Where is called what has to be redirected.
+///
+/// # Errors
+///
+/// When the pod has no address of any family, in words.
+pub fn places(wanted: Wanted, addresses: &[IpAddr]) -> Result<Vec<Place>, String> {
+    let has = |family| outer(addresses, family).next().is_some();
+    let families: Vec<_> = match wanted {
+        Wanted::Only(family) => vec![family],
+        Wanted::Auto => [Family::V4, Family::V6]
+            .into_iter()
+            .filter(|it| has(*it))
+            .collect(),
+    };
+    if families.is_empty() {
+        return Err(
+            "this pod has no address but its loopback's: nothing can be redirected yet".to_owned(),
+        );
+    }
+    let place = |family| Place {
+        family,
+        called: called(addresses, family),
+    };
+    Ok(families.into_iter().map(place).collect())
+}
+
+/// A call of an address of one's own goes over `lo`, whichever it is: where there is no `::6`, another will do.
+fn called(addresses: &[IpAddr], family: Family) -> IpAddr {
+    match family {
+        Family::V4 => INBOUND_V4,
+        Family::V6 if addresses.contains(&INBOUND_V6) => INBOUND_V6,
+        Family::V6 => outer(addresses, family).next().unwrap_or(INBOUND_V6),
+    }
+}
+
+/// The addresses by which others reach the pod.
+fn outer(addresses: &[IpAddr], family: Family) -> impl Iterator<Item = IpAddr> {
+    let is_outer = move |address: &IpAddr| {
+        let is_local = match address {
+            IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified(),
+            IpAddr::V6(v6) => {
+                v6.is_loopback() || v6.is_unicast_link_local() || *address == INBOUND_V6
+            }
+        };
+        Family::of(*address) == family && !is_local
+    };
+    addresses.iter().copied().filter(is_outer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(wanted: Wanted, addresses: &[&str]) -> Result<Vec<(Family, String)>, String> {
+        let addresses: Vec<_> = addresses.iter().map(|text| text.parse().unwrap()).collect();
+        let places = places(wanted, &addresses)?;
+        Ok(places
+            .iter()
+            .map(|place| (place.family, place.called.to_string()))
+            .collect())
+    }
+
+    const V4: (Family, &str) = (Family::V4, "127.0.0.6");
+
+    fn owned(places: &[(Family, &str)]) -> Result<Vec<(Family, String)>, String> {
+        Ok(places
+            .iter()
+            .map(|(it, at)| (*it, (*at).to_owned()))
+            .collect())
+    }
+
+    #[test]
+    fn what_a_pod_has_an_address_of_has_to_be_redirected() {
+        let auto = |addresses: &[&str]| found(Wanted::Auto, addresses);
+        let v6 = (Family::V6, "::6");
+        assert_eq!(
+            auto(&["127.0.0.1", "::1", "fe80::1", "10.0.0.7"]),
+            owned(&[V4])
+        );
+        assert_eq!(auto(&["127.0.0.1", "::1", "::6", "fd00::7"]), owned(&[v6]));
+        assert_eq!(auto(&["10.0.0.7", "::6", "fd00::7"]), owned(&[V4, v6]));
+        assert_eq!(
+            auto(&["10.0.0.7", "::6", "::1"]),
+            owned(&[V4]),
+            "::6 is ours"
+        );
+        let none = auto(&["127.0.0.1", "::1", "fe80::1", "169.254.0.1"]);
+        assert!(none.unwrap_err().contains("no address"));
+    }
+
+    #[test]
+    fn where_nobody_put_the_usual_address_an_own_one_is_called() {
+        let places = found(Wanted::Auto, &["fe80::1", "fd00::7", "fd00::8"]);
+        assert_eq!(places, owned(&[(Family::V6, "fd00::7")]));
+    }
+
+    #[test]
+    fn a_family_that_is_named_is_called_whatever_the_pod_has() {
+        let only = |family| found(Wanted::Only(family), &["10.0.0.7"]);
+        assert_eq!(only(Family::V6), owned(&[(Family::V6, "::6")]));
+        assert_eq!(only(Family::V4), owned(&[V4]));
+    }
+}
