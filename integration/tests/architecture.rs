@@ -5,7 +5,14 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 
-const SERVICES: [&str; 4] = ["pod-events", "netconfig", "ztunnel-broker", "installer"];
+const SERVICES: [&str; 6] = [
+    "pod-events",
+    "netconfig",
+    "ztunnel-broker",
+    "installer",
+    "repair",
+    "validate",
+];
 
 fn metadata() -> Metadata {
     MetadataCommand::new().no_deps().exec().unwrap()
@@ -54,11 +61,11 @@ fn only_netconfig_can_enter_a_netns() {
 }
 
 #[test]
-fn kubernetes_is_known_to_pod_events_and_to_the_client_for_people_alone() {
+fn kubernetes_is_known_to_pod_events_repair_and_the_client_for_people_alone() {
     let metadata = metadata();
     for name in ["kube", "k8s-openapi"] {
         assert!(
-            users_of(&metadata, name).is_subset(&set(&["pod-events", "inpod"])),
+            users_of(&metadata, name).is_subset(&set(&["pod-events", "repair", "inpod"])),
             "{name}"
         );
     }
@@ -79,6 +86,16 @@ fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
     assert_eq!(used, set(&["inpod-proto", "workload", "daemon", "chain"]));
     assert!(!direct(client).contains("nix"));
     assert!(users_of(&metadata, "inpod").is_empty());
+}
+
+#[test]
+fn what_runs_in_every_pod_of_the_mesh_is_small() {
+    let metadata = metadata();
+    let validate = members(&metadata)
+        .into_iter()
+        .find(|package| package.name == "validate")
+        .unwrap();
+    assert_eq!(direct(validate), set(&["nix", "socket2", "thiserror"]));
 }
 
 #[test]

@@ -75,6 +75,7 @@ fn table() -> String {
         ("netconfig", netconfig::SERVICE.keys),
         ("ztunnel-broker", ztunnel_broker::SERVICE.keys),
         ("installer", installer::SERVICE.keys),
+        ("repair", repair::SERVICE.keys),
     ];
     for (service, keys) in services {
         keys.iter()

@@ -43,15 +43,16 @@ fn keys_in(text: &str) -> Vec<&str> {
     words.filter(is_key).collect()
 }
 
-/// What pod-events calls itself towards Kubernetes, which is no key.
-const REPORTER: &str = "inpod.io/pod-events";
+/// What services call themselves towards Kubernetes, which is no key.
+const REPORTERS: [&str; 2] = ["inpod.io/pod-events", "inpod.io/repair"];
 
 /// What is wrong with a literal: it is a key, or a sentence with one that is not in the table.
 fn wrong(literal: &str) -> Option<String> {
     let is_sentence = literal.contains(' ');
     let unknown = |key: &&str| !TABLE.iter().any(|known| known.name == *key);
     match keys_in(literal).as_slice() {
-        [] | [REPORTER] => None,
+        [] => None,
+        [name] if REPORTERS.contains(name) => None,
         [key, ..] if !is_sentence => Some(format!("spells {key}")),
         keys => keys
             .iter()

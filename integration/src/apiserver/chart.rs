@@ -27,7 +27,16 @@ impl ApiServer {
     ///
     /// When the server gives none.
     pub fn token(&self, node: &str) -> anyhow::Result<String> {
-        let name = format!("pod-events-{node}");
+        self.token_of("pod-events", node)
+    }
+
+    /// The same of another account of inpod's.
+    ///
+    /// # Errors
+    ///
+    /// When the server gives none.
+    pub fn token_of(&self, account: &str, node: &str) -> anyhow::Result<String> {
+        let name = format!("{account}-{node}");
         let agent = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -35,8 +44,8 @@ impl ApiServer {
             "spec": {
                 "nodeName": node,
                 "hostNetwork": true,
-                "serviceAccountName": "pod-events",
-                "containers": [{"name": "pod-events", "image": "pod-events"}],
+                "serviceAccountName": account,
+                "containers": [{"name": "agent", "image": "agent"}],
             },
         });
         let agent = self.create(&format!("/api/v1/namespaces/{RELEASE}/pods"), &agent)?;
@@ -47,7 +56,7 @@ impl ApiServer {
             "kind": "TokenRequest",
             "spec": {"boundObjectRef": bound},
         });
-        let path = format!("/api/v1/namespaces/{RELEASE}/serviceaccounts/pod-events/token");
+        let path = format!("/api/v1/namespaces/{RELEASE}/serviceaccounts/{account}/token");
         let answer = self.create(&path, &request)?;
         let token = answer.pointer("/status/token").and_then(Value::as_str);
         Ok(token.context("no token")?.to_owned())
@@ -59,7 +68,16 @@ impl ApiServer {
     ///
     /// As [`Self::token`].
     pub fn kubeconfig(&self, node: &str) -> anyhow::Result<String> {
-        let token = self.token(node)?;
+        self.kubeconfig_for("pod-events", node)
+    }
+
+    /// The same of another account of inpod's.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::token_of`].
+    pub fn kubeconfig_for(&self, account: &str, node: &str) -> anyhow::Result<String> {
+        let token = self.token_of(account, node)?;
         let authority = self.dir.join("certs/apiserver.crt");
         let config = json!({
             "apiVersion": "v1",

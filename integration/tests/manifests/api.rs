@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     list, manifests,
     rights::of_kind,
-    table::{BINDINGS, RULES, Rule},
+    table::{BINDINGS, OVER, RULES, Rule},
     text, words,
 };
 
@@ -56,4 +56,22 @@ fn a_role_is_bound_to_its_account_alone() {
     }
     let own = |(role, account): &(&str, &str)| ((*role).to_owned(), (*account).to_owned());
     assert_eq!(found, BINDINGS.iter().map(own).collect());
+}
+
+#[test]
+fn repair_has_the_verb_of_a_way_only_where_that_is_on() {
+    let lines = |manifest: &str| -> BTreeSet<String> {
+        let roles = of_kind(manifest, &["ClusterRole"]).into_iter();
+        let own = roles.filter(|role| text(role, "/metadata/name") == "inpod-repair");
+        own.flat_map(|role| rules(&role)).collect()
+    };
+    let base = lines("repair");
+    assert_eq!(base.len(), 2, "{base:?}");
+    for (manifest, resource, verb) in OVER {
+        let all = lines(manifest);
+        assert!(all.is_superset(&base), "{manifest}");
+        let more: Vec<_> = all.difference(&base).collect();
+        let wanted = format!("inpod-repair  {:?} {:?} {:?}", [resource], [""; 0], [verb]);
+        assert_eq!(more, [&wanted], "{manifest}");
+    }
 }

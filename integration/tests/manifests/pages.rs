@@ -187,7 +187,7 @@ fn the_load_at_the_api_server_is_what_the_code_makes_of_it() {
 }
 
 /// Values of istio-cni (istio-sidecar-install, 8.5).
-const OF_ISTIO: [&str; 45] = [
+const OF_ISTIO: [&str; 53] = [
     "hub",
     "tag",
     "variant",
@@ -215,7 +215,15 @@ const OF_ISTIO: [&str; 45] = [
     "ambient.shareHostNetworkNamespace",
     "ambient.enableAmbientDetectionRetry",
     "ambient.configDir",
-    "repair",
+    "repair.enabled",
+    "repair.repairPods",
+    "repair.labelPods",
+    "repair.deletePods",
+    "repair.initContainerName",
+    "repair.brokenPodLabelKey",
+    "repair.brokenPodLabelValue",
+    "repair.hub",
+    "repair.tag",
     "seccompProfile",
     "seLinuxOptions",
     "useAppArmorAnnotation",

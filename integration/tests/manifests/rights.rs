@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{
     list, manifests, objects,
-    table::{How, PLATFORMS, Platform, RIGHTS, Rights, TOKEN},
+    table::{How, OF_REPAIR, OVER, PLATFORMS, Platform, REPAIR, RIGHTS, Rights, TOKEN},
     text, words,
 };
 
@@ -57,7 +57,8 @@ fn rights_of(container: &Value) -> &'static Rights {
 fn each(mut check: impl FnMut(&Platform, &Rights, &Value, &Value)) {
     for platform in &PLATFORMS {
         let all = containers(platform);
-        assert_eq!(all.len(), RIGHTS.len(), "{}", platform.name);
+        let without = usize::from(!platform.has_repair());
+        assert_eq!(all.len(), RIGHTS.len() - without, "{}", platform.name);
         for (container, pod) in all {
             check(platform, rights_of(&container), &container, &pod);
         }
@@ -68,6 +69,7 @@ fn each(mut check: impl FnMut(&Platform, &Rights, &Value, &Value)) {
 fn every_manifest_is_looked_at() {
     let mut known: Vec<_> = PLATFORMS.iter().map(|platform| platform.name).collect();
     known.push("leave");
+    known.extend(OVER.map(|(name, ..)| name));
     known.sort_unstable();
     assert_eq!(manifests(), known);
 }
@@ -110,7 +112,9 @@ fn only_openshift_has_a_type_of_selinux() {
 /// What of the table is meant on a platform: where it is mounted, the path of the node, and how.
 fn meant(platform: &Platform, rights: &Rights) -> BTreeMap<String, (String, String)> {
     let mut meant = BTreeMap::new();
-    for (place, how) in rights.mounts {
+    let shows_repair = platform.has_repair() && rights.container == "pod-events";
+    let more = shows_repair.then_some(&OF_REPAIR);
+    for (place, how) in rights.mounts.iter().chain(more) {
         let how = format!("{how:?}");
         if *place == "NETNS" {
             let path = platform.netns[0];
@@ -199,7 +203,10 @@ fn a_volume_is_a_directory_of_the_node_the_token_the_word_to_leave_or_the_pods_n
                         volume["downwardAPI"]["items"],
                         json!([{"path": "name", "fieldRef": {"fieldPath": "metadata.name"}}])
                     ),
-                    "projected" => assert!(workload == "inpod", "{workload}"),
+                    "projected" => assert!(
+                        ["inpod", "inpod-repair"].contains(&&*workload),
+                        "{workload}"
+                    ),
                     other => panic!("{workload}: {other}"),
                 }
             }
@@ -208,7 +215,7 @@ fn a_volume_is_a_directory_of_the_node_the_token_the_word_to_leave_or_the_pods_n
 }
 
 #[test]
-fn one_container_alone_has_a_token_and_it_ends_within_an_hour() {
+fn one_container_of_a_pod_has_a_token_and_it_ends_within_an_hour() {
     each(|platform, rights, container, pod| {
         let mut mounts = list(container, "volumeMounts").iter();
         let token = mounts.find(|mount| mount["mountPath"] == TOKEN);
@@ -219,7 +226,8 @@ fn one_container_alone_has_a_token_and_it_ends_within_an_hour() {
             .flat_map(|volume| list(&volume["projected"], "sources"))
             .filter_map(|source| source.get("serviceAccountToken"))
             .collect();
-        let has_it = pod["spec"]["serviceAccountName"] == "pod-events";
+        let account = text(pod, "/spec/serviceAccountName");
+        let has_it = ["pod-events", "inpod-repair"].contains(&account);
         assert_eq!(tokens.len(), usize::from(has_it));
         assert!(
             tokens
@@ -230,12 +238,17 @@ fn one_container_alone_has_a_token_and_it_ends_within_an_hour() {
 }
 
 #[test]
-fn an_agents_pod_shares_the_nodes_network_and_pids_and_nothing_else() {
-    each(|platform, _, _, pod| {
+fn an_agents_pod_shares_the_nodes_network_and_pids_and_that_of_repair_shares_nothing() {
+    each(|platform, rights, _, pod| {
         let spec = &pod["spec"];
+        let shared = if rights.container == REPAIR {
+            Value::Null
+        } else {
+            json!(true)
+        };
         for (field, wanted) in [
-            ("hostNetwork", json!(true)),
-            ("hostPID", json!(true)),
+            ("hostNetwork", shared.clone()),
+            ("hostPID", shared),
             ("hostIPC", Value::Null),
             ("hostUsers", Value::Null),
             ("enableServiceLinks", json!(false)),
@@ -255,10 +268,10 @@ fn the_agents_pods_are_known_by_their_labels() {
         let pods = pods(platform.name);
         assert_eq!(
             pods[0].0,
-            if platform.name == "split" {
-                "inpod-ztunnel-broker"
-            } else {
-                "inpod"
+            match platform.name {
+                "split" => "inpod-ztunnel-broker",
+                REPAIR => "inpod-repair",
+                _ => "inpod",
             }
         );
         for (workload, pod) in pods {
@@ -299,12 +312,17 @@ fn a_container_runs_its_component_and_is_asked_by_it() {
                 "{name}"
             );
         }
-        let apart = platform.name == "split";
         let mut env = list(container, "env").iter();
         let peer = env
             .find(|it| it["name"] == "INPOD_PEER")
             .map(|it| it["value"].clone());
-        assert_eq!(peer, apart.then(|| json!("cgroup:/..")), "{name}");
+        // Whoever answers a service of another pod; repair itself has no calls but those that everybody may make.
+        let wanted = match (platform.name, name) {
+            (_, REPAIR) => Some(json!("uid")),
+            ("split", _) | (REPAIR, "pod-events") => Some(json!("cgroup:/..")),
+            _ => None,
+        };
+        assert_eq!(peer, wanted, "{name}");
         assert_eq!(pod["spec"]["restartPolicy"], Value::Null);
     });
 }

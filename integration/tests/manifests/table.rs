@@ -27,7 +27,7 @@ pub(crate) const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const LEAVE: &str = "/etc/inpod/leave";
 const IN_POD: &str = "/var/run/secrets/kubernetes.io/pod";
 
-pub(crate) const RIGHTS: [Rights; 4] = [
+pub(crate) const RIGHTS: [Rights; 5] = [
     Rights {
         container: "pod-events",
         capabilities: &[],
@@ -85,7 +85,24 @@ pub(crate) const RIGHTS: [Rights; 4] = [
         ],
         others: &[LEAVE, IN_POD],
     },
+    Rights {
+        container: REPAIR,
+        capabilities: &[],
+        is_unconfined: false,
+        has_token: true,
+        mounts: &[
+            ("/run/inpod/repair", How::Write),
+            ("/run/inpod/pod-events", How::Read),
+        ],
+        others: &[TOKEN],
+    },
 ];
+
+/// Where it is deployed, it is in a pod of its own, which shares nothing of the node.
+pub(crate) const REPAIR: &str = "repair";
+
+/// What pod-events is given besides where repair is deployed: its metrics.
+pub(crate) const OF_REPAIR: (&str, How) = ("/run/inpod/repair", How::Read);
 
 /// Where a platform has what the runtime looks at (istio-sidecar-install, 8.6).
 pub(crate) struct Platform {
@@ -110,9 +127,23 @@ const fn platform(name: &'static str, conf: &'static str, bin: &'static str) -> 
     }
 }
 
-pub(crate) const PLATFORMS: [Platform; 8] = [
+impl Platform {
+    /// Whether repair is deployed.
+    pub(crate) fn has_repair(&self) -> bool {
+        self.name == REPAIR
+    }
+}
+
+/// What is applied over the manifest `repair`, and what it adds to the rights: the API group, resource and verb.
+pub(crate) const OVER: [(&str, &str, &str); 2] = [
+    ("repair-label", "pods/status", "patch"),
+    ("repair-delete", "pods", "delete"),
+];
+
+pub(crate) const PLATFORMS: [Platform; 9] = [
     platform("combined", CONF, BIN),
     platform("split", CONF, BIN),
+    platform(REPAIR, CONF, BIN),
     platform("gke", CONF, "/home/kubernetes/bin"),
     platform("k3s", K3S, "/var/lib/rancher/k3s/data/cni"),
     platform("k3d", K3S, "/bin"),
@@ -137,7 +168,7 @@ pub(crate) type Rule = (
     &'static [&'static str],
 );
 
-pub(crate) const RULES: [Rule; 7] = [
+pub(crate) const RULES: [Rule; 11] = [
     (
         "inpod-pod-events",
         "",
@@ -153,6 +184,16 @@ pub(crate) const RULES: [Rule; 7] = [
         &[],
         &["create", "patch"],
     ),
+    ("inpod-repair", "", &["pods"], &[], &["list", "watch"]),
+    (
+        "inpod-repair",
+        "events.k8s.io",
+        &["events"],
+        &[],
+        &["create", "patch"],
+    ),
+    ("inpod-repair", "", &["pods/status"], &[], &["patch"]),
+    ("inpod-repair", "", &["pods"], &[], &["delete"]),
     (
         "inpod-leave",
         "",
@@ -172,8 +213,9 @@ pub(crate) const RULES: [Rule; 7] = [
 ];
 
 /// Which account has which role.
-pub(crate) const BINDINGS: [(&str, &str); 4] = [
+pub(crate) const BINDINGS: [(&str, &str); 5] = [
     ("inpod-pod-events", "pod-events"),
+    ("inpod-repair", "inpod-repair"),
     ("inpod-leave", "inpod-leave"),
     ("inpod-privileged", "pod-events"),
     ("inpod-privileged", "inpod-leave"),

@@ -20,16 +20,16 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const OWN: &str = crate::SERVICE.name;
 
 /// The other services of a node.
-const OTHERS: [&str; 3] = ["netconfig", "ztunnel-broker", INSTALLER];
+const OTHERS: [&str; 4] = ["netconfig", "ztunnel-broker", "installer", "repair"];
 
-/// Not on every node: where its directory is not to be seen nobody misses it.
-const INSTALLER: &str = "installer";
+/// Not on every node: where their directory is not to be seen nobody misses them.
+const AT_WILL: [&str; 2] = ["installer", "repair"];
 
 /// Reads the metrics of all services when asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Joined {
     own: Metrics,
-    others: [(&'static str, PathBuf); 3],
+    others: [(&'static str, PathBuf); 4],
 }
 
 impl Joined {
@@ -44,7 +44,7 @@ impl Joined {
 impl AsyncText for Joined {
     async fn text(&self) -> String {
         let is_here = |(name, socket): &&(&str, PathBuf)| {
-            *name != INSTALLER || socket.parent().is_some_and(Path::is_dir)
+            !AT_WILL.contains(name) || socket.parent().is_some_and(Path::is_dir)
         };
         let others = self.others.iter().filter(is_here);
         let fetched = join_all(others.map(async |(name, socket)| {

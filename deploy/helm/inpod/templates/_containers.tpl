@@ -2,6 +2,7 @@
 {{- $values := .Values }}
 {{- $settings := dict "pods_from" "kubernetes" "exclude_namespaces" $values.excludeNamespaces "plugin_state_dir" (printf "%s/plugin" $values.stateDir) "ztunnel_pods" $values.ztunnelPods "dns_capture" $values.ambient.dnsCapture "ipv6_capture" (ternary "auto" "off" $values.ambient.ipv6) "metrics_address" $values.metrics.address }}
 {{- with $values.ambient.enablementSelectors }}{{ $_ := set $settings "enablement_selectors" . }}{{ end }}
+{{- if $values.repair.enabled }}{{ $_ := set $settings "peer" $values.splitPeer }}{{ end }}
 - name: pod-events
   {{- include "inpod.image" (list . "pod-events" $values.podEvents.image) | nindent 2 }}
   env:
@@ -21,6 +22,9 @@
   - {name: netconfig, mountPath: {{ $values.runDir }}/netconfig, readOnly: true}
   - {name: ztunnel-broker, mountPath: {{ $values.runDir }}/ztunnel-broker, readOnly: true}
   - {name: installer, mountPath: {{ $values.runDir }}/installer, readOnly: true}
+  {{- if $values.repair.enabled }}
+  - {name: repair, mountPath: {{ $values.runDir }}/repair, readOnly: true}
+  {{- end }}
   - {name: plugin-state, mountPath: {{ $values.stateDir }}/plugin}
   - {name: leave, mountPath: /etc/inpod/leave, readOnly: true}
   - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
@@ -102,6 +106,9 @@
 {{- range $name := list "pod-events" "netconfig" "installer" "ztunnel-broker" }}
 {{ include "inpod.hostPath" (list $name (printf "%s/%s" $values.runDir $name) "DirectoryOrCreate") }}
 {{- end }}
+{{- if $values.repair.enabled }}
+{{ include "inpod.hostPath" (list "repair" (printf "%s/repair" $values.runDir) "DirectoryOrCreate") }}
+{{- end }}
 {{ include "inpod.hostPath" (list "netns-socket" (printf "%s/netns" $values.runDir) "DirectoryOrCreate") }}
 {{ include "inpod.hostPath" (list "netns" $values.cniNetnsDir "DirectoryOrCreate") }}
 {{ include "inpod.hostPath" (list "state" $values.stateDir "DirectoryOrCreate") }}
@@ -116,6 +123,11 @@
 {{- end }}
 - name: leave
   configMap: {name: inpod-leave, optional: true}
+{{ include "inpod.tokenVolume" . }}
+{{ include "inpod.inPodVolume" . }}
+{{- end }}
+
+{{- define "inpod.tokenVolume" -}}
 - name: token
   projected:
     sources:
@@ -125,7 +137,32 @@
         items: [{key: ca.crt, path: ca.crt}]
     - downwardAPI:
         items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
-{{ include "inpod.inPodVolume" . }}
+{{- end }}
+
+{{/* What repair does and looks for, as settings; its rights follow from them. */}}
+{{- define "inpod.repairSettings" -}}
+{{- with .Values.repair }}
+{{- $chart := dict "repair_pods" .repairPods "label_pods" .labelPods "delete_pods" .deletePods "init_container_name" .initContainerName "broken_pod_label_key" .brokenPodLabelKey "broken_pod_label_value" (toString .brokenPodLabelValue) }}
+{{- mergeOverwrite $chart (deepCopy (default dict .settings)) | toJson }}
+{{- end }}
+{{- end }}
+
+{{- define "inpod.repair" -}}
+{{- $values := .Values }}
+- name: repair
+  {{- include "inpod.image" (list . "repair" $values.repair.image) | nindent 2 }}
+  env:
+  - name: INPOD_NODE_NAME
+    valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+  {{- include "inpod.env" (list . (dict "peer" "uid") (include "inpod.repairSettings" . | fromJson)) | trim | nindent 2 }}
+  {{- include "inpod.probes" "repair" | nindent 2 }}
+  {{- include "inpod.resources" (list . $values.repair.resources) | trim | nindent 2 }}
+  {{- include "inpod.rights" (list . list false) | nindent 2 }}
+  terminationMessagePolicy: {{ $values.terminationMessagePolicy }}
+  volumeMounts:
+  - {name: repair, mountPath: {{ $values.runDir }}/repair}
+  - {name: pod-events, mountPath: {{ $values.runDir }}/pod-events, readOnly: true}
+  - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
 {{- end }}
 
 {{- define "inpod.inPodVolume" -}}

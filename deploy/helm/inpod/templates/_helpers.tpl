@@ -97,6 +97,11 @@ resources: {{ default dict $resources | toJson }}
 {{- define "inpod.pod" -}}
 hostNetwork: true
 hostPID: true
+{{ include "inpod.plainPod" . }}
+{{- end }}
+
+{{/* The same of one that shares nothing of the node. */}}
+{{- define "inpod.plainPod" -}}
 dnsPolicy: Default
 enableServiceLinks: false
 automountServiceAccountToken: false

@@ -84,21 +84,24 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- if eq (toString .ambient.enableAmbientDetectionRetry) "false" }}{{ $_ := set $no "ambient.enableAmbientDetectionRetry=false" "a pod that nobody can tell of always waits or is written down; see inpod.io/on-unknown" }}{{ end }}
 {{- if eq (toString .ambient.shareHostNetworkNamespace) "false" }}{{ $_ := set $no "ambient.shareHostNetworkNamespace=false" "inpod's pods always share the node's network, so that no runtime calls CNI for them; leave it out" }}{{ end }}
 {{- if .ambient.configDir }}{{ $_ := set $no "ambient.configDir" "nobody reads it, in istio-cni either; leave it out" }}{{ end }}
-{{- range $key, $value := default dict .repair }}
-{{- if and (eq $key "enabled") (not $value) }}{{ else }}{{ $_ := set $no (printf "repair.%s" $key) "inpod mends pods of ambient mode by itself and has no repair of sidecars; set repair.enabled=false or leave it out" }}{{ end }}
+{{- range $name := list "hub" "tag" }}
+{{- if hasKey $.repair $name }}{{ $_ := set $no (printf "repair.%s" $name) "nobody reads it, in istio-cni either; repair.image names an image in full" }}{{ end }}
 {{- end }}
 {{- range $key, $value := default dict .env }}{{ $_ := set $no (printf "env.%s" $key) "inpod has none of istio-cni's variables; podEvents.settings and netconfig.settings have the names of inpod's settings (HOST_PROBE_SNAT_IP is netconfig.settings.probe_source_v4)" }}{{ end }}
 {{- if .variant }}{{ $_ := set $no "variant" "inpod's images have no variants: each is one static binary" }}{{ end }}
-{{- if .image }}{{ $_ := set $no "image" "inpod has an image for each container: podEvents.image, netconfig.image, ztunnelBroker.image, installer.image" }}{{ end }}
+{{- if .image }}{{ $_ := set $no "image" "inpod has an image for each container: podEvents.image, netconfig.image, ztunnelBroker.image, installer.image, repair.image" }}{{ end }}
 {{- if .revision }}{{ $_ := set $no "revision" "a node has one agent; leave it out" }}{{ end }}
 {{- if .ownerName }}{{ $_ := set $no "ownerName" "it is a label of Istio's operator; podLabels and daemonSetLabels add labels" }}{{ end }}
 {{- if eq (toString .provider) "multus" }}{{ $_ := set $no "provider=multus" "its NetworkAttachmentDefinition is for injected sidecars; set chained=false" }}{{ end }}
 {{- if dig "networkPolicy" "enabled" false $global }}{{ $_ := set $no "global.networkPolicy.enabled" "a NetworkPolicy does not hold pods that share the node's network" }}{{ end }}
 {{- if ne (default "all" $global.resourceScope) "all" }}{{ $_ := set $no "global.resourceScope" "the chart makes all its objects at once" }}{{ end }}
-{{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" }}
+{{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" "repair" }}
 {{- range $name := list "run_dir" "peer" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" "host_root" "conf_dir" "bin_dir" "record_dir" "agent_socket" }}
 {{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it, so that it is what is mounted; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology and splitPeer" }}{{ end }}
 {{- end }}
+{{- end }}
+{{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
+{{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "rights follow from the value; set repair.%s" $value) }}{{ end }}
 {{- end }}
 {{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "it is combined or split" }}{{ end }}
 {{- if .metrics.podMonitor.enabled }}

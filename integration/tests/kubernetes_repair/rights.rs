@@ -1,0 +1,140 @@
+//! What the token of one node's repair may do, whatever asks with it.
+
+use anyhow::ensure;
+use integration::eventually;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+use crate::{Desk, Way};
+
+/// How long a server that has just started may take to apply a policy, on a busy machine.
+const IN_FORCE: Duration = Duration::from_secs(120);
+
+const PATCH: (&str, &str) = ("PATCH", "application/merge-patch+json");
+const DELETE: (&str, &str) = ("DELETE", "application/json");
+
+struct Token {
+    desk: Desk,
+    token: String,
+}
+
+impl Token {
+    /// The policy is in force: what it forbids is refused in its words.
+    fn new(way: Way) -> Self {
+        let desk = Desk::new(way);
+        let node = format!("{}-x", desk.node.name());
+        let token = desk.server.token_of("inpod-repair", &node).unwrap();
+        desk.make_on(&node, "web", &json!({"app": "web"}));
+        desk.make_on("another-node", "far", &json!({}));
+        for name in ["web", "far"] {
+            desk.fail(name, 126);
+        }
+        Self { desk, token }
+    }
+
+    fn ask(&self, how: (&str, &str), path: &str, object: &Value) -> anyhow::Result<Value> {
+        self.desk.server.ask_as(&self.token, how, path, object)
+    }
+
+    fn refuses(&self, how: (&str, &str), path: &str, object: &Value, words: &str) {
+        eventually("the policy is in force", IN_FORCE, || {
+            let refused = self.ask(how, path, object);
+            let refused =
+                refused.map_or_else(|error| format!("{error:#}"), |done| panic!("{done}"));
+            ensure!(refused.contains(words), "{path} {object}: {refused}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+}
+
+fn label(value: Option<&str>) -> Value {
+    json!({"metadata": {"labels": {"cni.istio.io/uninitialized": value}}})
+}
+
+#[test]
+fn with_the_label_alone_on_nothing_is_changed_but_that_label_of_the_nodes_pods() {
+    let token = Token::new(Way::Label);
+    let (web, far) = (token.desk.path("web"), token.desk.path("far"));
+    let status = |path: &str| format!("{path}/status");
+    token.refuses(
+        PATCH,
+        &status(&far),
+        &label(Some("true")),
+        "its own node only",
+    );
+    for value in [Some("true"), None] {
+        token.ask(PATCH, &status(&web), &label(value)).unwrap();
+    }
+    token.refuses(
+        PATCH,
+        &status(&web),
+        &label(Some("no")),
+        "sets its label to true",
+    );
+    let other = json!({"metadata": {"labels": {"app": "bank"}}});
+    token.refuses(PATCH, &status(&web), &other, "no label but");
+    for change in [
+        json!({"metadata": {"annotations": {"sidecar.istio.io/status": "x"}}}),
+        json!({"metadata": {"finalizers": ["example.com/stay"]}}),
+        json!({"status": {"phase": "Failed"}}),
+    ] {
+        token.refuses(
+            PATCH,
+            &status(&web),
+            &change,
+            "nothing of a pod but a label",
+        );
+    }
+    token.refuses(PATCH, &web, &label(Some("true")), "cannot patch resource");
+    token.refuses(DELETE, &web, &json!({}), "cannot delete resource");
+}
+
+#[test]
+fn with_deletion_alone_on_only_the_nodes_pods_that_failed_are_deleted() {
+    let token = Token::new(Way::Delete);
+    let (web, far) = (token.desk.path("web"), token.desk.path("far"));
+    token.refuses(DELETE, &far, &json!({}), "its own node only");
+    let node = format!("{}-x", token.desk.node.name());
+    token.desk.make_on(&node, "fine", &json!({}));
+    token.refuses(
+        DELETE,
+        &token.desk.path("fine"),
+        &json!({}),
+        "whose init container has failed",
+    );
+    token.desk.fail("fine", 1);
+    token.refuses(
+        DELETE,
+        &token.desk.path("fine"),
+        &json!({}),
+        "whose init container has failed",
+    );
+    token.refuses(
+        PATCH,
+        &format!("{web}/status"),
+        &label(Some("true")),
+        "cannot patch resource",
+    );
+    token.ask(DELETE, &web, &json!({})).unwrap();
+}
+
+#[test]
+fn without_either_on_nothing_is_changed() {
+    let token = Token::new(Way::Repair);
+    let web = token.desk.path("web");
+    token.refuses(
+        PATCH,
+        &format!("{web}/status"),
+        &label(Some("true")),
+        "cannot patch resource",
+    );
+    token.refuses(DELETE, &web, &json!({}), "cannot delete resource");
+    for path in ["/api/v1/secrets", "/api/v1/namespaces", "/api/v1/nodes"] {
+        let refused = token.ask(("GET", "application/json"), path, &json!({}));
+        assert!(
+            format!("{:#}", refused.unwrap_err()).contains("cannot list"),
+            "{path}"
+        );
+    }
+}
