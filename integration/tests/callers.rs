@@ -293,22 +293,3 @@ fn a_list_that_leaves_out_what_is_alive_removes_nothing_and_is_written_down() {
         whole.timeline
     );
 }
-
-/// pod-events is asked by repair, which is another pod, under a policy that takes every root process for a service
-/// (deploy/README.md): that gives it what changes nothing, as long as none of its calls is for services alone.
-#[test]
-fn no_call_of_pod_events_is_for_services_alone() {
-    let own = calls()
-        .into_iter()
-        .filter(|(component, _)| *component == "pod-events");
-    let mut seen = 0;
-    for (_, call) in own {
-        let class = inpod_proto::class_of(&format!("/{call}"));
-        assert!(
-            class.is_some_and(|class| class != inpod_proto::Class::Service),
-            "{call}"
-        );
-        seen += 1;
-    }
-    assert_eq!(seen, 9);
-}

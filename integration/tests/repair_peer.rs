@@ -1,0 +1,169 @@
+//! repair asks pod-events from another pod. The policy that lets it (deploy/README.md, "Combined or split") takes every
+//! root process that can open the socket for a service; what that gives it changes nothing.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{fs, path::Path};
+
+use inpod_proto::{Class, class_of};
+use integration::{Cgroups, Node, PATIENCE, Pod, Spec, eventually, run};
+use nix::sys::signal::Signal;
+use prost_reflect::DescriptorPool;
+
+/// The pods of repair and of pod-events.
+const REPAIR: &str = "11111111-2222-3333-4444-555555555555";
+const POD_EVENTS: &str = "99999999-2222-3333-4444-555555555555";
+
+/// Whether this is a user namespace with a single user, as an isolation without root has it.
+fn is_alone() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
+    map.split_whitespace().last() == Some("1")
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "integration/test tells where grpcurl is"
+)]
+fn grpcurl() -> String {
+    std::env::var("GRPCURL").unwrap()
+}
+
+/// Every call of pod-events, as `service/method`, with its class.
+fn calls() -> Vec<(String, Class)> {
+    let pool = DescriptorPool::decode(inpod_proto::DESCRIPTORS).unwrap();
+    let service = pool
+        .get_service_by_name("inpod.podevents.v1.PodEventsService")
+        .unwrap();
+    let call = |name: &str| format!("{}/{name}", service.full_name());
+    let calls = service.methods().map(|method| call(method.name()));
+    calls
+        .map(|call| (call.clone(), class_of(&format!("/{call}")).unwrap()))
+        .collect()
+}
+
+#[test]
+fn no_call_of_pod_events_is_for_services_alone() {
+    let calls = calls();
+    assert!(calls.len() >= 9, "{calls:?}");
+    for (call, class) in calls {
+        assert_ne!(class, Class::Service, "{call}");
+    }
+}
+
+/// A kubeconfig of a server that is not there.
+fn nowhere(node: &Node) -> String {
+    let path = node.run_dir().with_file_name("kubeconfig-of-nobody");
+    let cluster = "{server: 'http://127.0.0.1:1'}";
+    let config = format!(
+        "{{apiVersion: v1, kind: Config, current-context: it, contexts: [{{name: it, context: {{cluster: it, user: it}}}}], \
+         clusters: [{{name: it, cluster: {cluster}}}], users: [{{name: it, user: {{token: it}}}}]}}"
+    );
+    fs::write(&path, config).unwrap();
+    path.display().to_string()
+}
+
+/// A node on which pod-events runs in a pod, with a cgroup namespace of its own, under a policy; and repair in another,
+/// with its own pids and without a right.
+fn start(cgroups: &Cgroups, policy: &str) -> Node {
+    let node = Node::new().unwrap();
+    let within = |uid: &str, more: &[&str], service: &str, settings: &[&str]| {
+        let container = cgroups.container(uid, "", "+all").unwrap();
+        let words: Vec<_> = container
+            .iter()
+            .map(String::as_str)
+            .chain(more.iter().copied())
+            .collect();
+        node.start_within(&words, &node.run_dir(), service, settings)
+            .unwrap();
+    };
+    within(
+        POD_EVENTS,
+        &["unshare", "--cgroup"],
+        "pod-events",
+        &["--peer", policy],
+    );
+    eventually("pod-events serves", PATIENCE, || node.api().status()).unwrap();
+    let own_pids = [
+        "unshare",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "setpriv",
+        "--bounding-set=-all",
+    ];
+    let kubeconfig = nowhere(&node);
+    let settings = [
+        "--peer",
+        "uid",
+        "--node-name",
+        node.name(),
+        "--kubeconfig",
+        &kubeconfig,
+    ];
+    within(REPAIR, &own_pids, "repair", &settings);
+    node
+}
+
+/// Whether repair hears pod-events, by its metrics, which a process of the host reads.
+fn hears(node: &Node) -> anyhow::Result<bool> {
+    let socket = daemon::socket(&node.run_dir(), "repair");
+    let words = [
+        "-sSf",
+        "--unix-socket",
+        socket.to_str().unwrap(),
+        "http://localhost/metrics",
+    ];
+    let text = run("curl", &words)?;
+    let series = "inpod_repair_condition{name=\"pod-events\"} ";
+    let mut told = text.lines().filter_map(|line| line.strip_prefix(series));
+    Ok(told.next().ok_or_else(|| anyhow::anyhow!("not told yet"))? == "1")
+}
+
+/// What a root process of repair's pod is told that makes a call.
+fn said(node: &Node, cgroup: &Path, pod: &Pod, call: &str) -> String {
+    let protoset = node.run_dir().with_file_name("protoset");
+    fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
+    let (protoset, socket) = (
+        protoset.display(),
+        daemon::socket(&node.run_dir(), "pod-events"),
+    );
+    let (grpcurl, socket) = (grpcurl(), socket.display());
+    let script = format!(
+        "echo $$ > {}/cgroup.procs && exec unshare --mount --pid --fork --mount-proc nsenter --net={} {grpcurl} -max-time 2 \
+         -plaintext -unix -authority localhost -protoset {protoset} -d {{}} {socket} {call}",
+        cgroup.display(),
+        pod.path().display()
+    );
+    run("sh", &["-c", &script]).unwrap_or_else(|error| error.to_string())
+}
+
+#[test]
+fn repair_in_another_pod_is_answered_what_changes_nothing_and_only_where_the_policy_lets_it() {
+    let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(REPAIR)?, cgroups)));
+    let (cgroup, cgroups) = match made {
+        Ok(made) => made,
+        Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
+    };
+    // As the chart has it for repair, and one that lets nobody in.
+    for (policy, lets) in [("cgroup:/..", true), ("cgroup:/nobody", false)] {
+        let node = start(&cgroups, policy);
+        eventually("repair hears it or not", PATIENCE, || {
+            let hears = hears(&node)?;
+            anyhow::ensure!(hears == lets, "{policy}: {hears}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        node.stop("repair", Signal::SIGKILL).unwrap();
+        let pod = node.sandbox(Spec::new("any")).unwrap();
+        for (call, class) in calls() {
+            let said = said(&node, &cgroup, &pod, &call);
+            let is_answered = !said.contains("CALLER_REFUSED");
+            assert_eq!(
+                is_answered,
+                lets && class == Class::Read,
+                "{policy} {call}: {said}"
+            );
+        }
+        node.stop("pod-events", Signal::SIGTERM).unwrap();
+    }
+}
