@@ -28,7 +28,15 @@ pub struct Spec {
     pub labels: Vec<(&'static str, String)>,
     /// Further annotations, name and value.
     pub annotations: Vec<(&'static str, String)>,
+    /// Its containers besides the application, in YAML.
+    pub containers: Vec<String>,
+    /// Its containers that run before, in YAML.
+    pub init_containers: Vec<String>,
 }
+
+/// A sidecar as Istio injects it, but for its name.
+const SIDECAR: &str =
+    "image: proxyv2, args: [proxy, sidecar], securityContext: {runAsUser: 1337, runAsGroup: 1337}";
 
 /// As lines of a manifest's map.
 fn lines(all: &[(&str, String)]) -> String {
@@ -48,7 +56,25 @@ impl Spec {
             is_redirected: false,
             labels: Vec::new(),
             annotations: Vec::new(),
+            containers: Vec::new(),
+            init_containers: Vec::new(),
         }
+    }
+
+    /// The same pod with a sidecar, as an injector leaves it.
+    #[must_use]
+    pub fn injected(mut self) -> Self {
+        self.containers
+            .push(format!("{{name: istio-proxy, {SIDECAR}}}"));
+        self.annotated("sidecar.istio.io/status", "{}")
+    }
+
+    /// The same pod with a native sidecar.
+    #[must_use]
+    pub fn injected_natively(mut self) -> Self {
+        let sidecar = format!("{{name: istio-proxy, {SIDECAR}, restartPolicy: Always}}");
+        self.init_containers.push(sidecar);
+        self.annotated("sidecar.istio.io/status", "{}")
     }
 
     /// The same pod with one more label.
@@ -93,6 +119,8 @@ impl Spec {
             is_redirected,
             labels,
             annotations,
+            containers,
+            init_containers,
         } = self;
         let label: String = mode
             .as_ref()
@@ -108,6 +136,16 @@ impl Spec {
         } else {
             format!("\n  annotations:{annotations}")
         };
+        let items = |all: &[String]| {
+            let items = all.iter().map(|one| format!("\n  - {one}"));
+            items.collect::<String>()
+        };
+        let containers = items(containers);
+        let init = if init_containers.is_empty() {
+            String::new()
+        } else {
+            format!("\n  initContainers:{}", items(init_containers))
+        };
         let addresses = addresses
             .iter()
             .map(|address| format!("\n  - ip: \"{address}\""));
@@ -119,8 +157,8 @@ impl Spec {
         };
         format!(
             "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  namespace: {namespace}\n  uid: {uid}\n  labels:\n    \
-             app: {name}{label}{annotation}\nspec:\n  nodeName: {node}\n  serviceAccountName: sa-{name}\n  containers:\n  - name: app\n    \
-             image: app\nstatus:\n  phase: Running{addresses}\n"
+             app: {name}{label}{annotation}\nspec:\n  nodeName: {node}\n  serviceAccountName: sa-{name}{init}\n  containers:\n  - name: app\n    \
+             image: app{containers}\nstatus:\n  phase: Running{addresses}\n"
         )
     }
 }

@@ -163,6 +163,7 @@ fn every_page_leads_to_what_is_there() {
         "README.md",
         "services/README.md",
         "services/DECISIONS.md",
+        "services/SIDECARS.md",
         "services/inpod/README.md",
         "services/netconfig/README.md",
         "proto/README.md",
@@ -181,6 +182,35 @@ fn every_page_leads_to_what_is_there() {
                 "{page} leads to {link}"
             );
         }
+    }
+}
+
+/// The numbers of the incumbent's quirks that are about redirection to a sidecar and its repair, in its list of 24
+/// (shared facts: istio-sidecar-install.md, 12); the others are the installer's, ambient's or the injector's.
+const QUIRKS: [&str; 15] = [
+    "1", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "22", "23", "24",
+];
+
+#[test]
+fn every_quirk_of_sidecars_is_kept_or_mended_and_why_is_said() {
+    let page = fs::read_to_string(root().join("services/SIDECARS.md")).unwrap();
+    let rows = page.lines().filter_map(|line| {
+        let cells: Vec<_> = line
+            .split(" | ")
+            .map(|it| it.trim_matches(['|', ' ']))
+            .collect();
+        <[&str; 4]>::try_from(cells).ok()
+    });
+    let rows: Vec<_> = rows.filter(|[number, ..]| *number != "#").collect();
+    let numbers: Vec<_> = rows.iter().map(|[number, ..]| *number).collect();
+    let numbers: Vec<_> = numbers.into_iter().filter(|it| *it != "-").collect();
+    assert_eq!(numbers, QUIRKS);
+    for [number, quirk, here, why] in rows {
+        let is_decided = ["kept", "mended"].iter().any(|word| here.starts_with(word));
+        assert!(
+            is_decided && !quirk.is_empty() && !why.is_empty(),
+            "{number}: {quirk}"
+        );
     }
 }
 

@@ -19,11 +19,7 @@ use tokio::{
 use tonic::{Code, Request, Response, Status, transport::Channel};
 use workload::{Failure, NetnsId, NetnsRef, Reason, SandboxRef};
 
-use crate::{
-    checkpoint::Record,
-    redirection::{Capture, ambient},
-    trace,
-};
+use crate::{checkpoint::Record, redirection::Capture, trace};
 
 pub use find::Found;
 
@@ -38,7 +34,7 @@ const LEAVING: Duration = Duration::from_secs(15);
 pub struct Agents {
     netconfig: NetconfigServiceClient<Channel>,
     broker: ZtunnelBrokerServiceClient<Channel>,
-    capture: Capture,
+    capture: Arc<Capture>,
     /// Each search goes through all processes of the node.
     searches: Arc<Semaphore>,
 }
@@ -127,7 +123,7 @@ impl Agents {
         Self {
             netconfig: NetconfigServiceClient::new(netconfig),
             broker: ZtunnelBrokerServiceClient::new(broker),
-            capture,
+            capture: Arc::new(capture),
             searches: Arc::new(Semaphore::new(SEARCHES)),
         }
     }
@@ -203,8 +199,13 @@ impl Agents {
     pub async fn apply(&self, record: &Record, deadline: Instant) -> Result<String, Failure> {
         let message = netconfig::ApplyRulesRequest {
             sandbox: Some((&record.sandbox).into()),
-            redirection: Some(ambient(self.capture, &record.wishes)),
-            probe_addresses: probed(&record.addresses),
+            redirection: Some(record.redirection.to_wire(&self.capture)),
+            // A sidecar takes the kubelet's probes like anybody's.
+            probe_addresses: if record.redirection.is_sidecar() {
+                Vec::new()
+            } else {
+                probed(&record.addresses)
+            },
         };
         let mut client = self.netconfig.clone();
         let applied = call(
@@ -228,7 +229,7 @@ impl Agents {
     ) -> Result<netconfig::VerifyRulesResponse, Failure> {
         let message = netconfig::VerifyRulesRequest {
             sandbox: Some((&record.sandbox).into()),
-            redirection: Some(ambient(self.capture, &record.wishes)),
+            redirection: Some(record.redirection.to_wire(&self.capture)),
         };
         let mut client = self.netconfig.clone();
         call(

@@ -16,7 +16,7 @@ use workload::{
     NetnsId, NetnsRef, NetworkName, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName,
 };
 
-use crate::{pod::Pod, redirection::Wishes};
+use crate::{pod::Pod, redirection::Redirection};
 
 pub use intent::Intent;
 
@@ -44,8 +44,8 @@ pub struct Record {
     /// Whether the pod was let through before the source knew it. UID and service account are guesses then: the
     /// runtime's word, or where it said none the container's id; and `default`.
     pub let_through: bool,
-    /// What was granted to the pod of what it asks of its redirection, when that was applied last.
-    pub wishes: Wishes,
+    /// How its traffic is redirected, as it was applied last.
+    pub redirection: Redirection,
 }
 
 impl Record {
@@ -65,6 +65,23 @@ impl Record {
         let found = own.network_name == NetworkName::default();
         own == sandbox
             || (found && own.container_id == sandbox.container_id && own.ifname == sandbox.ifname)
+    }
+
+    /// Whether its traffic is redirected to the proxy in the pod, or about to be.
+    pub fn is_sidecars(&self) -> bool {
+        self.redirection.is_sidecar() && self.intent.is_held()
+    }
+
+    /// Whether its redirection stands and is left to itself, as on a node that inpod has left: a pod with a sidecar
+    /// sends nothing in plain text for that.
+    pub fn is_let_alone(&self) -> bool {
+        let stands = matches!(self.intent, Intent::Enrolled { .. });
+        self.redirection.is_sidecar() && stands && self.netns_id.is_none()
+    }
+
+    /// Whether anything may be in place that is ours to look after.
+    pub fn is_looked_after(&self) -> bool {
+        self.intent.is_held() && !self.is_let_alone()
     }
 
     /// Whether nobody knows yet where its netns is: it stands for a pod that another agent put into the mesh.
@@ -218,154 +235,4 @@ fn failed<'a>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        moment::Moment,
-        redirection::Exclusions,
-        testing::{pod, record},
-    };
-
-    fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
-        let dir = tempfile::tempdir().unwrap();
-        let checkpoint = Checkpoint::open(&dir.path().join("pods")).unwrap();
-        (dir, checkpoint)
-    }
-
-    #[test]
-    fn what_was_written_is_read_back() {
-        let (_dir, checkpoint) = checkpoint();
-        let since = Moment::after_boot(std::time::Duration::from_millis(1_234_567));
-        let intents = [
-            Intent::Out,
-            Intent::Enrolling,
-            Intent::Inherited,
-            Intent::Enrolled {
-                fingerprint: "f".into(),
-            },
-            Intent::Leaving { since },
-            Intent::Draining { since },
-            Intent::Deleting { since },
-        ];
-        for intent in intents {
-            let record = Record {
-                intent,
-                ..record("c1")
-            };
-            checkpoint.write(&record).unwrap();
-            assert_eq!(
-                checkpoint.load().unwrap().into_values().collect::<Vec<_>>(),
-                [record]
-            );
-        }
-    }
-
-    #[test]
-    fn what_was_let_through_what_a_runtime_calls_it_and_what_it_asks_for_is_read_back() {
-        let (_dir, checkpoint) = checkpoint();
-        let record = Record {
-            let_through: true,
-            runtime_uid: Some("h1".parse().unwrap()),
-            wishes: Wishes {
-                dns_capture: Some(false),
-                bypass_inbound_capture: true,
-                virtual_interfaces: vec!["vm0".into()],
-                exclusions: Exclusions {
-                    outbound_cidrs: ["10.0.0.0/8".parse().unwrap()].into(),
-                    ..Exclusions::default()
-                },
-                keep_existing_connections: true,
-            },
-            ..record("c1")
-        };
-        checkpoint.write(&record).unwrap();
-        let read: Vec<_> = checkpoint.load().unwrap().into_values().collect();
-        assert_eq!(read, [record]);
-    }
-
-    #[test]
-    fn a_record_is_of_the_pod_of_its_uid_its_hash_or_where_there_was_none_its_name() {
-        let of = |uid: &str, hash: Option<&str>| {
-            let mut pod = pod("shop", "web");
-            pod.pod.uid = uid.parse().unwrap();
-            pod.runtime_uid = hash.map(|hash| hash.parse().unwrap());
-            pod
-        };
-        let plain = record("c1");
-        assert!(plain.is_of(&of("uid-of-web", None)) && !plain.is_of(&of("another", None)));
-        let static_pod = Record {
-            runtime_uid: Some("h1".parse().unwrap()),
-            ..record("c1")
-        };
-        assert!(static_pod.is_of(&of("made-anew", Some("h1"))));
-        assert!(!static_pod.is_of(&of("made-anew", Some("h2"))));
-        let mut unnamed = Record {
-            let_through: true,
-            ..record("c1")
-        };
-        assert!(!unnamed.is_of(&of("another", None)));
-        unnamed.pod.uid = "c1".parse().unwrap();
-        assert!(unnamed.is_of(&of("another", None)));
-    }
-
-    #[test]
-    fn a_removed_record_is_gone_and_may_be_removed_again() {
-        let (_dir, checkpoint) = checkpoint();
-        let record = record("c1");
-        checkpoint.write(&record).unwrap();
-        checkpoint.remove(&record.sandbox).unwrap();
-        checkpoint.remove(&record.sandbox).unwrap();
-        assert!(checkpoint.load().unwrap().is_empty());
-    }
-
-    #[test]
-    fn records_of_another_boot_are_dropped() {
-        let (_dir, checkpoint) = checkpoint();
-        let earlier = Checkpoint {
-            boot_id: "an-earlier-boot".into(),
-            ..checkpoint.clone()
-        };
-        earlier.write(&record("c1")).unwrap();
-        assert!(checkpoint.load().unwrap().is_empty());
-        assert_eq!(fs::read_dir(&checkpoint.directory).unwrap().count(), 0);
-    }
-
-    #[test]
-    fn an_unreadable_record_is_set_aside_and_the_others_are_read() {
-        let (_dir, checkpoint) = checkpoint();
-        checkpoint.write(&record("c1")).unwrap();
-        fs::write(checkpoint.directory.join("x.json"), "{").unwrap();
-        fs::write(checkpoint.directory.join("y.json"), b"\xff\xfe").unwrap();
-        assert_eq!(checkpoint.records().unwrap().len(), 1);
-        assert_eq!(checkpoint.load().unwrap().len(), 1);
-        assert!(checkpoint.directory.join("x.unreadable").exists());
-        assert!(checkpoint.directory.join("y.unreadable").exists());
-    }
-
-    #[test]
-    fn a_write_that_was_cut_short_leaves_the_earlier_record() {
-        let (_dir, checkpoint) = checkpoint();
-        let record = record("c1");
-        checkpoint.write(&record).unwrap();
-        fs::write(
-            checkpoint.path(&record.sandbox).with_extension("tmp"),
-            "{\"sch",
-        )
-        .unwrap();
-        assert_eq!(
-            checkpoint.load().unwrap().into_values().collect::<Vec<_>>(),
-            [record]
-        );
-    }
-
-    #[test]
-    fn sandboxes_that_differ_in_the_interface_alone_have_files_of_their_own() {
-        let (_dir, checkpoint) = checkpoint();
-        let one = record("c1");
-        let mut two = one.clone();
-        two.sandbox.ifname = "net1".parse().unwrap();
-        checkpoint.write(&one).unwrap();
-        checkpoint.write(&two).unwrap();
-        assert_eq!(checkpoint.load().unwrap().len(), 2);
-    }
-}
+mod tests;

@@ -14,7 +14,9 @@ use workload::{NamespaceName, NodeName, keys};
 
 use crate::{
     decide::{Policy, Selectors},
-    redirection::{Capture, Inbound, Ipv6, Permission, Permissions},
+    redirection::{
+        Capture, Group, Inbound, Ipv6, Loopback, OwnerGroups, Permission, Permissions, Sidecars,
+    },
     ztunnels::Selector,
 };
 
@@ -64,6 +66,26 @@ pub const KEYS: &[Key] = &[
         name: "inbound_capture",
         default: Some("redirect"),
         help: "How inbound TCP is captured: redirect, or tproxy as Istio 1.21 did",
+    },
+    Key {
+        name: "sidecar_redirection",
+        default: Some("true"),
+        help: "Whether the traffic of pods into which Istio has injected a sidecar is redirected to it (true or false); what is redirected stays so until its sandbox ends",
+    },
+    Key {
+        name: "sidecar_owner_groups",
+        default: Some("*"),
+        help: "Groups whose outbound traffic alone is captured in pods with a sidecar: numbers, with commas between them, or * for all",
+    },
+    Key {
+        name: "sidecar_excluded_owner_groups",
+        default: Some(""),
+        help: "Groups whose outbound traffic is not captured in pods with a sidecar: numbers, with commas between them",
+    },
+    Key {
+        name: "sidecar_loopback_network",
+        default: Some("127.0.0.1/32"),
+        help: "What of 127.0.0.0/8 is a pod's own loopback, which is not captured in pods with a sidecar; 127.0.0.6 may not be in it",
     },
     Key {
         name: "propagation_wait_seconds",
@@ -145,6 +167,13 @@ pub struct Config {
     ipv6_capture: Ipv6,
     #[serde(deserialize_with = "daemon::config::parsed")]
     inbound_capture: Inbound,
+    sidecar_redirection: bool,
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    sidecar_owner_groups: OwnerGroups,
+    #[serde(deserialize_with = "daemon::list")]
+    sidecar_excluded_owner_groups: Vec<Group>,
+    #[serde(deserialize_with = "daemon::config::parsed")]
+    sidecar_loopback_network: Loopback,
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
     listener_check_seconds: u32,
@@ -202,6 +231,7 @@ impl Config {
             selectors: &self.enablement_selectors,
             excluded: &self.exclude_namespaces,
             pods_may: self.pods_may(),
+            sidecars: self.sidecar_redirection,
             is_left: false,
         }
     }
@@ -217,6 +247,11 @@ impl Config {
             dns: self.dns_capture,
             ipv6: self.ipv6_capture,
             inbound: self.inbound_capture,
+            sidecars: Sidecars {
+                owner_groups: self.sidecar_owner_groups.clone(),
+                excluded_owner_groups: self.sidecar_excluded_owner_groups.clone(),
+                loopback: self.sidecar_loopback_network,
+            },
         }
     }
 

@@ -135,7 +135,7 @@ pub(crate) fn answer(known: &Known, seen: Seen) -> wire::ExplainPodResponse {
         desired: types::Enrollment::from(decision.enrollment).into(),
         reason: decision.reason.number(),
         remedy: blamed.remedy().to_owned(),
-        inputs: decision.inputs.iter().map(input).collect(),
+        inputs: inputs(decision, current),
         state: state.into(),
         last_failure: known.failure(),
         sandbox: current.map(|record| (&record.sandbox).into()),
@@ -153,6 +153,19 @@ pub(crate) fn answer(known: &Known, seen: Seen) -> wire::ExplainPodResponse {
         drift: known.view.drift.iter().map(drift).collect(),
         unavailable,
     }
+}
+
+/// What was looked at, and what holds whatever is decided.
+fn inputs(decision: &Decision, current: Option<&Record>) -> Vec<wire::Input> {
+    let stands = |record: &&Record| {
+        let is_enrolled = matches!(record.intent, Intent::Enrolled { .. });
+        is_enrolled && record.redirection.is_sidecar()
+    };
+    let stands = current.filter(stands).map(|_| wire::Input {
+        name: "sandbox is redirected".to_owned(),
+        value: "to the pod's sidecar, until the sandbox ends".to_owned(),
+    });
+    decision.inputs.iter().map(input).chain(stands).collect()
 }
 
 fn input((name, value): &(String, String)) -> wire::Input {

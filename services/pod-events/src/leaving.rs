@@ -13,7 +13,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{SERVICE, agents::Agents, registry::Registry, task::Shared};
+use crate::{SERVICE, agents::Agents, checkpoint::Record, registry::Registry, task::Shared};
 
 /// How often it is looked what is left to do.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -126,7 +126,7 @@ impl Departure {
             self.conditions().set(CONDITION, Err(message));
         }
         let done = match leave {
-            Leave::Uninstall => format!("{before} pods were taken out of the mesh"),
+            Leave::Uninstall => taken_out(before, self.let_alone()),
             Leave::Handover => format!("{before} pods stay as they are"),
         };
         tracing::warn!(%leave, done, "inpod has left this node");
@@ -165,7 +165,13 @@ impl Departure {
 
     fn in_mesh(&self) -> usize {
         let records = self.registry.records().into_iter();
-        records.filter(|record| record.intent.is_held()).count()
+        records.filter(Record::is_looked_after).count()
+    }
+
+    /// Pods with a sidecar whose redirection stays.
+    fn let_alone(&self) -> usize {
+        let records = self.registry.records().into_iter();
+        records.filter(Record::is_let_alone).count()
     }
 
     /// Whether no pod is in the mesh, peers have been told, and the plugin knows it.
@@ -182,6 +188,16 @@ impl Departure {
         let listed = listed.map_or(0, |list| list.names().len());
         nothing(listed, "namespaces are enrolled as far as the plugin knows")
     }
+}
+
+/// Of the pods that were in the mesh those with a sidecar keep their redirection.
+fn taken_out(before: usize, let_alone: usize) -> String {
+    let out = before.saturating_sub(let_alone);
+    let out = format!("{out} pods were taken out of the mesh");
+    if let_alone == 0 {
+        return out;
+    }
+    format!("{out}, {let_alone} stay redirected to their sidecars")
 }
 
 fn nothing(count: usize, what: &str) -> Result<(), String> {

@@ -13,6 +13,7 @@ pub mod decide;
 pub mod drift;
 mod explain;
 mod inheritance;
+pub mod injection;
 mod joined;
 pub mod leaving;
 pub mod metrics;

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use workload::{Enrollment, Failure, Reason};
 
 use crate::{
+    checkpoint::{Intent, Record},
     drift::DRIFT,
     explain,
     outputs::metrics as outputs,
@@ -57,6 +58,11 @@ const PODS: Metric = Metric {
     name: "pods",
     labels: "state",
     help: "Pods of this node that have a sandbox, by where they stand",
+};
+const PODS_REDIRECTED: Metric = Metric {
+    name: "pods_redirected",
+    labels: "to",
+    help: "Pods of this node whose rules are in place, by where those lead: ambient (ztunnel) or sidecar (the proxy in the pod)",
 };
 const PODS_FAILING: Metric = Metric {
     name: "pods_failing",
@@ -104,6 +110,7 @@ pub const OWN: &[(Metric, &str)] = &[
     (PODS, ""),
     (PODS_FAILING, ""),
     (PODS_LET_THROUGH, ""),
+    (PODS_REDIRECTED, ""),
     (RETRIES, "_total"),
     (SPOOLED, "_total"),
     (VIEW_AGE, ""),
@@ -205,6 +212,15 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
     let read = move || states(&counted);
     registry.register_collector(Watched::by(PODS.labels, PODS.name, PODS.help, read));
     let counted = pods.clone();
+    let redirected = move || redirected(&counted);
+    let metric = PODS_REDIRECTED;
+    registry.register_collector(Watched::by(
+        metric.labels,
+        metric.name,
+        metric.help,
+        redirected,
+    ));
+    let counted = pods.clone();
     let failing = move || {
         let reasons = counted.count(|pod: &Seen| pod.failure.as_ref().map(reason_name));
         let failing = reasons.into_iter().filter_map(|(name, n)| Some((name?, n)));
@@ -244,6 +260,16 @@ fn watch_queue(registry: &mut Registry, shared: &Shared) {
     let view = View::of(shared.source.health());
     let age = move || view.seconds();
     registry.register_collector(Watched::one(VIEW_AGE.name, VIEW_AGE.help, age));
+}
+
+fn redirected(pods: &Pods) -> Vec<(&'static str, u64)> {
+    let counts = pods.count(|view: &Seen| {
+        let stands = |record: &&Record| matches!(record.intent, Intent::Enrolled { .. });
+        let standing = view.records.last().filter(stands);
+        standing.map(|record| record.redirection.is_sidecar())
+    });
+    let count = |is_sidecar| counts.get(&Some(is_sidecar)).copied().unwrap_or_default();
+    vec![("ambient", count(false)), ("sidecar", count(true))]
 }
 
 fn states(pods: &Pods) -> Vec<(&'static str, u64)> {

@@ -25,7 +25,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
-use workload::{Failure, NetnsRef, Reason, Revision, Workload, WorkloadInfo};
+use workload::{Enrollment, Failure, NetnsRef, Reason, Revision, Workload, WorkloadInfo};
 
 use crate::{
     agents::Agents,
@@ -135,15 +135,35 @@ impl Pipeline {
         known.ok_or_else(|| Failure::new(Reason::Starting, missing(&synced)))
     }
 
-    /// Waits until both services know everything. Never to be awaited by a pod's task, which has to claim for that.
+    /// The broker's run where a pod is handed to it; `None` where its traffic goes to its own proxy, which needs
+    /// netconfig alone.
+    ///
+    /// # Errors
+    ///
+    /// STARTING, at once, where a service that is needed does not know everything.
+    pub fn broker_for(&self, enrollment: Enrollment) -> Result<Option<Arc<str>>, Failure> {
+        if enrollment != Enrollment::Sidecar {
+            return self.broker().map(Some);
+        }
+        let synced = self.synced.borrow();
+        let netconfig = synced.netconfig.is_some();
+        let missing = || Failure::new(Reason::Starting, missing(&synced));
+        netconfig.then_some(None).ok_or_else(missing)
+    }
+
+    /// Waits until the services know everything that a pod of this enrollment needs. Never to be awaited by a pod's
+    /// task, which has to claim for that.
     ///
     /// # Errors
     ///
     /// When that is not so in time, naming the one that is missing.
-    pub async fn ready(&self, deadline: Instant) -> Result<(), Failure> {
+    pub async fn ready(&self, enrollment: Enrollment, deadline: Instant) -> Result<(), Failure> {
         let mut synced = self.synced.clone();
-        let both = synced.wait_for(|synced| synced.netconfig.is_some() && synced.broker.is_some());
-        if let Ok(Ok(_)) = timeout_at(deadline, both).await {
+        let needs_broker = enrollment != Enrollment::Sidecar;
+        let all = synced.wait_for(|synced| {
+            synced.netconfig.is_some() && (synced.broker.is_some() || !needs_broker)
+        });
+        if let Ok(Ok(_)) = timeout_at(deadline, all).await {
             return Ok(());
         }
         let failure = Failure::new(
@@ -153,9 +173,12 @@ impl Pipeline {
         Err(failure.retry_after(Duration::from_secs(5)))
     }
 
-    /// Takes a sandbox's workload out of the desired set. The record keeps its revision: that of its last addition is
-    /// what tells the later of two sandboxes of one pod.
+    /// Takes a sandbox's workload out of the desired set, where it is in it: a pod with a sidecar never is. The record
+    /// keeps its revision: that of its last addition is what tells the later of two sandboxes of one pod.
     async fn remove_workload(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
+        if record.redirection.is_sidecar() {
+            return Ok(());
+        }
         let broker = self.synced.borrow().broker.clone();
         let away = || Failure::new(Reason::DependencyUnavailable, "ztunnel-broker is not there");
         let broker = broker.ok_or_else(away)?;

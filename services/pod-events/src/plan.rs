@@ -18,6 +18,11 @@ pub enum Wanted {
         /// Whether what it asks of its redirection, and its addresses, are those that were applied.
         as_applied: bool,
     },
+    /// Redirected to its sidecar for the life of its sandbox, and not looked after.
+    LetAlone {
+        /// Whether netconfig holds its netns.
+        is_claimed: bool,
+    },
     /// Outside of the mesh, running.
     Out {
         /// Whether peers have been told: nothing says any more that the pod is redirected.
@@ -52,6 +57,8 @@ pub enum Action {
     Enroll,
     /// Apply what has changed of the pod's wishes or addresses; it stays in the mesh.
     Renew,
+    /// Leave what is in place where it is, and look after it no more.
+    LetAlone,
     /// Take back what an unfinished enrolment left.
     Abandon,
     /// Have peers told that the pod leaves.
@@ -99,10 +106,12 @@ pub fn next(intent: &Intent, wanted: Wanted, now: Moment, timing: Timing) -> Act
             overdue: past(since, GONE_BOUND),
         },
         (Intent::Enrolled { .. }, Wanted::In { as_applied: true })
-        | (Intent::Out, Wanted::Out { .. }) => Action::Rest,
+        | (Intent::Enrolled { .. }, Wanted::LetAlone { is_claimed: false })
+        | (Intent::Out, Wanted::Out { .. } | Wanted::LetAlone { .. }) => Action::Rest,
         (Intent::Enrolled { .. }, Wanted::In { as_applied: false }) => Action::Renew,
         (_, Wanted::In { .. }) => Action::Enroll,
-        (Intent::Enrolling, Wanted::Out { .. }) => Action::Abandon,
+        (Intent::Enrolling, Wanted::Out { .. } | Wanted::LetAlone { .. }) => Action::Abandon,
+        (_, Wanted::LetAlone { .. }) => Action::LetAlone,
         (Intent::Enrolled { .. } | Intent::Inherited, Wanted::Out { .. }) => Action::StartLeaving,
         (Intent::Announcing, Wanted::Out { is_announced: true }) => Action::AwaitPropagation,
         (Intent::Announcing, Wanted::Out { .. }) => Action::AwaitAnnouncement,
@@ -220,6 +229,19 @@ mod tests {
     #[test]
     fn an_unfinished_enrolment_that_is_no_longer_wanted_is_taken_back() {
         assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Abandon);
+    }
+
+    #[test]
+    fn what_is_let_alone_loses_its_claim_once_and_no_rule() {
+        let let_alone = |is_claimed| Wanted::LetAlone { is_claimed };
+        assert_eq!(next_at(0, &enrolled(), let_alone(true)), Action::LetAlone);
+        assert_eq!(next_at(9, &enrolled(), let_alone(false)), Action::Rest);
+        // Nothing of ours is in place of these yet.
+        let found = next_at(0, &Intent::Inherited, let_alone(true));
+        assert_eq!(found, Action::LetAlone);
+        assert_eq!(next_at(0, &Intent::Out, let_alone(false)), Action::Rest);
+        let begun = next_at(0, &Intent::Enrolling, let_alone(true));
+        assert_eq!(begun, Action::Abandon);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use k8s_openapi::api::core::v1 as k8s;
@@ -12,6 +13,7 @@ use workload::{
 
 use crate::{
     decide::Labels,
+    injection::Injection,
     redirection::{Asks, Permissions},
 };
 
@@ -28,8 +30,8 @@ pub struct Pod {
     pub labels: Labels,
     /// Whether it shares the node's network.
     pub host_network: bool,
-    /// Whether a sidecar was injected.
-    pub has_sidecar: bool,
+    /// What an injector has left in it. Shared by the views of one state of the node.
+    pub injection: Option<Arc<Injection>>,
     /// Whether its containers have ended for good (phase Succeeded or Failed).
     pub terminal: bool,
     /// What kubelet and runtime call it, where that is not its UID: a static pod's hash.
@@ -170,6 +172,7 @@ impl TryFrom<k8s::Pod> for Pod {
         // Both are words of whoever made the pod: a hash that cannot be one is none, and keeps no pod from being seen.
         let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
         let runtime_uid = hash.and_then(|hash| hash.parse().ok());
+        let injection = Injection::of(meta.labels.as_ref(), meta.annotations.as_ref(), &spec);
         let node = spec
             .node_name
             .as_deref()
@@ -195,7 +198,7 @@ impl TryFrom<k8s::Pod> for Pod {
             node,
             labels: meta.labels.clone().unwrap_or_default(),
             host_network: spec.host_network == Some(true),
-            has_sidecar: annotation(keys::SIDECAR_STATUS).is_some(),
+            injection: injection.map(Arc::new),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
             asks: Asks::of(meta.annotations.as_ref()),

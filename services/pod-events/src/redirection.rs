@@ -2,29 +2,82 @@
 //!
 //! What a pod's annotations choose by themselves is what Istio lets them choose, "ingress mode" among it, which leaves
 //! inbound traffic alone (DECISIONS 40). What is ours alone and takes traffic past ztunnel, exclusions and connections
-//! from before the enrolment, is granted by the node or the namespace, or left out (design.md, 6).
+//! from before the enrolment, is granted by the node or the namespace, or left out (design.md, 6). A pod with a proxy of
+//! its own has that by Istio's annotations alone (DECISIONS 53).
 
 mod exclusions;
 mod permissions;
+mod sidecar;
 
 use std::{collections::BTreeMap, str::FromStr};
 
 use inpod_proto::netconfig::v1 as wire;
 use serde::{Deserialize, Serialize};
-use workload::keys;
+use workload::{Enrollment, keys};
 
 pub use exclusions::{Exclusions, Malformed, Network};
 pub use permissions::{Permission, Permissions};
+pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidecars};
 
 /// What the node's settings say for every pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     /// Whether name resolution goes to ztunnel, unless a pod says otherwise.
     pub dns: bool,
-    /// Whether IPv6 is captured.
+    /// Whether IPv6 is captured, to ztunnel or a sidecar.
     pub ipv6: Ipv6,
-    /// How inbound TCP is captured.
+    /// How inbound TCP is captured to ztunnel.
     pub inbound: Inbound,
+    /// What is captured of pods with a sidecar.
+    pub sidecars: Sidecars,
+}
+
+/// How a pod's traffic is redirected, as it is written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Redirection {
+    /// To the node's ztunnel.
+    Ambient(Wishes),
+    /// To the proxy in the pod.
+    Sidecar(Box<Sidecar>),
+}
+
+impl Default for Redirection {
+    /// To ztunnel, as the node says.
+    fn default() -> Self {
+        Self::Ambient(Wishes::default())
+    }
+}
+
+impl Redirection {
+    /// Whether it is to the proxy in the pod.
+    pub fn is_sidecar(&self) -> bool {
+        matches!(self, Self::Sidecar(_))
+    }
+
+    /// What a pod is that is redirected so.
+    pub fn enrollment(&self) -> Enrollment {
+        match self {
+            Self::Ambient(_) => Enrollment::Ambient,
+            Self::Sidecar(_) => Enrollment::Sidecar,
+        }
+    }
+
+    /// What was granted of what the pod asks of ztunnel's.
+    pub fn wishes(&self) -> Option<&Wishes> {
+        match self {
+            Self::Ambient(wishes) => Some(wishes),
+            Self::Sidecar(_) => None,
+        }
+    }
+
+    /// The whole redirection, on a node with these settings.
+    pub fn to_wire(&self, node: &Capture) -> wire::Redirection {
+        let mode = match self {
+            Self::Ambient(wishes) => wire::redirection::Mode::Ambient(ambient(node, wishes)),
+            Self::Sidecar(sidecar) => wire::redirection::Mode::Sidecar(sidecar.to_wire(node)),
+        };
+        wire::Redirection { mode: Some(mode) }
+    }
 }
 
 /// Whether IPv6 is captured.
@@ -51,8 +104,19 @@ impl FromStr for Ipv6 {
     }
 }
 
+impl From<Ipv6> for wire::Ipv6Capture {
+    fn from(ipv6: Ipv6) -> Self {
+        match ipv6 {
+            Ipv6::Auto => Self::Unspecified,
+            Ipv6::On => Self::On,
+            Ipv6::Off => Self::Off,
+        }
+    }
+}
+
 /// How inbound TCP is captured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Inbound {
     /// By destination NAT.
     Redirect,
@@ -68,6 +132,15 @@ impl FromStr for Inbound {
             "redirect" => Ok(Self::Redirect),
             "tproxy" => Ok(Self::Tproxy),
             _ => Err(format!("\"{text}\" is not redirect or tproxy")),
+        }
+    }
+}
+
+impl From<Inbound> for wire::InboundCapture {
+    fn from(inbound: Inbound) -> Self {
+        match inbound {
+            Inbound::Redirect => Self::Redirect,
+            Inbound::Tproxy => Self::Tproxy,
         }
     }
 }
@@ -170,7 +243,7 @@ pub fn granted(
 }
 
 /// What Go's strconv.ParseBool takes, by which Istio reads its annotations.
-fn truth(text: &str) -> Option<bool> {
+pub(crate) fn truth(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
@@ -178,160 +251,18 @@ fn truth(text: &str) -> Option<bool> {
     }
 }
 
-/// The redirection of a pod that is in the mesh.
-pub fn ambient(capture: Capture, wishes: &Wishes) -> wire::Redirection {
-    let ipv6 = match capture.ipv6 {
-        Ipv6::Auto => wire::Ipv6Capture::Unspecified,
-        Ipv6::On => wire::Ipv6Capture::On,
-        Ipv6::Off => wire::Ipv6Capture::Off,
-    };
-    let inbound = match capture.inbound {
-        Inbound::Redirect => wire::InboundCapture::Redirect,
-        Inbound::Tproxy => wire::InboundCapture::Tproxy,
-    };
-    let ambient = wire::AmbientRedirection {
-        dns_capture: wishes.dns_capture.unwrap_or(capture.dns),
+fn ambient(node: &Capture, wishes: &Wishes) -> wire::AmbientRedirection {
+    wire::AmbientRedirection {
+        dns_capture: wishes.dns_capture.unwrap_or(node.dns),
         bypass_inbound_capture: wishes.bypass_inbound_capture,
         reroute_virtual_interfaces: wishes.virtual_interfaces.clone(),
-        inbound_capture: inbound.into(),
-        ipv6: ipv6.into(),
+        inbound_capture: wire::InboundCapture::from(node.inbound).into(),
+        ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
         exclusions: (wishes.exclusions != Exclusions::default())
             .then(|| (&wishes.exclusions).into()),
         keep_existing_connections: wishes.keep_existing_connections,
-    };
-    wire::Redirection {
-        mode: Some(wire::redirection::Mode::Ambient(ambient)),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const NODE: Capture = Capture {
-        dns: true,
-        ipv6: Ipv6::Off,
-        inbound: Inbound::Redirect,
-    };
-
-    fn asks(annotations: &[(&str, &str)]) -> Asks {
-        let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-        Asks::of(Some(&annotations.iter().map(text).collect()))
-    }
-
-    fn permit(words: &str) -> Permissions {
-        Permissions::of(words)
-    }
-
-    fn wishes(annotations: &[(&str, &str)]) -> Wishes {
-        granted(&asks(annotations), permit(""), permit("")).unwrap()
-    }
-
-    fn of(wishes: &Wishes) -> wire::AmbientRedirection {
-        let Some(wire::redirection::Mode::Ambient(ambient)) = ambient(NODE, wishes).mode else {
-            unreachable!("there is no other mode");
-        };
-        ambient
-    }
-
-    #[test]
-    fn the_node_decides_for_a_pod_that_asks_for_nothing() {
-        let asked = of(&wishes(&[]));
-        assert!(asked.dns_capture && !asked.bypass_inbound_capture);
-        assert_eq!(asked.ipv6(), wire::Ipv6Capture::Off);
-    }
-
-    #[test]
-    fn a_pod_decides_on_its_name_resolution_in_either_direction() {
-        for (text, captured) in [
-            ("false", false),
-            ("0", false),
-            ("true", true),
-            ("nonsense", true),
-        ] {
-            let asked = of(&wishes(&[(keys::DNS_CAPTURE, text)]));
-            assert_eq!(asked.dns_capture, captured, "{text}");
-        }
-    }
-
-    #[test]
-    fn ingress_mode_is_asked_for_with_what_go_takes_for_true() {
-        for (text, bypassed) in [("true", true), ("T", true), ("yes", false), ("", false)] {
-            let asked = of(&wishes(&[(keys::BYPASS_INBOUND_CAPTURE, text)]));
-            assert_eq!(asked.bypass_inbound_capture, bypassed, "{text}");
-        }
-    }
-
-    #[test]
-    fn interfaces_are_named_with_commas_between_them() {
-        let asked = of(&wishes(&[(
-            keys::REROUTE_VIRTUAL_INTERFACES,
-            " vm0, ,net1,",
-        )]));
-        assert_eq!(asked.reroute_virtual_interfaces, ["vm0", "net1"]);
-    }
-
-    const LEFT_ALONE: (&str, &str) = (keys::EXCLUDE_OUTBOUND_PORTS, "5432");
-    const KEPT: (&str, &str) = (keys::KEEP_EXISTING_CONNECTIONS, "true");
-
-    #[test]
-    fn what_needs_a_permission_is_granted_by_the_namespace_or_the_node_or_left_out() {
-        let asks = asks(&[LEFT_ALONE, KEPT, (keys::DNS_CAPTURE, "false")]);
-        for (namespace, node, excludes, keeps) in [
-            ("", "", false, false),
-            ("exclude", "", true, false),
-            ("", "exclude", true, false),
-            ("keep-existing", "", false, true),
-            ("exclude", "keep-existing", true, true),
-        ] {
-            let granted = granted(&asks, permit(namespace), permit(node)).unwrap();
-            let asked = of(&granted);
-            let ports = asked.exclusions.map(|it| it.outbound_ports);
-            assert_eq!(ports, excludes.then(|| vec![5432]), "{namespace} {node}");
-            assert_eq!(asked.keep_existing_connections, keeps, "{namespace} {node}");
-            // Nobody has to permit this.
-            assert!(!asked.dns_capture);
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_understood_is_refused_where_it_is_permitted_and_left_out_where_not() {
-        let asks = asks(&[LEFT_ALONE, (keys::EXCLUDE_INBOUND_CIDRS, "everywhere")]);
-        let error = granted(&asks, permit("exclude"), permit("")).unwrap_err();
-        assert_eq!(error.annotation, keys::EXCLUDE_INBOUND_CIDRS);
-        let left_out = granted(&asks, permit("keep-existing"), permit("")).unwrap();
-        assert_eq!(left_out, Wishes::default());
-    }
-
-    #[test]
-    fn everything_that_needs_a_permission_is_told_by_the_annotations_name() {
-        let told = |annotations: &[(&str, &str)]| {
-            let asks = asks(annotations);
-            let names = asks.asked().map(|asked| (asked.annotation, asked.needs));
-            names.collect::<Vec<_>>()
-        };
-        assert_eq!(
-            told(&[LEFT_ALONE, KEPT]),
-            [
-                (keys::EXCLUDE_OUTBOUND_PORTS, Permission::Exclude),
-                (keys::KEEP_EXISTING_CONNECTIONS, Permission::KeepExisting)
-            ]
-        );
-        let bad = (keys::EXCLUDE_INBOUND_PORTS, "http");
-        assert_eq!(told(&[bad]), [(bad.0, Permission::Exclude)]);
-        let nothing = [
-            (keys::EXCLUDE_INBOUND_PORTS, " , "),
-            (keys::KEEP_EXISTING_CONNECTIONS, "yes"),
-            (keys::BYPASS_INBOUND_CAPTURE, "true"),
-        ];
-        assert_eq!(told(&nothing), []);
-    }
-
-    #[test]
-    fn what_an_earlier_release_wrote_down_is_read() {
-        let text = r#"{"dns_capture": true, "bypass_inbound_capture": false, "virtual_interfaces": ["vm0"]}"#;
-        let read: Wishes = serde_json::from_str(text).unwrap();
-        assert_eq!(read.exclusions, Exclusions::default());
-        assert_eq!(read.virtual_interfaces, ["vm0"]);
-    }
-}
+mod tests;

@@ -203,6 +203,7 @@ impl Registry {
                 let _decides = call.phases.enter(Phase::Decide);
                 resolve(&self.shared, key, call).await?
             };
+            let enrollment = resolved.enrollment();
             let (reply, answer) = oneshot::channel();
             call.phases.set(Phase::Queue);
             self.ask(key, Command::Add(call.clone(), Box::new(resolved), reply));
@@ -216,7 +217,7 @@ impl Registry {
                         });
                     }
                     sleep(PAUSE).await;
-                    self.shared.pipeline.ready(until).await?;
+                    self.shared.pipeline.ready(enrollment, until).await?;
                 }
                 other => return other,
             }
@@ -382,7 +383,7 @@ impl Registry {
         }
     }
 
-    /// The desired set: of every pod that is in the mesh or on its way, the current sandbox. Two pods of one name, the
+    /// The desired set: of every pod that is in the mesh by ztunnel or on its way, the current sandbox. Two pods of one name, the
     /// one ending and its successor, are two. Read from the checkpoint,
     /// which knows of every step before it is taken: an ADD that is under way is in the set.
     ///
@@ -404,7 +405,7 @@ impl Registry {
         }
         let served = current
             .into_values()
-            .filter(|record| record.intent.is_held())
+            .filter(|record| record.intent.is_held() && !record.redirection.is_sidecar())
             .filter(|record| record.netns_id.is_some() || record.is_unfound());
         Ok((
             revision,

@@ -71,6 +71,14 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
 }
 
 impl Resolved {
+    /// What the pod should be, as far as that is known.
+    pub fn enrollment(&self) -> Enrollment {
+        match self {
+            Self::Pod(_, decision) => decision.enrollment,
+            Self::LetThrough { .. } => Enrollment::Unknown,
+        }
+    }
+
     /// Whether it is known what the pod gets of what it asks for, or need not be.
     fn is_granted_from(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
         match self {
@@ -164,7 +172,7 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
         node: None,
         labels: BTreeMap::new(),
         host_network: false,
-        has_sidecar: false,
+        injection: None,
         terminal: false,
         runtime_uid: None,
         asks: Asks::default(),

@@ -130,6 +130,10 @@ impl Sync {
             self.registry.reclaim().await;
             self.release_strangers().await?;
             known.netconfig = netconfig;
+            // Pods with a sidecar wait for nobody else.
+            self.show(known.clone());
+            self.registry.look(|_| true);
+            self.registry.meet_all();
         }
         let is_new = known.broker != broker;
         // A source that lists after the broker was told shows what the first set lacks.

@@ -12,6 +12,7 @@ mod interrupt;
 mod listeners;
 mod mend;
 mod renew;
+mod sidecar;
 mod spooled;
 mod stranger;
 mod wishes;

@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+use k8s_openapi::api::core::v1::{Container, PodSpec};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
-use workload::{NetnsRef, PodRef, Revision, SandboxRef};
+use workload::{NetnsRef, PodRef, Revision, SandboxRef, keys};
 
 use crate::{
     admission::Admission,
@@ -12,12 +13,13 @@ use crate::{
     checkpoint::{Checkpoint, Intent, Record},
     config::{Config, KEYS},
     drift::Repairs,
+    injection::Injection,
     leaving::Leaving,
     metrics::Counters,
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
-    redirection::{Asks, Capture, Inbound, Ipv6, Wishes},
+    redirection::{Asks, Capture, Inbound, Ipv6, Proxy, Redirection, Sidecar, Sidecars},
     registry::Owners,
     shown::Shown,
     source::Source,
@@ -35,7 +37,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         node: None,
         labels: BTreeMap::new(),
         host_network: false,
-        has_sidecar: false,
+        injection: None,
         terminal: false,
         runtime_uid: None,
         asks: Asks::default(),
@@ -43,6 +45,46 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         redirection: None,
         is_ready: false,
         is_terminating: false,
+    }
+}
+
+/// What annotations ask of the redirection to a proxy that says nothing.
+pub(crate) fn sidecar_of(annotations: &[(&'static str, &str)]) -> Redirection {
+    let proxy = Proxy {
+        uid: 1337,
+        gid: 1337,
+        dns: false,
+        drop_invalid: false,
+    };
+    let said = |name: &str| annotations.iter().find(|(known, _)| *known == name);
+    let sidecar = Sidecar::of(proxy, |name| said(name).map(|(_, text)| *text));
+    Redirection::Sidecar(Box::new(sidecar.unwrap()))
+}
+
+pub(crate) fn to_sidecar() -> Redirection {
+    sidecar_of(&[])
+}
+
+/// What an injector leaves in a pod.
+pub(crate) fn injection() -> Injection {
+    let annotations = [(keys::SIDECAR_STATUS.to_owned(), String::new())].into();
+    let spec = PodSpec {
+        containers: vec![Container {
+            name: "istio-proxy".to_owned(),
+            ..Container::default()
+        }],
+        ..PodSpec::default()
+    };
+    Injection::of(None, Some(&annotations), &spec).unwrap()
+}
+
+/// What the settings say by default.
+pub(crate) fn capture() -> Capture {
+    Capture {
+        dns: false,
+        ipv6: Ipv6::Auto,
+        inbound: Inbound::Redirect,
+        sidecars: Sidecars::default(),
     }
 }
 
@@ -70,7 +112,7 @@ pub(crate) fn record(container_id: &str) -> Record {
         intent: Intent::Out,
         runtime_uid: None,
         let_through: false,
-        wishes: Wishes::default(),
+        redirection: Redirection::default(),
     }
 }
 
@@ -96,11 +138,6 @@ pub(crate) fn config(directory: &Path) -> Config {
 /// What tasks have in common on a node without any other service, and with the manifests of a directory.
 pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
     let nobody = || daemon::channel(&directory.join("nobody.sock"));
-    let capture = Capture {
-        dns: false,
-        ipv6: Ipv6::Auto,
-        inbound: Inbound::Redirect,
-    };
     let config = config(directory);
     Arc::new(Shared {
         source: Source::open(&config).await.unwrap(),
@@ -111,7 +148,7 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         leaving: Leaving::default(),
         config,
         pipeline: Pipeline {
-            agents: Agents::new(nobody(), nobody(), capture),
+            agents: Agents::new(nobody(), nobody(), capture()),
             checkpoint: Checkpoint::open(&directory.join("checkpoint")).unwrap(),
             synced: watch::channel(Synced::default()).1,
             revisions: Revisions::default(),

@@ -104,7 +104,73 @@ pub const TABLE: &[Key] = &[
         SIDECAR_STATUS,
         On::PodAnnotation,
         "any",
-        "says that a sidecar was injected: the pod is never ambient",
+        "says that a sidecar was injected: the pod is never ambient, and is redirected to its sidecar",
+    ),
+    read(
+        SIDECAR_INJECT,
+        On::PodLabel,
+        "`false`",
+        "leaves a pod with a sidecar alone; beats the annotation of the same name",
+    ),
+    read(
+        SIDECAR_INJECT,
+        On::PodAnnotation,
+        "`false`",
+        "leaves a pod with a sidecar alone",
+    ),
+    read(
+        INTERCEPTION_MODE,
+        On::PodAnnotation,
+        "`REDIRECT`, `TPROXY`, `NONE`",
+        "how inbound TCP is led to the sidecar; `NONE` leaves the pod alone",
+    ),
+    read(
+        SIDECAR_INCLUDE_NETWORKS,
+        On::PodAnnotation,
+        "`*`, or networks as address/length, with commas between them",
+        "which networks are reached through the sidecar: all by default, none where it is empty",
+    ),
+    read(
+        SIDECAR_EXCLUDE_NETWORKS,
+        On::PodAnnotation,
+        "networks as address/length, with commas between them",
+        "which networks are not reached through the sidecar",
+    ),
+    read(
+        SIDECAR_EXCLUDE_INBOUND_PORTS,
+        On::PodAnnotation,
+        "ports, with commas between them",
+        "which ports of the pod are not led to the sidecar, besides 15020, 15021 and 15090",
+    ),
+    read(
+        SIDECAR_INCLUDE_INBOUND_PORTS,
+        On::PodAnnotation,
+        "`*`, or ports, with commas between them",
+        "which ports of the pod are led to the sidecar: all by default, none where it is empty",
+    ),
+    read(
+        SIDECAR_EXCLUDE_OUTBOUND_PORTS,
+        On::PodAnnotation,
+        "ports, with commas between them",
+        "which ports are not reached through the sidecar: 15020 by default",
+    ),
+    read(
+        SIDECAR_INCLUDE_OUTBOUND_PORTS,
+        On::PodAnnotation,
+        "ports, with commas between them",
+        "which ports are reached through the sidecar whatever their network",
+    ),
+    read(
+        SIDECAR_EXCLUDE_INTERFACES,
+        On::PodAnnotation,
+        "interface names, with commas between them",
+        "by which interfaces nothing is led to the sidecar",
+    ),
+    read(
+        SIDECAR_KUBEVIRT_INTERFACES,
+        On::PodAnnotation,
+        "interface names, with commas between them",
+        "as istio.io/reroute-virtual-interfaces, where that is missing; for pods with a sidecar alone",
     ),
     read(
         DNS_CAPTURE,
@@ -229,6 +295,48 @@ pub const UNINITIALIZED: &str = "cni.istio.io/uninitialized";
 /// The value of [`UNINITIALIZED`].
 pub const UNINITIALIZED_TRUE: &str = "true";
 
+/// Label or annotation on a pod: whether a sidecar is injected.
+pub const SIDECAR_INJECT: &str = "sidecar.istio.io/inject";
+
+/// The one value of [`SIDECAR_INJECT`] that is read.
+pub const SIDECAR_INJECT_FALSE: &str = "false";
+
+/// Annotation on a pod: how inbound TCP is led to its sidecar.
+pub const INTERCEPTION_MODE: &str = "sidecar.istio.io/interceptionMode";
+
+/// The value of [`INTERCEPTION_MODE`] by which inbound TCP is led by destination NAT.
+pub const INTERCEPTION_REDIRECT: &str = "REDIRECT";
+
+/// The value of [`INTERCEPTION_MODE`] by which inbound TCP keeps the client's address.
+pub const INTERCEPTION_TPROXY: &str = "TPROXY";
+
+/// The value of [`INTERCEPTION_MODE`] by which nothing is redirected.
+pub const INTERCEPTION_NONE: &str = "NONE";
+
+/// Annotation on a pod: networks that are reached through its sidecar.
+pub const SIDECAR_INCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
+
+/// Annotation on a pod: networks that are not reached through its sidecar.
+pub const SIDECAR_EXCLUDE_NETWORKS: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
+
+/// Annotation on a pod: ports of its own that are led to its sidecar.
+pub const SIDECAR_INCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeInboundPorts";
+
+/// Annotation on a pod: ports of its own that are not led to its sidecar.
+pub const SIDECAR_EXCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+
+/// Annotation on a pod: ports that are reached through its sidecar whatever their network.
+pub const SIDECAR_INCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
+
+/// Annotation on a pod: ports that are not reached through its sidecar.
+pub const SIDECAR_EXCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
+
+/// Annotation on a pod: interfaces by which nothing is led to its sidecar.
+pub const SIDECAR_EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
+
+/// Annotation on a pod: the name that [`REROUTE_VIRTUAL_INTERFACES`] had before.
+pub const SIDECAR_KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
+
 /// Annotation on a pod, written by a kubelet: the pod only shows a static pod that the kubelet runs by itself.
 pub const STATIC_MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -291,45 +399,4 @@ pub const REDIRECTION_ENABLED: &str = "enabled";
 pub const REDIRECTION_PENDING: &str = "pending";
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The texts of all constants of this file, as `(name, text)`.
-    fn constants() -> Vec<(&'static str, &'static str)> {
-        let lines = include_str!("keys.rs").lines();
-        let text = |line: &'static str| {
-            let (name, text) = line.strip_prefix("pub const ")?.split_once(": &str = \"")?;
-            Some((name, text.strip_suffix("\";")?))
-        };
-        lines.filter_map(text).collect()
-    }
-
-    #[test]
-    fn every_constant_is_a_key_of_the_table_or_a_value_of_one() {
-        let constants = constants();
-        assert!(constants.len() > 20, "{constants:?}");
-        for (constant, text) in constants {
-            let is_key = TABLE.iter().any(|key| key.name == text);
-            let value = format!("`{text}`");
-            let is_value = TABLE.iter().any(|key| key.values.contains(&value));
-            assert!(
-                if text.contains('/') { is_key } else { is_value },
-                "{constant} = {text}"
-            );
-        }
-    }
-
-    #[test]
-    fn every_key_of_the_table_has_a_constant_and_stands_on_an_object_once() {
-        let constants = constants();
-        for (at, key) in TABLE.iter().enumerate() {
-            assert!(
-                constants.iter().any(|(_, text)| *text == key.name),
-                "{}",
-                key.name
-            );
-            let same = |other: &&Key| (other.name, other.on) == (key.name, key.on);
-            assert_eq!(TABLE.iter().take(at).find(same), None, "{}", key.name);
-        }
-    }
-}
+mod tests;

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 use workload::Failure;
 
 use super::{Agents, call, request};
-use crate::{checkpoint::Record, redirection::ambient};
+use crate::checkpoint::Record;
 
 impl Agents {
     /// What differs between the rules in a netns and those that belong there, and what applying them would do.
@@ -20,7 +20,7 @@ impl Agents {
     ) -> Result<PlanRulesResponse, Failure> {
         let message = PlanRulesRequest {
             sandbox: Some((&record.sandbox).into()),
-            redirection: Some(ambient(self.capture, &record.wishes)),
+            redirection: Some(record.redirection.to_wire(&self.capture)),
         };
         let mut client = self.netconfig.clone();
         let answer = client.plan_rules(request(message, deadline));

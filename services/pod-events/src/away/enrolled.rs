@@ -16,13 +16,14 @@ use crate::{
     source::{Inventory, PodKey},
 };
 
-/// The namespaces that a selector names by their labels, that have a pod which is to be in the mesh, or one that is in it;
-/// but for those whose annotation `inpod.io/on-unknown` says otherwise. A change costs a look at the namespaces that it
+/// The namespaces that a selector names by their labels, that have a pod which is to be in the mesh, by ztunnel or by a
+/// sidecar, or one that is in it; but for those whose annotation `inpod.io/on-unknown` says otherwise. A change costs a look at the namespaces that it
 /// concerns and at their pods of this node.
 #[derive(Debug)]
 pub(super) struct Enrolled {
     selectors: Selectors,
     excluded: Vec<NamespaceName>,
+    sidecars: bool,
     /// The inventory that the rest is about.
     seen: Inventory,
     pods: BTreeMap<NamespaceName, BTreeSet<PodName>>,
@@ -35,6 +36,7 @@ impl Enrolled {
         Self {
             selectors: policy.selectors.clone(),
             excluded: policy.excluded.to_owned(),
+            sidecars: policy.sidecars,
             seen: Inventory::default(),
             pods: BTreeMap::new(),
             held: BTreeSet::new(),
@@ -104,10 +106,13 @@ impl Enrolled {
             excluded: &self.excluded,
             // What pods may ask for decides on no enrolment.
             pods_may: Permissions::default(),
+            sidecars: self.sidecars,
             is_left: false,
         };
-        let joins =
-            |pod: &Pod| decide_from(&self.seen, pod, &policy).enrollment == Enrollment::Ambient;
+        let joins = |pod: &Pod| {
+            let decided = decide_from(&self.seen, pod, &policy).enrollment;
+            matches!(decided, Enrollment::Ambient | Enrollment::Sidecar)
+        };
         pods.any(joins)
     }
 }
@@ -184,6 +189,7 @@ mod tests {
             selectors: &selectors.parse().unwrap(),
             excluded: &excluded,
             pods_may: Permissions::default(),
+            sidecars: true,
             is_left: false,
         })
     }
@@ -232,6 +238,24 @@ mod tests {
         assert_eq!(with, names(&["labelled", "mixed", "shop"]));
         let without = found(keys::ISTIO_SELECTORS, &inventory(), &[]);
         assert_eq!(without, names(&["labelled", "mixed"]));
+    }
+
+    #[test]
+    fn a_namespace_counts_by_its_pods_with_a_sidecar_while_those_are_redirected() {
+        let mut inventory = Inventory::default();
+        let mut pod = pod("legacy", "web");
+        pod.injection = Some(crate::testing::injection().into());
+        let key = (pod.pod.namespace.clone(), pod.pod.name.clone());
+        inventory.pods.insert(key, pod);
+        let of = |sidecars| {
+            let enrolled = Enrolled {
+                sidecars,
+                ..enrolled(keys::ISTIO_SELECTORS, &[])
+            };
+            wanted(enrolled, &inventory, &[])
+        };
+        assert_eq!(of(true), names(&["legacy"]));
+        assert_eq!(of(false), names(&[]));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The form of a checkpoint file: schema 1.
+//! The form of a checkpoint file: schema 1, and 2 where the redirection is to a sidecar. A release that knows schema 1
+//! alone would take such a pod out of the mesh, and sets the file aside instead.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
@@ -6,16 +7,23 @@ use serde::{Deserialize, Serialize};
 use workload::{InvalidIdentifier, NetnsId, NetnsRef, PodRef, Revision, SandboxRef};
 
 use super::{Intent, Record};
-use crate::{moment::Moment, redirection::Wishes};
+use crate::{
+    moment::Moment,
+    redirection::{Redirection, Sidecar, Wishes},
+};
 
-const SCHEMA: u32 = 1;
+/// The newest.
+const SCHEMA: u32 = 2;
+
+/// The one of pods without a sidecar.
+const AMBIENT: u32 = 1;
 
 /// Why a file is not a record.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ParseError {
     #[error("it is no checkpoint")]
     Json(#[from] serde_json::Error),
-    #[error("its schema is {0}, this release reads {SCHEMA}")]
+    #[error("its schema is {0}, this release reads up to {SCHEMA}")]
     Schema(u32),
     #[error(transparent)]
     Identifier(#[from] InvalidIdentifier),
@@ -51,6 +59,8 @@ struct File {
     let_through: bool,
     #[serde(default)]
     wishes: Wishes,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sidecar: Option<Box<Sidecar>>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -76,7 +86,7 @@ enum FileIntent {
 /// The record of a file; `None` where it is of another boot.
 pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, ParseError> {
     let Schema { schema } = serde_json::from_slice(bytes)?;
-    if schema != SCHEMA {
+    if !(AMBIENT..=SCHEMA).contains(&schema) {
         return Err(ParseError::Schema(schema));
     }
     let file: File = serde_json::from_slice(bytes)?;
@@ -117,14 +127,21 @@ pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, Parse
         intent: file.intent.into(),
         runtime_uid: file.runtime_uid.map(|uid| uid.parse()).transpose()?,
         let_through: file.let_through,
-        wishes: file.wishes,
+        redirection: match file.sidecar {
+            Some(sidecar) => Redirection::Sidecar(sidecar),
+            None => Redirection::Ambient(file.wishes),
+        },
     }))
 }
 
 /// The file of a record.
 pub(super) fn render(record: &Record, boot_id: &str) -> String {
+    let (schema, wishes, sidecar) = match &record.redirection {
+        Redirection::Ambient(wishes) => (AMBIENT, wishes.clone(), None),
+        Redirection::Sidecar(sidecar) => (SCHEMA, Wishes::default(), Some(sidecar.clone())),
+    };
     let file = File {
-        schema: SCHEMA,
+        schema,
         boot_id: boot_id.to_owned(),
         network_name: record.sandbox.network_name.to_string(),
         container_id: record.sandbox.container_id.to_string(),
@@ -153,7 +170,8 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         intent: (&record.intent).into(),
         runtime_uid: record.runtime_uid.as_ref().map(ToString::to_string),
         let_through: record.let_through,
-        wishes: record.wishes.clone(),
+        wishes,
+        sidecar,
     };
     // Only a map with keys that are no text cannot be written, and there is none.
     serde_json::to_string_pretty(&file).unwrap_or_default()

@@ -22,6 +22,11 @@ pub(super) fn of(
         matched(selected, policy.selectors.len()),
     ));
     inputs.extend(facts(pod, namespace, policy));
+    if let Some(injection) = &pod.injection {
+        let setting = "setting sidecar_redirection".to_owned();
+        inputs.push((setting, policy.sidecars.to_string()));
+        inputs.extend(injection.inputs());
+    }
     if policy.is_left {
         inputs.push(("node is left".to_owned(), "true".to_owned()));
     }
@@ -70,7 +75,7 @@ fn facts(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> [(String, Str
         ("pod hostNetwork".to_owned(), pod.host_network.to_string()),
         (
             format!("pod annotation {}", keys::SIDECAR_STATUS),
-            pod.has_sidecar.to_string(),
+            pod.injection.is_some().to_string(),
         ),
         ("pod is terminal".to_owned(), pod.terminal.to_string()),
         (
@@ -133,6 +138,7 @@ mod tests {
             selectors: &selectors,
             excluded: &[],
             pods_may: Permissions::of("keep-existing"),
+            sidecars: true,
             is_left: false,
         };
         decide(&pod, &namespace, is_known, &policy).inputs

@@ -1,10 +1,13 @@
-//! What of a pod's traffic goes past ztunnel, or why none of it goes there although it should.
+//! What of a pod's traffic goes past ztunnel or its sidecar, or why none of it goes there although it should.
 
 use inpod_proto::podevents::v1::RulesReport;
 use workload::{Enrollment, keys};
 
 use super::Known;
-use crate::checkpoint::{Intent, Record};
+use crate::{
+    checkpoint::{Intent, Record},
+    redirection::{Redirection, Sidecar},
+};
 
 /// A sentence each. What keeps a pod out by decision is its reason, and no bypass.
 pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<String> {
@@ -25,7 +28,8 @@ pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<Strin
     let seen = [
         standing(known, record),
         (in_place && differ).then(|| "Its rules are not the ones that belong there.".to_owned()),
-        (record.intent.is_held() && flows > 0).then(|| direct(flows)),
+        // netconfig counts what goes past ztunnel.
+        (record.intent.is_held() && !record.is_sidecars() && flows > 0).then(|| direct(flows)),
     ];
     all.extend(seen.into_iter().flatten());
     all
@@ -36,7 +40,10 @@ fn granted(record: &Record) -> Vec<String> {
     if !record.intent.is_held() {
         return Vec::new();
     }
-    let wishes = &record.wishes;
+    let wishes = match &record.redirection {
+        Redirection::Ambient(wishes) => wishes,
+        Redirection::Sidecar(sidecar) => return kept_from(sidecar),
+    };
     let excluded = wishes.exclusions.texts();
     let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
     let kept = "Connections from before its enrolment go on past ztunnel.";
@@ -45,17 +52,39 @@ fn granted(record: &Record) -> Vec<String> {
     inbound.into_iter().chain(excluded).chain(kept).collect()
 }
 
+/// What the pod's annotations keep from its sidecar.
+fn kept_from(sidecar: &Sidecar) -> Vec<String> {
+    let excluded = sidecar.exclusions();
+    let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
+    let limited = sidecar.limits();
+    let limited = limited.map(|(name, list)| format!("Only what {name} says is captured: {list}."));
+    excluded.chain(limited).collect()
+}
+
+fn is_wanted(known: &Known) -> bool {
+    let enrollment = known.decision.enrollment;
+    matches!(enrollment, Enrollment::Ambient | Enrollment::Sidecar)
+}
+
 /// A pod that should be in the mesh and of which no sandbox is known.
 fn missing(known: &Known) -> Option<String> {
-    let wanted = known.decision.enrollment == Enrollment::Ambient;
+    let wanted = is_wanted(known);
     let why =
         "It should be in the mesh, and no sandbox of it is known: none of its traffic is captured.";
     wanted.then(|| why.to_owned())
 }
 
 fn standing(known: &Known, record: &Record) -> Option<String> {
-    let wanted = known.decision.enrollment == Enrollment::Ambient;
+    let wanted = is_wanted(known);
+    // What another agent has put in place for a sidecar is not known.
+    let is_found = matches!(record.intent, Intent::Inherited) && record.redirection.is_sidecar();
     let sentence = match record.intent {
+        Intent::Enrolled { .. } if record.is_let_alone() => {
+            "It stays redirected to its sidecar, and nobody looks after that."
+        }
+        Intent::Inherited if is_found && wanted => {
+            "It should be in the mesh and is not yet: its traffic may not be captured."
+        }
         Intent::Out | Intent::Enrolling if wanted => {
             "It should be in the mesh and is not yet: its traffic may not be captured."
         }
@@ -93,7 +122,7 @@ fn direct(flows: u32) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use workload::Reason;
+    use workload::{NetnsId, Reason};
 
     use super::*;
     use crate::{
@@ -102,7 +131,7 @@ mod tests {
         redirection::Wishes,
         source::Inventory,
         task::View,
-        testing::{pod, record},
+        testing::{pod, record, sidecar_of},
     };
 
     fn of(enrollment: Enrollment, records: Vec<Record>, flows: u32) -> Vec<String> {
@@ -157,6 +186,34 @@ mod tests {
     }
 
     #[test]
+    fn what_annotations_keep_from_a_sidecar_is_told_and_what_is_always_kept_is_not() {
+        let of = |annotations: &[(&'static str, &str)]| {
+            let records = vec![Record {
+                intent: enrolled(),
+                redirection: sidecar_of(annotations),
+                netns_id: Some(NetnsId {
+                    device: 4,
+                    inode: 7,
+                    cookie: 9,
+                }),
+                ..record("c1")
+            }];
+            of(Enrollment::Sidecar, records, 3)
+        };
+        assert_eq!(of(&[]), [""; 0]);
+        let ports = (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, "8080,15020");
+        let networks = (keys::SIDECAR_INCLUDE_NETWORKS, "");
+        let told = of(&[ports, networks]);
+        assert_eq!(
+            told,
+            [
+                format!("Excluded by {}: 8080.", ports.0),
+                format!("Only what {} says is captured: none.", networks.0)
+            ]
+        );
+    }
+
+    #[test]
     fn each_way_around_ztunnel_has_its_sentence() {
         let since = Moment::BOOT;
         let let_through = vec![Record {
@@ -165,10 +222,10 @@ mod tests {
         }];
         let ingress = vec![Record {
             intent: enrolled(),
-            wishes: Wishes {
+            redirection: Redirection::Ambient(Wishes {
                 bypass_inbound_capture: true,
                 ..Wishes::default()
-            },
+            }),
             ..record("c1")
         }];
         for (enrollment, records, said) in [

@@ -35,6 +35,7 @@ fn step(current: &Record, action: Option<Action>) -> &'static str {
             | Intent::Deleting { .. } => "see whether the pod is gone for good",
         },
         Some(Action::Enroll) => "enroll it",
+        Some(Action::LetAlone) => "let its netns go; its sidecar's redirection stays",
         Some(Action::Abandon) => "take back what an unfinished enrolment left",
         Some(Action::Renew) => "apply what changed of its annotations or addresses",
         Some(Action::StartLeaving) => "tell its peers that it leaves the mesh",

@@ -82,7 +82,8 @@ impl<'a> Standing<'a> {
     /// The sandbox in which the pod is Ready and in the mesh, if it is both.
     pub(crate) fn serves_in(&self) -> Option<&'a SandboxRef> {
         let record = self.record?;
-        let serves = self.pod.is_ready && matches!(record.intent, Intent::Enrolled { .. });
+        let stands = matches!(record.intent, Intent::Enrolled { .. });
+        let serves = self.pod.is_ready && stands && !record.redirection.is_sidecar();
         serves.then_some(&record.sandbox)
     }
 
@@ -93,6 +94,10 @@ impl<'a> Standing<'a> {
         };
         if self.pod.terminal {
             return Some(Mark::Absent);
+        }
+        if record.is_sidecars() {
+            // Peers speak to its proxy, and to no ztunnel.
+            return (!self.pod.is_terminating).then_some(Mark::Absent);
         }
         let is_wanted = self.wanted == Enrollment::Ambient;
         let was_refused = is_wanted && self.failure.is_some();
@@ -208,6 +213,22 @@ mod tests {
         assert_eq!(standing(enrolled()).wish(), Some(Mark::Enabled));
         let away = standing(enrolled()).refused(Reason::DependencyUnavailable);
         assert_eq!(away.wish(), Some(Mark::Enabled));
+    }
+
+    #[test]
+    fn a_pod_that_is_redirected_to_its_sidecar_bears_nothing() {
+        let mut case = standing(enrolled());
+        case.wanted = Enrollment::Sidecar;
+        case.view.records[0].redirection = testing::to_sidecar();
+        assert_eq!(case.wish(), Some(Mark::Absent));
+        case.pod.is_ready = true;
+        let decision = Decision {
+            enrollment: Enrollment::Sidecar,
+            reason: Reason::SidecarInjected,
+            inputs: Vec::new(),
+        };
+        let standing = Standing::of(&case.pod, Some(&case.view), &decision, true);
+        assert_eq!(standing.serves_in(), None);
     }
 
     #[test]

@@ -103,7 +103,13 @@ impl Pipeline {
                     return Ok(Reclaimed::Gone);
                 }
             }
-            claimed => record.netns_id = Some(claimed?.id),
+            claimed => {
+                let was_let_alone = record.is_let_alone();
+                record.netns_id = Some(claimed?.id);
+                if was_let_alone {
+                    self.checkpoint.write(record)?;
+                }
+            }
         }
         if !matches!(
             record.intent,

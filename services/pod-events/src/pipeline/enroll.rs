@@ -1,4 +1,4 @@
-//! Into the mesh: claim, hand-over, rules; and the undoing where that fails.
+//! Into the mesh: claim, hand-over, rules; and the undoing where that fails. A pod with a sidecar is handed to nobody.
 //!
 //! Listeners before rules: rules that point at a closed port reset connections.
 
@@ -111,13 +111,14 @@ impl<'a> Run<'a> {
 }
 
 impl Pipeline {
-    /// Writes down that steps follow. What stands in the mesh stays written down as that: only its order changes.
+    /// Writes down that steps follow. What stands in the mesh stays written down as that: only its order changes. Tells
+    /// the broker's run where the pod is to be handed to it.
     ///
     /// # Errors
     ///
     /// When a service is not ready, or nothing can be written; then the record is as it was.
-    pub fn begin(&self, record: &mut Record) -> Result<Arc<str>, Failure> {
-        let broker = self.broker()?;
+    pub fn begin(&self, record: &mut Record) -> Result<Option<Arc<str>>, Failure> {
+        let broker = self.broker_for(record.redirection.enrollment())?;
         let mut begun = record.clone();
         begun.revision = self.revisions.next();
         if !begun.intent.has_stood() {
@@ -136,7 +137,7 @@ impl Pipeline {
     /// As the first step that failed says, with what could not be undone.
     pub async fn enroll(
         &self,
-        broker: &str,
+        broker: Option<&str>,
         stood: Option<Intent>,
         record: &mut Record,
         log: &mut Timeline,
@@ -158,7 +159,7 @@ impl Pipeline {
 
     async fn put_in_place(
         &self,
-        broker: &str,
+        broker: Option<&str>,
         record: &mut Record,
         log: &mut Timeline,
         mut run: Run<'_>,
@@ -178,6 +179,26 @@ impl Pipeline {
         record.addresses = claimed.addresses;
         self.checkpoint.write(record)?;
         run.go_on()?;
+        if let Some(broker) = broker {
+            self.hand_over(broker, record, log, &mut run).await?;
+            run.go_on()?;
+        }
+        let began = Instant::now();
+        let apply = self.agents.apply(record, forward);
+        let fingerprint = run.phases.during(Phase::Rules, apply).await?;
+        log.note_since(format!("applied rules {fingerprint}"), began);
+        record.intent = Intent::Enrolled { fingerprint };
+        Ok(self.checkpoint.write(record)?)
+    }
+
+    /// Gives the workload to ztunnel, and waits until one has it.
+    async fn hand_over(
+        &self,
+        broker: &str,
+        record: &Record,
+        log: &mut Timeline,
+        run: &mut Run<'_>,
+    ) -> Result<(), Failure> {
         let began = Instant::now();
         let workload = workload_of(record);
         // The wait for a ztunnel is nobody's work.
@@ -191,14 +212,7 @@ impl Pipeline {
             stop = run.stop.as_mut() => return Err(stop.into()),
         }
         log.note_since("acknowledged by ztunnel", began);
-        run.resume().await?;
-        run.go_on()?;
-        let began = Instant::now();
-        let apply = self.agents.apply(record, forward);
-        let fingerprint = run.phases.during(Phase::Rules, apply).await?;
-        log.note_since(format!("applied rules {fingerprint}"), began);
-        record.intent = Intent::Enrolled { fingerprint };
-        Ok(self.checkpoint.write(record)?)
+        run.resume().await
     }
 
     /// Takes back whatever an enrolment left, in reverse. Tells what could not be taken back; while there is any, the

@@ -3,7 +3,7 @@
 use inpod_proto::netconfig::v1::RemovePhase;
 use workload::Failure;
 
-use super::{Pipeline, soon};
+use super::{Pipeline, believed, soon};
 use crate::{
     checkpoint::{Intent, Record},
     moment::Moment,
@@ -78,16 +78,37 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Takes workload, rules and claim of a sandbox away, which lives on.
+    /// Takes workload, rules and claim of a sandbox away, which lives on. The rules of a pod with a sidecar stay: its
+    /// proxy is in it, and without them its traffic would go around that in plain text.
     ///
     /// # Errors
     ///
     /// As the services say; what is left is tried again by calling again.
     pub async fn take_out(&self, record: &mut Record) -> Result<(), Failure> {
         // Rules that point at a closed port refuse connections.
-        self.remove_rules(record, soon(5)).await?;
+        if !record.redirection.is_sidecar() {
+            self.remove_rules(record, soon(5)).await?;
+        }
         self.remove_workload(record, soon(5)).await?;
         self.agents.release(&record.sandbox, soon(5)).await?;
         self.out(record)
+    }
+
+    /// Leaves the redirection to a sidecar where it is and looks after it no more: its claim goes. What another netns at
+    /// its path would be told by stays written down.
+    ///
+    /// # Errors
+    ///
+    /// As netconfig says, or when it cannot be written.
+    pub async fn let_alone(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        self.agents.release(&record.sandbox, soon(5)).await?;
+        if !matches!(record.intent, Intent::Enrolled { .. }) {
+            // Nothing of ours is in place.
+            return self.out(record);
+        }
+        record.netns = believed(record);
+        record.netns_id = None;
+        log.note("its sidecar's redirection stays, and is not looked after");
+        Ok(self.checkpoint.write(record)?)
     }
 }

@@ -91,6 +91,35 @@ pub struct Network {
     bits: u8,
 }
 
+impl Network {
+    /// The network of an address by the length of its prefix; `None` where no address is that long.
+    pub(super) fn around(address: IpAddr, bits: u8) -> Option<Self> {
+        let address = match address {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(32_u32.checked_sub(bits.into())?);
+                IpAddr::V4((v4.to_bits() & mask.unwrap_or_default()).into())
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128_u32.checked_sub(bits.into())?);
+                IpAddr::V6((v6.to_bits() & mask.unwrap_or_default()).into())
+            }
+        };
+        Some(Self { address, bits })
+    }
+
+    /// One address.
+    pub(super) fn only(address: IpAddr) -> Self {
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        Self { address, bits }
+    }
+
+    /// Whether an address is in it.
+    pub(super) fn contains(self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.address.is_ipv4()
+            && Self::around(address, self.bits) == Some(self)
+    }
+}
+
 impl FromStr for Network {
     type Err = String;
 

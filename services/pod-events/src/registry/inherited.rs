@@ -67,7 +67,9 @@ impl Registry {
 /// A pod without an address has no network yet, and its ADD is to come.
 fn may_be_in(shared: &Shared, pod: &Pod) -> bool {
     let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled();
-    let can = !pod.terminal && !pod.host_network;
+    // A pod with a sidecar is found without ztunnel knowing of it.
+    let sidecar = shared.decide(pod).enrollment == Enrollment::Sidecar;
+    let can = !pod.terminal && !pod.host_network && !sidecar;
     can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))
 }
 

@@ -6,10 +6,11 @@ use std::{
     sync::{PoisonError, atomic::Ordering},
 };
 
-use workload::{NamespaceName, PodName};
+use workload::{Enrollment, NamespaceName, PodName};
 
 use super::{Handle, Registry, Tasks};
 use crate::{
+    checkpoint::Record,
     source::{Changes, PodKey},
     task::{Command, is_missed},
 };
@@ -66,16 +67,19 @@ impl Registry {
         }
     }
 
-    /// Nothing is met before what ran before us is written down.
+    /// Nothing is met before what ran before us is written down, but for pods with a sidecar, which are nothing to
+    /// ztunnel and wait for netconfig alone.
     fn meet<'a>(&self, pods: impl Iterator<Item = &'a PodKey>) {
-        if !self.inherited.load(Ordering::Relaxed) {
+        let all = self.inherited.load(Ordering::Relaxed);
+        let claims = self.shared.pipeline.broker_for(Enrollment::Sidecar).is_ok();
+        if !all && !claims {
             return;
         }
         let inventory = self.shared.source.inventory();
         for key in pods {
             let is_known = self.tasks().running.contains_key(key);
             let pod = inventory.pod(key).filter(|_| !is_known);
-            if pod.is_some_and(|pod| is_missed(&self.shared, pod)) {
+            if pod.is_some_and(|pod| is_missed(&self.shared, pod, all)) {
                 self.ask(key, Command::Look);
             }
         }
@@ -105,6 +109,6 @@ impl Registry {
 impl Handle {
     fn is_held(&self) -> bool {
         let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        view.records.iter().any(|record| record.intent.is_held())
+        view.records.iter().any(Record::is_looked_after)
     }
 }

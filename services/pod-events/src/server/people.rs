@@ -1,5 +1,6 @@
 //! What people ask.
 
+use futures_util::future::OptionFuture;
 use inpod_proto::{Invalid, podevents::v1 as wire, types::v1 as types};
 use tokio::time::Instant;
 use workload::{Failure, PodUid, Reason};
@@ -91,6 +92,9 @@ impl Server {
 
     async fn see(&self, record: &Record) -> Seen {
         let deadline = Instant::now() + LOOK;
+        if record.is_let_alone() {
+            return Seen::default();
+        }
         if record.netns_id.is_none() {
             // Nothing is claimed that netconfig could look into.
             let workloads = self.agents().workloads(deadline).await;
@@ -99,15 +103,21 @@ impl Server {
                 ..Seen::default()
             };
         }
+        // A pod with a sidecar is nothing to ztunnel.
+        let workloads = async {
+            let asks = !record.redirection.is_sidecar();
+            let answer = || self.agents().workloads(deadline);
+            OptionFuture::from(asks.then(answer)).await
+        };
         let (plan, netns, workloads) = tokio::join!(
             self.agents().plan(record, deadline),
             self.agents().inspect(&record.sandbox, deadline),
-            self.agents().workloads(deadline),
+            workloads,
         );
         Seen {
             plan: Some(plan),
             netns: Some(netns),
-            workloads: Some(workloads),
+            workloads,
         }
     }
 }

@@ -122,13 +122,16 @@ impl Server {
             )
         };
         let record = self.registry.record(sandbox).ok_or_else(unknown)?;
-        if !matches!(record.intent, Intent::Enrolled { .. }) {
+        if !matches!(record.intent, Intent::Enrolled { .. }) || record.is_let_alone() {
             return Ok(Enrollment::None);
         }
         let deadline = Instant::now() + LOOK;
         let differences = self.agents().verify(&record, deadline).await?.differences;
         if !differences.is_empty() {
             return Err(Failure::new(Reason::RulesDiffer, differences.join("; ")));
+        }
+        if record.redirection.is_sidecar() {
+            return Ok(Enrollment::Sidecar);
         }
         self.served(&record, deadline)
             .await

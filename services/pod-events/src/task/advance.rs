@@ -41,11 +41,19 @@ impl Task {
             };
         };
         self.gone_since = None;
-        match self.shared.decide(pod).enrollment {
-            Enrollment::Ambient => Wanted::In {
-                as_applied: self.is_as_applied(record, pod),
+        let enrollment = self.shared.decide(pod).enrollment;
+        if record.is_sidecars() {
+            return self.wanted_of_sidecar(record, pod, enrollment);
+        }
+        match enrollment {
+            // What is in place for ztunnel leaves in order first.
+            Enrollment::Sidecar if record.intent.is_held() => Wanted::Out {
+                is_announced: self.shared.outputs.has_withdrawn(&record.pod),
             },
-            Enrollment::None | Enrollment::Sidecar => Wanted::Out {
+            Enrollment::Ambient | Enrollment::Sidecar => Wanted::In {
+                as_applied: self.is_as_applied(record, pod, enrollment),
+            },
+            Enrollment::None => Wanted::Out {
                 is_announced: self.shared.outputs.has_withdrawn(&record.pod),
             },
             Enrollment::Unknown => Wanted::Unknown,
@@ -64,6 +72,7 @@ impl Task {
         if self.is_handed_over() {
             return;
         }
+        self.look_after_again();
         if let Err(failure) = self.mend().await {
             return self.retry_later(failure);
         }
@@ -124,6 +133,7 @@ impl Task {
             Action::WaitUntil(then) => Ok(Step::Wait(then.since(Moment::now()))),
             Action::Enroll => self.enroll_unhurried().await,
             Action::Renew => self.renew().await,
+            Action::LetAlone => pipeline.let_alone(record, log).await.map(|()| Step::Again),
             Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT)),
             Action::AwaitPropagation => pipeline.announced(record, log).map(|()| Step::Again),
             Action::Abandon => {
@@ -165,7 +175,7 @@ impl Task {
     /// Enrols the current sandbox.
     pub(super) async fn enroll(&mut self, run: Run<'_>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
-        self.renew_wishes()?;
+        self.renew_redirection()?;
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
@@ -177,22 +187,24 @@ impl Task {
         };
         shared
             .pipeline
-            .enroll(&broker, stood, record, &mut self.timeline, run)
+            .enroll(broker.as_deref(), stood, record, &mut self.timeline, run)
             .await?;
         let trace = trace::current();
         tracing::info!(
             pod = %record.pod, uid = %record.pod.uid, sandbox = %record.sandbox, trace_id = trace.id(),
             "Enrolled",
         );
-        shared.tell_refused(&self.key, record);
         self.failure = None;
-        self.check_listeners_later();
+        if !record.redirection.is_sidecar() {
+            shared.tell_refused(&self.key, record);
+            self.check_listeners_later();
+        }
         Ok(())
     }
 
     /// Nothing is left to do. What failed before has been done since, or is not wanted any more.
     fn all_is_well(&mut self, wanted: Wanted) {
-        let is_known = matches!(wanted, Wanted::In { .. } | Wanted::Out { .. });
+        let is_known = !matches!(wanted, Wanted::Gone { .. } | Wanted::Unknown);
         if is_known && self.differing.is_none() {
             self.failure = None;
         }

@@ -62,10 +62,12 @@ impl Task {
             return Ok(added);
         }
         let mut turn = None;
-        if added.enrollment == Enrollment::Ambient {
+        let joins = matches!(added.enrollment, Enrollment::Ambient | Enrollment::Sidecar)
+            && !self.leads_elsewhere(&call.sandbox, added.enrollment);
+        if joins {
             // Before anything is written down: there is nothing to undo.
-            self.shared.pipeline.broker()?;
-            self.refuse_malformed(&call.sandbox, &pod)?;
+            self.shared.pipeline.broker_for(added.enrollment)?;
+            self.refuse_malformed(&call.sandbox, &pod, added.enrollment)?;
             turn = Some(self.turn(&call, gone.as_mut()).await?);
         }
         let record = self.fresh(&call, &pod);
@@ -75,16 +77,15 @@ impl Task {
             "sandbox {} created: {} ({})",
             call.sandbox, added.enrollment, added.reason
         ));
-        match added.enrollment {
-            Enrollment::Ambient => self.enroll_for(&call, turn, gone).await?,
-            Enrollment::None | Enrollment::Sidecar | Enrollment::Unknown => {
-                self.look_now().await;
-                tracing::info!(
-                    pod = %added.pod, uid = %added.pod.uid, sandbox = %call.sandbox,
-                    trace_id = call.trace.id(), enrollment = %added.enrollment,
-                    reason = %added.reason, "Added",
-                );
-            }
+        if joins {
+            self.enroll_for(&call, turn, gone).await?;
+        } else {
+            self.look_now().await;
+            tracing::info!(
+                pod = %added.pod, uid = %added.pod.uid, sandbox = %call.sandbox,
+                trace_id = call.trace.id(), enrollment = %added.enrollment,
+                reason = %added.reason, "Added",
+            );
         }
         Ok(added)
     }
@@ -153,7 +154,7 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             let_through: false,
-            wishes: self.shared.wishes_of(pod).unwrap_or_default(),
+            redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             ..record.clone()
         };
         self.shared.pipeline.checkpoint.write(&known)?;
@@ -212,7 +213,7 @@ impl Task {
             runtime_uid: pod.runtime_uid.clone(),
             let_through: false,
             // An enrolment looks again.
-            wishes: self.shared.wishes_of(pod).unwrap_or_default(),
+            redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             netns: call.netns.clone(),
             netns_id: None,
             addresses: call.addresses.clone(),
@@ -294,10 +295,10 @@ fn named_by(known: Record, fresh: Record) -> Record {
         runtime_uid: fresh.runtime_uid,
         let_through: fresh.let_through,
         // What was applied, as long as it stands.
-        wishes: if known.intent.has_stood() {
-            known.wishes
+        redirection: if known.intent.has_stood() {
+            known.redirection
         } else {
-            fresh.wishes
+            fresh.redirection
         },
         ..known
     }

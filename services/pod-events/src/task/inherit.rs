@@ -12,7 +12,7 @@ use crate::{
     pipeline::soon,
     plan::Action,
     pod::Pod,
-    redirection::Wishes,
+    redirection::Redirection,
 };
 
 /// How many seconds a later search may take.
@@ -31,7 +31,7 @@ impl Task {
         let pipeline = &self.shared.pipeline;
         let unfound = Record {
             revision: pipeline.revisions.next(),
-            wishes: self.shared.wishes_of(pod).unwrap_or_default(),
+            redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             ..unfound(pod)?
         };
         let found = pipeline.find(&unfound, until).await;
@@ -106,6 +106,6 @@ pub(super) fn unfound(pod: &Pod) -> Result<Record, Failure> {
         intent: Intent::Inherited,
         runtime_uid: pod.runtime_uid.clone(),
         let_through: false,
-        wishes: Wishes::default(),
+        redirection: Redirection::default(),
     })
 }

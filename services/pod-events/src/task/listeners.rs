@@ -32,7 +32,10 @@ impl Task {
         let Some(period) = self.shared.config.listener_check() else {
             return;
         };
-        let is_enrolled = |record: &Record| matches!(record.intent, Intent::Enrolled { .. });
+        let is_enrolled = |record: &Record| {
+            let stands = matches!(record.intent, Intent::Enrolled { .. });
+            stands && !record.redirection.is_sidecar()
+        };
         if !self.records.last().is_some_and(is_enrolled) {
             self.listeners_due = None;
             return;

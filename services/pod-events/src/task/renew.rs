@@ -2,19 +2,19 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use workload::{Failure, Reason};
+use workload::{Enrollment, Failure, Reason};
 
 use super::{Step, Task};
 use crate::{checkpoint::Record, pipeline::soon, pod::Pod};
 
 impl Task {
     /// Whether a record's redirection is what the pod asks for now, as far as that is known.
-    pub(super) fn is_as_applied(&self, record: &Record, pod: &Pod) -> bool {
+    pub(super) fn is_as_applied(&self, record: &Record, pod: &Pod, enrollment: Enrollment) -> bool {
         let compared = pod.addresses.is_empty()
             || self.compared == pod.addresses
             || is_same(&record.addresses, &pod.addresses);
-        let wished = match self.shared.wishes_of(pod) {
-            Ok(wishes) => record.wishes == wishes,
+        let wished = match self.shared.redirection_for(pod, enrollment) {
+            Ok(redirection) => record.redirection == redirection,
             // What cannot be understood is told; what nobody can tell now leaves things as they are.
             Err(failure) => failure.reason != Reason::InvalidField,
         };
@@ -31,11 +31,12 @@ impl Task {
             return Ok(Step::Rest);
         };
         let renewed = Record {
-            wishes: self.shared.wishes_of(pod)?,
+            redirection: self.shared.redirection_of(pod)?,
             addresses: self.proven(known, &pod.addresses).await?,
             ..known.clone()
         };
-        if renewed == *known {
+        let is_to_another = renewed.redirection.is_sidecar() != known.redirection.is_sidecar();
+        if is_to_another || renewed == *known {
             self.compared.clone_from(&pod.addresses);
             return Ok(Step::Again);
         }

@@ -6,7 +6,12 @@ use tokio::time::Instant;
 use workload::{Enrollment, Failure};
 
 use super::{Shared, Task, inherit::unfound};
-use crate::{checkpoint::Intent, pipeline::soon, pod::Pod};
+use crate::{
+    checkpoint::{Intent, Record},
+    pipeline::soon,
+    pod::Pod,
+    redirection::Redirection,
+};
 
 /// How long a wanted pod with an address may be without a sandbox before it is looked for: between the DEL and the ADD
 /// of a sandbox that is replaced, its status shows the address of the one before.
@@ -15,11 +20,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How many seconds one search may take.
 const SEARCH: u64 = 5;
 
-/// Whether a pod is to be in the mesh and runs.
-pub(crate) fn is_missed(shared: &Shared, pod: &Pod) -> bool {
+/// Whether a pod is to be in the mesh and runs; `by_ztunnel`: also by ztunnel.
+pub(crate) fn is_missed(shared: &Shared, pod: &Pod, by_ztunnel: bool) -> bool {
     let ends = pod.terminal || pod.is_terminating;
     let runs = !ends && !pod.host_network && !pod.addresses.is_empty();
-    runs && shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled()
+    let joins = || {
+        let enrollment = shared.decide(pod).enrollment;
+        enrollment == Enrollment::Sidecar || (by_ztunnel && enrollment == Enrollment::Ambient)
+    };
+    runs && joins() && !shared.is_disabled()
 }
 
 impl Task {
@@ -29,7 +38,7 @@ impl Task {
         let inventory = self.shared.source.inventory();
         let pod = inventory
             .pod(&self.key)
-            .filter(|pod| is_missed(&self.shared, pod));
+            .filter(|pod| is_missed(&self.shared, pod, true));
         let Some(pod) = pod else {
             self.search_due = None;
             return Ok(());
@@ -43,8 +52,13 @@ impl Task {
             return Ok(());
         }
         let pipeline = &self.shared.pipeline;
-        let mut found = pipeline.find(&unfound(pod)?, soon(SEARCH)).await?;
-        if !pod.is_redirected() {
+        let wanted = Record {
+            redirection: self.to_be_found_for(pod)?,
+            ..unfound(pod)?
+        };
+        let mut found = pipeline.find(&wanted, soon(SEARCH)).await?;
+        // Rules to a sidecar may be in place that are another agent's, or ours of before: a failure takes nothing back.
+        if !pod.is_redirected() && !found.redirection.is_sidecar() {
             // Nothing but the claim is in place; what another agent put there would stay until ours takes its place.
             found.intent = Intent::Enrolling;
         }
@@ -58,5 +72,16 @@ impl Task {
         self.failure = None;
         self.records.push(found);
         Ok(())
+    }
+
+    /// What a pod with a sidecar asks for has to be understood before anything is recorded of it: what would be recorded
+    /// else is a pod of ztunnel's, which looks again when it is enrolled.
+    fn to_be_found_for(&self, pod: &Pod) -> Result<Redirection, Failure> {
+        let enrollment = self.shared.decide(pod).enrollment;
+        if enrollment == Enrollment::Sidecar {
+            self.shared.redirection_for(pod, enrollment)
+        } else {
+            Ok(Redirection::default())
+        }
     }
 }

@@ -1,13 +1,14 @@
-//! What a pod gets of what its annotations ask for, and that it is told what it does not get.
+//! How a pod is to be redirected: what it gets of what its annotations ask for, and that it is told what it does not
+//! get.
 
-use workload::{Failure, Reason, SandboxRef};
+use workload::{Enrollment, Failure, Reason, SandboxRef};
 
 use super::{Shared, Task};
 use crate::{
     checkpoint::Record,
     outputs::Kind,
     pod::Pod,
-    redirection::{Asked, Permissions, Wishes, granted},
+    redirection::{Asked, Malformed, Permissions, Redirection, Wishes, granted},
     source::{Inventory, PodKey},
 };
 
@@ -27,24 +28,28 @@ fn wishes_from(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> Resul
         return Err(Failure::new(Reason::NamespaceUnknown, message).at_field("pod.namespace"));
     }
     let namespace = inventory.namespace(&pod.pod.namespace);
-    granted(&pod.asks, namespace.allows, pods_may).map_err(|malformed| {
-        let failure = Failure::new(Reason::InvalidField, malformed.to_string());
-        failure.at_field(malformed.annotation)
-    })
+    granted(&pod.asks, namespace.allows, pods_may).map_err(|malformed| invalid(&malformed))
 }
 
-/// What a sandbox is to be enrolled with. What stands keeps what it has as long as nobody can tell. Else what cannot be
-/// understood is refused, and what nobody can permit now is left out.
-fn wishes_for(
-    told: Result<Wishes, Failure>,
-    stands: Option<&Wishes>,
+fn invalid(malformed: &Malformed) -> Failure {
+    let failure = Failure::new(Reason::InvalidField, malformed.to_string());
+    failure.at_field(malformed.annotation)
+}
+
+/// What a sandbox is to be enrolled with. What stands keeps what it has as long as nobody can tell, and where it leads
+/// elsewhere. Else what cannot be understood is refused, and what nobody can permit now is left out.
+fn enrolled_with(
+    told: Result<Redirection, Failure>,
+    stands: Option<&Redirection>,
     pod: &Pod,
     pods_may: Permissions,
-) -> Result<Wishes, Failure> {
+) -> Result<Redirection, Failure> {
     match (told, stands) {
         (Err(_), Some(stands)) => Ok(stands.clone()),
+        (Ok(told), Some(stands)) if told.is_sidecar() != stands.is_sidecar() => Ok(stands.clone()),
         (Err(failure), None) if failure.reason == Reason::NamespaceUnknown => {
-            granted(&pod.asks, Permissions::default(), pods_may).map_err(|_| failure)
+            let granted = granted(&pod.asks, Permissions::default(), pods_may);
+            granted.map(Redirection::Ambient).map_err(|_| failure)
         }
         (told, _) => told,
     }
@@ -57,9 +62,38 @@ impl Shared {
     ///
     /// INVALID_FIELD where an annotation that is permitted cannot be understood, NAMESPACE_UNKNOWN where it is not known
     /// what is permitted. A pod that stands in the mesh keeps what it has then.
-    pub fn wishes_of(&self, pod: &Pod) -> Result<Wishes, Failure> {
+    fn wishes_of(&self, pod: &Pod) -> Result<Wishes, Failure> {
         let inventory = self.source.inventory();
         wishes_from(&inventory, pod, self.config.pods_may())
+    }
+
+    /// How a pod is to be redirected.
+    ///
+    /// # Errors
+    ///
+    /// INVALID_FIELD where an annotation cannot be understood that counts, NAMESPACE_UNKNOWN where it is not known what
+    /// is permitted. A pod that stands in the mesh keeps what it has then.
+    pub fn redirection_of(&self, pod: &Pod) -> Result<Redirection, Failure> {
+        self.redirection_for(pod, self.decide(pod).enrollment)
+    }
+
+    /// The same of a pod of which it is decided what it should be.
+    ///
+    /// # Errors
+    ///
+    /// The same.
+    pub fn redirection_for(
+        &self,
+        pod: &Pod,
+        enrollment: Enrollment,
+    ) -> Result<Redirection, Failure> {
+        match &pod.injection {
+            Some(injection) if enrollment == Enrollment::Sidecar => {
+                let sidecar = injection.sidecar().map_err(invalid)?;
+                Ok(Redirection::Sidecar(Box::new(sidecar.clone())))
+            }
+            Some(_) | None => self.wishes_of(pod).map(Redirection::Ambient),
+        }
     }
 
     /// Tells people what the pod of a sandbox that was enrolled asks for and does not get.
@@ -82,16 +116,17 @@ impl Shared {
 }
 
 impl Task {
-    /// Refuses a pod that asks for what is permitted in words that nobody understands. One that stands in the mesh keeps
-    /// what it has.
+    /// Refuses a pod that asks for what it may in words that nobody understands. One that stands in the mesh keeps what it
+    /// has.
     pub(super) fn refuse_malformed(
         &mut self,
         sandbox: &SandboxRef,
         pod: &Pod,
+        enrollment: Enrollment,
     ) -> Result<(), Failure> {
         let known = self.index_of(sandbox).and_then(|at| self.records.get(at));
         let stands = known.is_some_and(|record| record.intent.has_stood());
-        match self.shared.wishes_of(pod) {
+        match self.shared.redirection_for(pod, enrollment) {
             Err(failure) if failure.reason == Reason::InvalidField && !stands => {
                 self.failure = Some(failure.clone());
                 Err(failure)
@@ -105,7 +140,7 @@ impl Task {
     /// # Errors
     ///
     /// When an annotation cannot be understood and nothing stands.
-    pub(super) fn renew_wishes(&mut self) -> Result<(), Failure> {
+    pub(super) fn renew_redirection(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
             return Ok(());
@@ -113,12 +148,12 @@ impl Task {
         let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
             return Ok(());
         };
-        let told = self.shared.wishes_of(pod);
+        let told = self.shared.redirection_of(pod);
         if let Err(failure) = &told {
             self.timeline.note(failure.to_string());
         }
-        let stands = record.intent.has_stood().then_some(&record.wishes);
-        record.wishes = wishes_for(told, stands, pod, self.shared.config.pods_may())?;
+        let stands = record.intent.has_stood().then_some(&record.redirection);
+        record.redirection = enrolled_with(told, stands, pod, self.shared.config.pods_may())?;
         Ok(())
     }
 }
@@ -161,6 +196,10 @@ mod tests {
         wishes.exclusions.outbound_ports.len()
     }
 
+    fn ports_of(redirection: &Redirection) -> usize {
+        redirection.wishes().map_or(usize::MAX, ports)
+    }
+
     #[test]
     fn a_grant_is_unknown_only_where_the_namespace_would_decide_and_is_not_known() {
         let of = |namespace, node, pod: &Pod| {
@@ -183,21 +222,22 @@ mod tests {
             Permissions::default(),
         )
         .unwrap();
-        let renewed = |namespace, ports, stands: Option<&Wishes>| {
+        let stands = Redirection::Ambient(stands);
+        let renewed = |namespace, ports, stands: Option<&Redirection>| {
             let (pod, node) = (asking(ports), Permissions::default());
             let told = wishes_from(&permitting(namespace), &pod, node);
-            wishes_for(told, stands, &pod, node)
+            enrolled_with(told.map(Redirection::Ambient), stands, &pod, node)
         };
         let malformed = renewed(Some("exclude"), "http", Some(&stands)).unwrap();
         assert_eq!(malformed, stands);
         let unknown = renewed(None, "80", Some(&stands)).unwrap();
         assert_eq!(unknown, stands);
         let withdrawn = renewed(Some(""), "80,443", Some(&stands)).unwrap();
-        assert_eq!(ports(&withdrawn), 0);
+        assert_eq!(ports_of(&withdrawn), 0);
         let refused = renewed(Some("exclude"), "http", None).unwrap_err();
         assert_eq!(refused.reason, Reason::InvalidField);
         assert_eq!(refused.field, keys::EXCLUDE_OUTBOUND_PORTS);
-        assert_eq!(ports(&renewed(None, "80", None).unwrap()), 0);
-        assert_eq!(ports(&renewed(None, "http", None).unwrap()), 0);
+        assert_eq!(ports_of(&renewed(None, "80", None).unwrap()), 0);
+        assert_eq!(ports_of(&renewed(None, "http", None).unwrap()), 0);
     }
 }

@@ -21,12 +21,11 @@ use crate::{
     moment::Moment,
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
-    redirection::{Capture, Inbound, Ipv6},
     registry::Owners,
     shown::Shown,
     source::Source,
     task::{AddCall, Shared},
-    testing::{record, sandbox},
+    testing::{capture, record, sandbox},
 };
 
 const WEB: &str = "kind: Pod\nmetadata: {namespace: shop, name: web, uid: uid-of-web}\nspec: {nodeName: node-1, containers: []}\n";
@@ -56,7 +55,7 @@ impl Scene {
             config: config(),
             leaving: Leaving::default(),
             pipeline: Pipeline {
-                agents: Agents::new(nobody(), nobody(), CAPTURE),
+                agents: Agents::new(nobody(), nobody(), capture()),
                 checkpoint,
                 synced: watch::channel(Synced::default()).1,
                 revisions: Revisions::default(),
@@ -126,12 +125,6 @@ fn held(container_id: &str) -> Record {
         ..record(container_id)
     }
 }
-
-const CAPTURE: Capture = Capture {
-    dns: false,
-    ipv6: Ipv6::Auto,
-    inbound: Inbound::Redirect,
-};
 
 #[tokio::test]
 async fn the_end_of_a_sandbox_that_nothing_was_done_to_forgets_it_at_once() {

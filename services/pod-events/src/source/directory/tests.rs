@@ -47,7 +47,7 @@ status:
     assert_eq!(pod.pod.to_string(), "shop/web-0");
     assert_eq!(pod.service_account.as_str(), "sa");
     assert_eq!(pod.labels.len(), 2);
-    assert!(!pod.terminal && !pod.host_network && !pod.has_sidecar);
+    assert!(!pod.terminal && !pod.host_network && pod.injection.is_none());
 }
 
 #[test]

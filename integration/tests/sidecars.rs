@@ -1,0 +1,459 @@
+//! Pods with a sidecar: redirected to their own proxy by the same services, without broker and ztunnel.
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use inpod_proto::{
+    podevents::v1::{ExplainPodResponse, PodState},
+    types::v1::{Enrollment, Reason},
+};
+use integration::{Call, Cgroups, Inhabitant, Node, PATIENCE, Pod, Spec, eventually};
+use nix::sys::signal::Signal;
+use workload::keys;
+
+/// A node that has never seen a broker or a ztunnel.
+fn without_ztunnel() -> Node {
+    let node = Node::new().unwrap();
+    node.start("netconfig").unwrap();
+    node.start("pod-events").unwrap();
+    node
+}
+
+/// Waits until a pod is redirected to its sidecar with exactly its rules, and nobody has told ztunnel of it.
+fn until_redirected(node: &Node, pod: &Pod) -> ExplainPodResponse {
+    let what = format!("{} is redirected to its sidecar", pod.spec.name);
+    let known = eventually(&what, PATIENCE, || {
+        let known = node.explain(&pod.spec)?;
+        ensure!(known.state() == PodState::Enrolled, "{known:?}");
+        let rules = known.rules.as_ref().context("no rules reported")?;
+        ensure!(rules.differences.is_empty(), "{:?}", rules.differences);
+        anyhow::Ok(known)
+    });
+    let known = known.unwrap();
+    assert!(known.ztunnels.is_empty() && known.unavailable.is_empty());
+    assert_eq!(known.redirection_annotation, "");
+    known
+}
+
+fn input<'a>(known: &'a ExplainPodResponse, name: &str) -> &'a str {
+    let input = known.inputs.iter().find(|input| input.name == name);
+    input.map_or("not told", |input| &input.value)
+}
+
+/// The rules with the handles that the kernel gave them: others after they were written anew.
+fn rules(pod: &Pod) -> String {
+    let rules = pod.exec(&["nft", "-s", "-a", "list", "ruleset"]).unwrap();
+    assert!(rules.contains("15001"), "{rules}");
+    rules
+}
+
+fn changed(node: &Node, pod: &mut Pod, change: impl FnOnce(Spec) -> Spec) {
+    pod.spec = change(pod.spec.clone());
+    node.write_manifest(&pod.spec).unwrap();
+}
+
+fn noted(known: &ExplainPodResponse, event: &str) -> bool {
+    let mut entries = known.timeline.iter();
+    entries.any(|entry| entry.event.contains(event))
+}
+
+fn claims(node: &Node) -> usize {
+    node.api().claims().unwrap().len()
+}
+
+#[test]
+fn a_pod_with_a_sidecar_is_redirected_where_no_broker_and_no_ztunnel_ever_was() {
+    let node = without_ztunnel();
+    for spec in [
+        Spec::new("plain").injected(),
+        Spec::new("native").injected_natively(),
+        // Its label means nothing beside a sidecar.
+        Spec::new("both").injected().ambient(),
+    ] {
+        let pod = node.pod(spec).unwrap();
+        // What ADD answered stands: nothing is waited for.
+        assert!(rules(&pod).contains("15006"));
+        let known = until_redirected(&node, &pod);
+        assert_eq!(known.desired(), Enrollment::Sidecar);
+        assert_eq!(known.reason(), Reason::SidecarInjected);
+        assert_eq!(input(&known, "sidecar: user and group"), "1337, 1337");
+        let check = node.call(Call::add, &pod).with_var("CNI_COMMAND", "CHECK");
+        let check = check.with_key("cniVersion", "1.1.0").run().unwrap();
+        assert_eq!(check.code, 0, "{check:?}");
+        node.del(&pod).unwrap();
+        eventually("its claim is let go", PATIENCE, || {
+            ensure!(node.api().claims()?.is_empty());
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
+fn the_namespace_of_a_pod_with_a_sidecar_is_enrolled_for_the_plugin() {
+    let node = without_ztunnel();
+    let pod = node.pod(Spec::new("web").injected()).unwrap();
+    eventually("the namespace is listed", PATIENCE, || {
+        let list = fs::read_to_string(node.state_dir().join("enrolled-namespaces"))?;
+        ensure!(list.lines().any(|line| line.contains("shop")), "{list}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    node.stop("pod-events", Signal::SIGKILL).unwrap();
+    let late = node.sandbox(Spec::new("late").injected()).unwrap();
+    let outcome = node
+        .call(Call::add, &late)
+        .timeout_seconds(3)
+        .run()
+        .unwrap();
+    assert_eq!(outcome.refusal().unwrap().0, 11);
+    assert_eq!(late.traces().unwrap(), Vec::<String>::new());
+    drop(pod);
+}
+
+#[test]
+fn each_skip_condition_leaves_the_pod_alone_and_is_explained() {
+    let node = without_ztunnel();
+    let with = |name: &str, container: &str| {
+        let mut spec = Spec::new(name).annotate(keys::SIDECAR_STATUS, "{}");
+        spec.containers.push(container.to_owned());
+        spec
+    };
+    let mut init = Spec::new("init").injected();
+    init.init_containers
+        .push("{name: istio-init, image: i}".to_owned());
+    let grpc = "{name: istio-proxy, image: p, env: [{name: DISABLE_ENVOY, value: \"true\"}]}";
+    for (spec, why) in [
+        (init, "istio-init"),
+        (with("grpc", grpc), "DISABLE_ENVOY"),
+        (
+            with("other", "{name: helper, image: h}"),
+            "no container istio-proxy",
+        ),
+        (
+            with(
+                "router",
+                "{name: istio-proxy, image: p, args: [proxy, router]}",
+            ),
+            "arguments",
+        ),
+        (
+            Spec::new("out")
+                .injected()
+                .label(keys::SIDECAR_INJECT, "false"),
+            keys::SIDECAR_INJECT,
+        ),
+        (
+            Spec::new("mode")
+                .injected()
+                .annotate(keys::INTERCEPTION_MODE, "NONE"),
+            "NONE",
+        ),
+    ] {
+        let pod = node.pod(spec.ambient()).unwrap();
+        let known = node.explain(&pod.spec).unwrap();
+        let name = &pod.spec.name;
+        assert_eq!(known.state(), PodState::Out, "{name}");
+        assert_eq!(known.desired(), Enrollment::None, "{name}");
+        assert_eq!(known.reason(), Reason::HasSidecar, "{name}");
+        let told = input(&known, "why nothing is led to its sidecar");
+        assert!(told.contains(why), "{name}: {told}");
+        assert_eq!(pod.traces().unwrap(), Vec::<String>::new(), "{name}");
+    }
+    assert_eq!(claims(&node), 0);
+}
+
+#[test]
+fn a_malformed_annotation_refuses_the_add_by_its_name_and_changes_nothing() {
+    let node = without_ztunnel();
+    for (name, annotation, value) in [
+        ("mode", keys::INTERCEPTION_MODE, "redirect"),
+        ("ports", keys::SIDECAR_EXCLUDE_INBOUND_PORTS, "*"),
+        (
+            "networks",
+            keys::SIDECAR_INCLUDE_NETWORKS,
+            "10.0.0.0/8, 11.0.0.0/8",
+        ),
+        (
+            "interfaces",
+            keys::SIDECAR_EXCLUDE_INTERFACES,
+            "eth0 -j ACCEPT",
+        ),
+    ] {
+        let spec = Spec::new(name).injected().annotate(annotation, value);
+        let pod = node.sandbox(spec).unwrap();
+        let outcome = node.call(Call::add, &pod).run().unwrap();
+        assert_ne!(outcome.code, 0, "{outcome:?}");
+        for word in [annotation, "INVALID_FIELD", "; give "] {
+            assert!(outcome.stdout.contains(word), "{word}: {outcome:?}");
+        }
+        assert_eq!(pod.traces().unwrap(), Vec::<String>::new());
+        assert_eq!(claims(&node), 0);
+        let known = node.explain(&pod.spec).unwrap();
+        let failure = known.last_failure.clone().unwrap();
+        assert_eq!(
+            (failure.reason(), failure.field.as_str()),
+            (Reason::InvalidField, annotation)
+        );
+        let told = input(&known, &format!("pod annotation {annotation}"));
+        assert!(told == value || told.starts_with("malformed"), "{told}");
+    }
+}
+
+#[test]
+fn ambient_pods_and_pods_with_a_sidecar_live_side_by_side_through_every_restart() {
+    let node = Node::running().unwrap();
+    let ambient = node.pod(Spec::new("ambient").ambient()).unwrap();
+    let sidecar = node.pod(Spec::new("sidecar").injected()).unwrap();
+    let before = rules(&sidecar);
+    let both = || {
+        node.until_whole(&ambient.spec).unwrap();
+        let known = until_redirected(&node, &sidecar);
+        let workloads = node.api().workloads().unwrap().workloads;
+        assert_eq!(workloads.len(), 1, "{workloads:?}");
+        assert!(!noted(&known, "mended"), "{:?}", known.timeline);
+        assert_eq!(rules(&sidecar), before, "written without need");
+    };
+    both();
+    for service in ["pod-events", "netconfig", "ztunnel-broker"] {
+        node.stop(service, Signal::SIGKILL).unwrap();
+        node.start(service).unwrap();
+        node.ready().unwrap();
+        eventually("every claim is back", PATIENCE, || {
+            ensure!(node.api().claims()?.len() == 2);
+            anyhow::Ok(())
+        })
+        .unwrap();
+        both();
+    }
+    node.del(&sidecar).unwrap();
+    node.until_whole(&ambient.spec).unwrap();
+    assert_eq!(claims(&node), 1);
+}
+
+#[test]
+fn rules_to_a_sidecar_that_are_flushed_are_mended() {
+    let node = without_ztunnel();
+    let pod = node.pod(Spec::new("web").injected()).unwrap();
+    pod.exec(&["nft", "flush", "ruleset"]).unwrap();
+    eventually("it is mended", PATIENCE, || {
+        let known = node.explain(&pod.spec)?;
+        ensure!(noted(&known, "mended rules"), "{:?}", known.timeline);
+        ensure!(known.drift.iter().any(|drift| drift.count > 0));
+        anyhow::Ok(())
+    })
+    .unwrap();
+    until_redirected(&node, &pod);
+    rules(&pod);
+}
+
+#[test]
+fn an_annotation_on_a_running_pod_changes_its_rules_and_a_malformed_one_does_not() {
+    let node = without_ztunnel();
+    let mut pod = node.pod(Spec::new("web").injected()).unwrap();
+    assert!(rules(&pod).contains("15006"));
+    let before = until_redirected(&node, &pod).rules.unwrap().fingerprint;
+    changed(&node, &mut pod, |spec| {
+        spec.annotated(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "")
+    });
+    eventually("its rules are others", PATIENCE, || {
+        let known = node.explain(&pod.spec)?;
+        ensure!(noted(&known, "changed rules"), "{:?}", known.timeline);
+        ensure!(
+            known
+                .rules
+                .is_some_and(|it| it.differences.is_empty() && it.fingerprint != before)
+        );
+        anyhow::Ok(())
+    })
+    .unwrap();
+    let stands = rules(&pod);
+    changed(&node, &mut pod, |spec| {
+        spec.annotated(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "http")
+    });
+    let refused = eventually("the failure is told", PATIENCE, || {
+        node.explain(&pod.spec)?.last_failure.context("no failure")
+    })
+    .unwrap();
+    assert_eq!(refused.reason(), Reason::InvalidField);
+    assert_eq!(refused.field, keys::SIDECAR_INCLUDE_INBOUND_PORTS);
+    assert_eq!(rules(&pod), stands);
+    changed(&node, &mut pod, |spec| {
+        spec.annotated(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*")
+    });
+    eventually("it is as it was", PATIENCE, || {
+        let known = node.explain(&pod.spec)?;
+        ensure!(known.last_failure.is_none(), "{:?}", known.last_failure);
+        ensure!(known.rules.is_some_and(|rules| rules.fingerprint == before));
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn what_is_redirected_stays_so_when_the_mark_goes_or_the_mode_is_switched_off_and_is_mended() {
+    let node = without_ztunnel();
+    let mut pod = node.pod(Spec::new("web").injected()).unwrap();
+    let before = rules(&pod);
+    let stays = |pod: &Pod, reason| {
+        let known = eventually("the decision is another", PATIENCE, || {
+            let known = node.explain(&pod.spec)?;
+            ensure!(known.reason() == reason, "{known:?}");
+            anyhow::Ok(known)
+        });
+        let known = known.unwrap();
+        assert_eq!(known.desired(), Enrollment::None);
+        assert!(input(&known, "sandbox is redirected").contains("until the sandbox ends"));
+        until_redirected(&node, pod);
+    };
+    changed(&node, &mut pod, |mut spec| {
+        spec.annotations.clear();
+        spec
+    });
+    stays(&pod, Reason::NotSelected);
+    assert_eq!(rules(&pod), before);
+    changed(&node, &mut pod, |spec| {
+        spec.annotated(keys::SIDECAR_STATUS, "{}")
+    });
+    node.stop("pod-events", Signal::SIGKILL).unwrap();
+    let off = ["--peer", "uid", "--sidecar-redirection", "false"];
+    node.start_with("pod-events", &off).unwrap();
+    stays(&pod, Reason::HasSidecar);
+    assert_eq!(rules(&pod), before);
+    pod.exec(&["nft", "flush", "ruleset"]).unwrap();
+    eventually("it is mended", PATIENCE, || {
+        ensure!(noted(&node.explain(&pod.spec)?, "mended rules"));
+        anyhow::Ok(())
+    })
+    .unwrap();
+    rules(&pod);
+    let late = node.pod(Spec::new("late").injected()).unwrap();
+    let known = node.explain(&late.spec).unwrap();
+    assert_eq!(
+        (known.state(), known.reason()),
+        (PodState::Out, Reason::HasSidecar)
+    );
+}
+
+#[test]
+fn a_node_that_is_uninstalled_leaves_the_rules_to_sidecars_and_looks_after_them_again_where_it_stays()
+ {
+    let node = Node::new().unwrap();
+    let [word, receipt]: [PathBuf; 2] = ["word", "receipt"].map(|name| node.run_dir().join(name));
+    let start = || {
+        let [word, receipt] = [&word, &receipt].map(|path| path.to_str().unwrap());
+        let settings = [
+            "--peer",
+            "uid",
+            "--leave-file",
+            word,
+            "--receipt-file",
+            receipt,
+        ];
+        node.start_with("pod-events", &settings).unwrap();
+    };
+    for service in ["netconfig", "ztunnel-broker"] {
+        node.start(service).unwrap();
+    }
+    node.start_ztunnel(&[]).unwrap();
+    start();
+    node.ready().unwrap();
+    let ambient = node.pod(Spec::new("ambient").ambient()).unwrap();
+    let sidecar = node.pod(Spec::new("sidecar").injected()).unwrap();
+    let before = rules(&sidecar);
+    fs::write(&word, "uninstall").unwrap();
+    assert!(node.until_ended("pod-events").unwrap().success());
+    assert_eq!(
+        fs::read_to_string(&receipt).unwrap(),
+        "inpod left: uninstall; 1 pods were taken out of the mesh, 1 stay redirected to their sidecars\n"
+    );
+    assert_eq!(ambient.traces().unwrap(), Vec::<String>::new());
+    assert_eq!(rules(&sidecar), before);
+    assert_eq!(claims(&node), 0);
+    let list = fs::read_to_string(node.state_dir().join("enrolled-namespaces")).unwrap();
+    assert_eq!(list.lines().count(), 0, "{list}");
+    start();
+    let late = node.sandbox(Spec::new("late").injected()).unwrap();
+    node.add(&late).unwrap();
+    let known = node.explain(&late.spec).unwrap();
+    assert_eq!(
+        (known.state(), known.reason()),
+        (PodState::Out, Reason::NodeLeaves)
+    );
+    fs::write(&word, "").unwrap();
+    for pod in [&sidecar, &late] {
+        until_redirected(&node, pod);
+    }
+    node.until_whole(&ambient.spec).unwrap();
+    assert_eq!(rules(&sidecar), before);
+    assert_eq!(claims(&node), 3);
+}
+
+#[test]
+fn a_node_that_is_handed_over_leaves_the_rules_to_sidecars() {
+    let node = Node::new().unwrap();
+    let [word, receipt]: [PathBuf; 2] = ["word", "receipt"].map(|name| node.run_dir().join(name));
+    let [said, told] = [&word, &receipt].map(|path| path.to_str().unwrap());
+    let settings = [
+        "--peer",
+        "uid",
+        "--leave-file",
+        said,
+        "--receipt-file",
+        told,
+    ];
+    for service in ["netconfig", "ztunnel-broker"] {
+        node.start(service).unwrap();
+    }
+    node.start_with("pod-events", &settings).unwrap();
+    node.start_ztunnel(&[]).unwrap();
+    node.ready().unwrap();
+    let pod = node.pod(Spec::new("sidecar").injected()).unwrap();
+    let before = rules(&pod);
+    fs::write(&word, "handover").unwrap();
+    assert!(node.until_ended("pod-events").unwrap().success());
+    assert_eq!(rules(&pod), before);
+}
+
+#[test]
+fn a_pod_with_a_sidecar_that_started_while_the_plugin_was_missing_is_found_and_redirected() {
+    let node = without_ztunnel();
+    let cgroups = Cgroups::new().unwrap();
+    let spec = Spec {
+        uid: "5a0d9c12-41c6-4e3d-9d0e-2b1c6e5f7a91".to_owned(),
+        ..Spec::new("missed").injected()
+    };
+    let mut pod = node.sandbox(spec).unwrap();
+    let inhabitant = Inhabitant::of(&pod).unwrap();
+    cgroups.put(&pod, inhabitant.pid()).unwrap();
+    assert_eq!(pod.traces().unwrap(), Vec::<String>::new());
+    // A malformed annotation is told, and nothing is recorded for it.
+    let [v4, v6] = pod.addresses();
+    changed(&node, &mut pod, |spec| Spec {
+        addresses: vec![v4, v6],
+        ..spec.annotated(keys::INTERCEPTION_MODE, "nft")
+    });
+    let refused = eventually("the failure is told", PATIENCE, || {
+        node.explain(&pod.spec)?.last_failure.context("no failure")
+    })
+    .unwrap();
+    assert_eq!(refused.field, keys::INTERCEPTION_MODE);
+    assert_eq!(claims(&node), 0);
+    changed(&node, &mut pod, |spec| {
+        spec.annotated(keys::INTERCEPTION_MODE, "REDIRECT")
+    });
+    eventually("it is found", Duration::from_secs(40), || {
+        let known = node.explain(&pod.spec)?;
+        ensure!(known.state() == PodState::Enrolled, "{known:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    until_redirected(&node, &pod);
+    rules(&pod);
+    // Found once, it is known to the next run.
+    node.stop("pod-events", Signal::SIGKILL).unwrap();
+    node.start("pod-events").unwrap();
+    until_redirected(&node, &pod);
+    assert_eq!(claims(&node), 1);
+}

@@ -1,0 +1,239 @@
+//! What an injector has left in a pod: whether the pod's traffic is to be redirected to its sidecar, and how.
+//!
+//! Istio's plugin asks six questions, and one of ours follows; the first that has an answer leaves the pod alone
+//! (istio-sidecar-install.md, 3.2).
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1 as k8s;
+use workload::keys;
+
+use crate::redirection::{Malformed, Proxy, Sidecar, truth};
+
+/// The container that redirects by itself.
+const INIT: &str = "istio-init";
+
+/// The container of the proxy.
+const PROXY: &str = "istio-proxy";
+
+/// The user and group of a proxy that says nothing of its own, or root (3.3): as TPROXY needs it, which runs as root
+/// with this group.
+const USUAL_ID: u32 = 1337;
+
+/// A pod that bears the mark of an injector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Injection {
+    has_init: bool,
+    disable_envoy: Option<Box<str>>,
+    proxy: Option<Place>,
+    role: Option<Box<str>>,
+    inject: Option<Box<str>>,
+    interception: Option<Box<str>>,
+    sidecar: Result<Sidecar, Malformed>,
+}
+
+/// Where a container is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Containers,
+    InitContainers,
+}
+
+/// Why nothing is redirected to a pod's sidecar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Skip {
+    /// A container of the pod redirects by itself.
+    OwnInit,
+    /// Its proxy takes no traffic: gRPC without a proxy.
+    EnvoyDisabled,
+    /// There is no proxy.
+    NoProxy,
+    /// Its proxy is none of an application: a gateway, a waypoint.
+    OtherRole,
+    /// The pod says that it has no sidecar.
+    OptedOut,
+    /// The pod wants no redirection.
+    NoInterception,
+}
+
+impl Skip {
+    /// In words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::OwnInit => "its container istio-init redirects by itself",
+            Self::EnvoyDisabled => "DISABLE_ENVOY is set: its proxy takes no traffic",
+            Self::NoProxy => "it has no container istio-proxy",
+            Self::OtherRole => "its proxy is no sidecar by its arguments",
+            Self::OptedOut => "its label or annotation sidecar.istio.io/inject is false",
+            Self::NoInterception => "its annotation sidecar.istio.io/interceptionMode is NONE",
+        }
+    }
+}
+
+/// What the containers called `istio-proxy` say together: a later one beats an earlier one, as with Istio.
+#[derive(Default)]
+struct Seen<'a> {
+    place: Option<Place>,
+    environment: BTreeMap<&'a str, &'a str>,
+    role: Option<&'a str>,
+    user: Option<i64>,
+    group: Option<i64>,
+}
+
+impl<'a> Seen<'a> {
+    fn see(&mut self, place: Place, container: &'a k8s::Container) {
+        if container.name != PROXY {
+            return;
+        }
+        self.place = Some(place);
+        // What is taken from elsewhere is known to the kubelet alone: empty, as with Istio.
+        let variables = container.env.iter().flatten();
+        let value =
+            |it: &'a k8s::EnvVar| (it.name.as_str(), it.value.as_deref().unwrap_or_default());
+        self.environment.extend(variables.map(value));
+        if let Some([command, role, ..]) = container.args.as_deref()
+            && command == "proxy"
+        {
+            self.role = Some(role);
+        }
+        if let Some(context) = &container.security_context {
+            (self.user, self.group) = (context.run_as_user, context.run_as_group);
+        }
+    }
+
+    fn is_true(&self, name: &str) -> bool {
+        let text = self.environment.get(name);
+        text.and_then(|text| truth(text)).unwrap_or(false)
+    }
+
+    fn proxy(&self) -> Proxy {
+        Proxy {
+            uid: id(self.user),
+            gid: id(self.group),
+            dns: self.is_true("ISTIO_META_DNS_CAPTURE"),
+            drop_invalid: self.is_true("INVALID_DROP"),
+        }
+    }
+}
+
+/// Numbers that are no id start no container: what stands for them is of no consequence.
+fn id(said: Option<i64>) -> u32 {
+    let said = said.and_then(|id| u32::try_from(id).ok());
+    said.filter(|id| *id != 0).unwrap_or(USUAL_ID)
+}
+
+impl Injection {
+    /// What is in a pod; `None` where no injector has left its mark.
+    pub fn of(
+        labels: Option<&BTreeMap<String, String>>,
+        annotations: Option<&BTreeMap<String, String>>,
+        spec: &k8s::PodSpec,
+    ) -> Option<Self> {
+        let annotation = |name| Some(annotations?.get(name)?.as_str());
+        annotation(keys::SIDECAR_STATUS)?;
+        let init = spec.init_containers.iter().flatten();
+        let mut seen = Seen::default();
+        init.clone()
+            .for_each(|it| seen.see(Place::InitContainers, it));
+        spec.containers
+            .iter()
+            .for_each(|it| seen.see(Place::Containers, it));
+        let label = labels.and_then(|labels| labels.get(keys::SIDECAR_INJECT));
+        let inject = label
+            .map(String::as_str)
+            .or_else(|| annotation(keys::SIDECAR_INJECT));
+        Some(Self {
+            has_init: init.chain(&spec.containers).any(|it| it.name == INIT),
+            disable_envoy: seen.environment.get("DISABLE_ENVOY").copied().map(short),
+            proxy: seen.place,
+            role: seen.role.map(short),
+            inject: inject.map(short),
+            interception: annotation(keys::INTERCEPTION_MODE).map(short),
+            sidecar: Sidecar::of(seen.proxy(), annotation),
+        })
+    }
+
+    /// The first question that has an answer.
+    pub fn skip(&self) -> Option<Skip> {
+        let is = |text: &Option<Box<str>>, value| text.as_deref() == Some(value);
+        let role = self.role.as_deref().filter(|role| !role.is_empty());
+        let questions = [
+            (self.has_init, Skip::OwnInit),
+            (
+                self.disable_envoy.as_deref().and_then(truth) == Some(true),
+                Skip::EnvoyDisabled,
+            ),
+            (self.proxy.is_none(), Skip::NoProxy),
+            (role.is_some_and(|role| role != "sidecar"), Skip::OtherRole),
+            (is(&self.inject, keys::SIDECAR_INJECT_FALSE), Skip::OptedOut),
+            (
+                is(&self.interception, keys::INTERCEPTION_NONE),
+                Skip::NoInterception,
+            ),
+        ];
+        let mut answers = questions.into_iter().filter(|(is_so, _)| *is_so);
+        answers.next().map(|(_, skip)| skip)
+    }
+
+    /// How the pod's traffic is led to its sidecar.
+    ///
+    /// # Errors
+    ///
+    /// When an annotation does not say what it should.
+    pub fn sidecar(&self) -> Result<&Sidecar, &Malformed> {
+        self.sidecar.as_ref()
+    }
+
+    /// Everything that was looked at, in its order, as name and value.
+    pub fn inputs(&self) -> Vec<(String, String)> {
+        let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
+        let place = match self.proxy {
+            None => "",
+            Some(Place::Containers) => "in containers",
+            Some(Place::InitContainers) => "in initContainers",
+        };
+        let inject = keys::SIDECAR_INJECT;
+        let mut inputs = vec![
+            (format!("pod container {INIT}"), self.has_init.to_string()),
+            (
+                format!("{PROXY} variable DISABLE_ENVOY"),
+                text(&self.disable_envoy),
+            ),
+            (format!("pod container {PROXY}"), place.to_owned()),
+            (format!("{PROXY} role"), text(&self.role)),
+            (
+                format!("pod label or annotation {inject}"),
+                text(&self.inject),
+            ),
+            (
+                format!("pod annotation {}", keys::INTERCEPTION_MODE),
+                text(&self.interception),
+            ),
+        ];
+        let skip = self.skip();
+        let words = skip.map_or("none", Skip::words);
+        inputs.push((
+            "why nothing is led to its sidecar".to_owned(),
+            words.to_owned(),
+        ));
+        match &self.sidecar {
+            Ok(sidecar) if skip.is_none() => inputs.extend(sidecar.words()),
+            Err(Malformed { annotation, why }) if skip.is_none() => {
+                inputs.push((
+                    format!("pod annotation {annotation}"),
+                    format!("malformed: {why}"),
+                ));
+            }
+            Ok(_) | Err(_) => {}
+        }
+        inputs
+    }
+}
+
+/// As much as is worth keeping: what decides is shorter, and what is longer decides nothing.
+fn short(text: &str) -> Box<str> {
+    text.chars().take(64).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+//! The redirection to a proxy in the pod, read from the pod's annotations as Istio's plugin reads them
+//! (istio-sidecar-install.md, 3.3 and 3.4). What is kept of its quirks and what is not stands in `services/SIDECARS.md`.
+
+mod lists;
+mod node;
+
+use std::{collections::BTreeSet, num::NonZeroU16};
+
+use inpod_proto::netconfig::v1 as wire;
+use serde::{Deserialize, Serialize};
+use workload::keys;
+
+use super::{Capture, Inbound, Malformed, Network};
+use lists::{all_or, interfaces, joined, networks, ports};
+
+pub use node::{Group, Loopback, OwnerGroups, Sidecars};
+
+/// The proxy's own ports that are never captured: telemetry, health, metrics (3.4).
+const OWN_PORTS: [u16; 3] = [15020, 15021, 15090];
+
+/// What is not captured outbound where the pod says nothing (3.4).
+const OUTBOUND_DEFAULT: &str = "15020";
+
+/// What a pod's proxy says of itself by how it is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Proxy {
+    /// The user that it runs as.
+    pub uid: u32,
+    /// The group that it runs as.
+    pub gid: u32,
+    /// Whether it resolves names for the pod.
+    pub dns: bool,
+    /// Whether packets that belong to no connection are dropped.
+    pub drop_invalid: bool,
+}
+
+/// Some of a kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selection<T: Ord> {
+    /// All.
+    All,
+    /// These alone.
+    These(BTreeSet<T>),
+}
+
+/// How a pod's traffic is led to its proxy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sidecar {
+    /// The proxy.
+    pub proxy: Proxy,
+    /// How inbound TCP is captured.
+    pub inbound: Inbound,
+    /// Which TCP ports of the pod are captured.
+    pub inbound_ports: Selection<NonZeroU16>,
+    /// TCP ports of the pod that are not captured where all others are.
+    pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
+    /// Which networks outside are captured.
+    pub outbound_networks: Selection<Network>,
+    /// Networks outside that are not captured.
+    pub excluded_outbound_networks: BTreeSet<Network>,
+    /// TCP ports outside that are captured whatever their network.
+    pub outbound_ports: BTreeSet<NonZeroU16>,
+    /// Ports outside to which nothing is captured.
+    pub excluded_outbound_ports: BTreeSet<NonZeroU16>,
+    /// Interfaces by which nothing is captured.
+    pub excluded_interfaces: BTreeSet<String>,
+    /// Interfaces whose arriving TCP is taken for outbound.
+    pub virtual_interfaces: BTreeSet<String>,
+}
+
+impl Sidecar {
+    /// From a pod's annotations, in the order in which Istio's plugin reads them: the first that is malformed is named.
+    ///
+    /// # Errors
+    ///
+    /// When an annotation does not say what it should.
+    pub fn of<'a>(
+        proxy: Proxy,
+        text: impl Fn(&'static str) -> Option<&'a str>,
+    ) -> Result<Self, Malformed> {
+        let said = |name, default| (name, text(name).unwrap_or(default));
+        let inbound = inbound(text(keys::INTERCEPTION_MODE))?;
+        let outbound_networks = all_or(networks, said(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?;
+        let excluded_outbound_networks = networks(said(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
+        let excluded_inbound_ports =
+            excluded_inbound(said(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""))?;
+        let inbound_ports = all_or(ports, said(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?;
+        let outbound = said(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
+        let excluded_outbound_ports = ports(outbound)?;
+        let outbound_ports = ports(said(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
+        let excluded_interfaces = interfaces(said(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
+        // One that is there and empty counts as said.
+        let virtual_interfaces = match text(keys::REROUTE_VIRTUAL_INTERFACES) {
+            Some(names) => interfaces((keys::REROUTE_VIRTUAL_INTERFACES, names))?,
+            None => interfaces(said(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,
+        };
+        Ok(Self {
+            proxy,
+            inbound,
+            inbound_ports,
+            excluded_inbound_ports,
+            outbound_networks,
+            excluded_outbound_networks,
+            outbound_ports,
+            excluded_outbound_ports,
+            excluded_interfaces,
+            virtual_interfaces,
+        })
+    }
+
+    /// What of the pod's traffic its annotations keep from the proxy, as `(annotation, text)`. What is never captured is
+    /// not told.
+    pub fn exclusions(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let beyond = |ports: &BTreeSet<NonZeroU16>, usual: &[u16]| {
+            let unusual = ports.iter().filter(|port| !usual.contains(&port.get()));
+            joined(unusual)
+        };
+        let inbound = beyond(&self.excluded_inbound_ports, &OWN_PORTS);
+        let outbound = beyond(&self.excluded_outbound_ports, &[OWN_PORTS[0]]);
+        let lists = [
+            (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, inbound),
+            (
+                keys::SIDECAR_EXCLUDE_NETWORKS,
+                joined(&self.excluded_outbound_networks),
+            ),
+            (keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, outbound),
+            (
+                keys::SIDECAR_EXCLUDE_INTERFACES,
+                joined(&self.excluded_interfaces),
+            ),
+        ];
+        lists.into_iter().filter(|(_, text)| !text.is_empty())
+    }
+
+    /// What alone of the pod's traffic its annotations lead to the proxy, as `(annotation, text)`.
+    pub fn limits(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let lists = [
+            (
+                keys::SIDECAR_INCLUDE_INBOUND_PORTS,
+                self.inbound_ports.text(),
+            ),
+            (
+                keys::SIDECAR_INCLUDE_NETWORKS,
+                self.outbound_networks.text(),
+            ),
+        ];
+        lists
+            .into_iter()
+            .filter_map(|(name, text)| Some((name, text?)))
+    }
+
+    /// What it comes to, name and value, for people.
+    pub fn words(&self) -> Vec<(String, String)> {
+        let Proxy {
+            uid,
+            gid,
+            dns,
+            drop_invalid,
+        } = self.proxy;
+        let all = || "all".to_owned();
+        let mode = match self.inbound {
+            Inbound::Redirect => keys::INTERCEPTION_REDIRECT,
+            Inbound::Tproxy => keys::INTERCEPTION_TPROXY,
+        };
+        let lists = [
+            ("user and group", format!("{uid}, {gid}")),
+            ("interception mode", mode.to_owned()),
+            (
+                "inbound ports",
+                self.inbound_ports.text().unwrap_or_else(all),
+            ),
+            (
+                "excluded inbound ports",
+                joined(&self.excluded_inbound_ports),
+            ),
+            (
+                "outbound networks",
+                self.outbound_networks.text().unwrap_or_else(all),
+            ),
+            (
+                "excluded outbound networks",
+                joined(&self.excluded_outbound_networks),
+            ),
+            (
+                "outbound ports of any network",
+                joined(&self.outbound_ports),
+            ),
+            (
+                "excluded outbound ports",
+                joined(&self.excluded_outbound_ports),
+            ),
+            ("excluded interfaces", joined(&self.excluded_interfaces)),
+            ("virtual interfaces", joined(&self.virtual_interfaces)),
+            ("name resolution", dns.to_string()),
+            (
+                "drops what belongs to no connection",
+                drop_invalid.to_string(),
+            ),
+        ];
+        let named = |(name, value)| (format!("sidecar: {name}"), value);
+        lists.into_iter().map(named).collect()
+    }
+
+    /// The whole redirection, on a node with these settings.
+    pub fn to_wire(&self, node: &Capture) -> wire::SidecarRedirection {
+        let numbers =
+            |ports: &BTreeSet<NonZeroU16>| ports.iter().map(|it| it.get().into()).collect();
+        let texts = |all: &BTreeSet<Network>| all.iter().map(ToString::to_string).collect();
+        let Sidecars {
+            owner_groups,
+            excluded_owner_groups,
+            loopback,
+        } = &node.sidecars;
+        wire::SidecarRedirection {
+            inbound_capture: wire::InboundCapture::from(self.inbound).into(),
+            ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
+            proxy_uids: vec![self.proxy.uid],
+            proxy_gids: vec![self.proxy.gid],
+            inbound_ports: self.inbound_ports.some().map(|these| wire::PortSelection {
+                all: these.is_none(),
+                ports: these.map(numbers).unwrap_or_default(),
+            }),
+            excluded_inbound_ports: numbers(&self.excluded_inbound_ports),
+            outbound_networks: self
+                .outbound_networks
+                .some()
+                .map(|these| wire::NetworkSelection {
+                    all: these.is_none(),
+                    networks: these.map(texts).unwrap_or_default(),
+                }),
+            excluded_outbound_networks: texts(&self.excluded_outbound_networks),
+            outbound_ports: numbers(&self.outbound_ports),
+            excluded_outbound_ports: numbers(&self.excluded_outbound_ports),
+            excluded_interfaces: self.excluded_interfaces.iter().cloned().collect(),
+            reroute_virtual_interfaces: self.virtual_interfaces.iter().cloned().collect(),
+            owner_groups: owner_groups.to_wire(),
+            excluded_owner_groups: excluded_owner_groups.iter().map(|it| it.0).collect(),
+            dns: self.proxy.dns.then(|| wire::DnsSelection {
+                all: true,
+                servers: Vec::new(),
+            }),
+            drop_invalid: self.proxy.drop_invalid,
+            loopback_network: loopback.to_string(),
+        }
+    }
+}
+
+impl<T: Ord + std::fmt::Display> Selection<T> {
+    /// `None`: none; `Some(None)`: all; else which.
+    fn some(&self) -> Option<Option<&BTreeSet<T>>> {
+        match self {
+            Self::All => Some(None),
+            Self::These(these) => (!these.is_empty()).then_some(Some(these)),
+        }
+    }
+
+    /// Which, with commas between them; `None` where it is all.
+    fn text(&self) -> Option<String> {
+        match self {
+            Self::All => None,
+            Self::These(these) if these.is_empty() => Some("none".to_owned()),
+            Self::These(these) => Some(joined(these)),
+        }
+    }
+}
+
+fn inbound(mode: Option<&str>) -> Result<Inbound, Malformed> {
+    match mode {
+        None | Some(keys::INTERCEPTION_REDIRECT) => Ok(Inbound::Redirect),
+        Some(keys::INTERCEPTION_TPROXY) => Ok(Inbound::Tproxy),
+        Some(other) => {
+            let told = lists::told(other);
+            Err(Malformed {
+                annotation: keys::INTERCEPTION_MODE,
+                why: format!("{told} is no mode; give REDIRECT, TPROXY or NONE"),
+            })
+        }
+    }
+}
+
+/// The proxy's own ports are among them whatever the annotation says.
+fn excluded_inbound(said: (&'static str, &str)) -> Result<BTreeSet<NonZeroU16>, Malformed> {
+    let own = OWN_PORTS.into_iter().filter_map(NonZeroU16::new);
+    let all: BTreeSet<_> = ports(said)?.into_iter().chain(own).collect();
+    lists::bounded(said.0, all)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+//! What the node's settings say for every pod with a sidecar. With Istio these are variables of the proxy's init
+//! container, and of the container runtime where a plugin takes its place (istio-sidecar-install.md, 3.4 and 3.5).
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::{IpAddr, Ipv4Addr},
+    str::FromStr,
+};
+
+use inpod_proto::netconfig::v1 as wire;
+use workload::parse_address;
+
+use super::Network;
+
+/// How many groups may be named (`netconfig.v1.SidecarRedirection`; Istio's bound, 4.1).
+const MOST: usize = 64;
+
+/// The address from which the proxy calls the application, and to which validation connects (4.7): what leads it past
+/// the rules would have every pod fail its validation.
+const PASSTHROUGH: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
+
+/// What the node's settings say for every pod with a sidecar.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sidecars {
+    /// Whose outbound traffic alone is captured.
+    pub owner_groups: OwnerGroups,
+    /// Whose outbound traffic is not captured.
+    pub excluded_owner_groups: Vec<Group>,
+    /// What is the pod's own loopback and never captured.
+    pub loopback: Loopback,
+}
+
+/// A group, by number: what a name means differs between the node and its images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Group(pub u32);
+
+impl FromStr for Group {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = is_number.then(|| text.parse().ok()).flatten();
+        number.map(Self).ok_or_else(|| {
+            format!("setting sidecar_owner_groups or sidecar_excluded_owner_groups: \"{text}\" is no number of a group")
+        })
+    }
+}
+
+/// The groups whose outbound traffic is captured: those, or those of every process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OwnerGroups(Option<BTreeSet<Group>>);
+
+impl OwnerGroups {
+    pub(super) fn to_wire(&self) -> Option<wire::GroupSelection> {
+        let groups = self.0.as_ref()?.iter().map(|group| group.0);
+        Some(wire::GroupSelection {
+            groups: groups.collect(),
+        })
+    }
+}
+
+impl FromStr for OwnerGroups {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "*" {
+            return Ok(Self(None));
+        }
+        let groups = text.split(',').map(|group| group.trim().parse());
+        let groups = groups.collect::<Result<BTreeSet<Group>, _>>();
+        let is_list = |groups: &BTreeSet<Group>| groups.len() <= MOST;
+        let groups = groups.ok().filter(is_list).ok_or_else(|| {
+            format!("setting sidecar_owner_groups: \"{text}\" is neither * nor at most {MOST} numbers of groups with commas between them")
+        })?;
+        Ok(Self(Some(groups)))
+    }
+}
+
+/// The network that is the pod's own loopback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loopback(Network);
+
+impl Default for Loopback {
+    fn default() -> Self {
+        Self(Network::only(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+    }
+}
+
+impl fmt::Display for Loopback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for Loopback {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || {
+            format!(
+                "setting sidecar_loopback_network: \"{text}\" is no network within 127.0.0.0/8, like 127.0.0.1/32"
+            )
+        };
+        let (address, bits) = text.split_once('/').ok_or_else(form)?;
+        let address = parse_address(address).map_err(|_| form())?;
+        let bits = bits
+            .parse()
+            .ok()
+            .filter(|bits| *bits >= 8)
+            .ok_or_else(form)?;
+        let network = Network::around(address, bits).ok_or_else(form)?;
+        if !address.is_loopback() || !address.is_ipv4() {
+            return Err(form());
+        }
+        if network.contains(PASSTHROUGH) {
+            return Err(format!(
+                "setting sidecar_loopback_network: \"{text}\" holds {PASSTHROUGH}, without which no pod can prove that it is captured"
+            ));
+        }
+        Ok(Self(network))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_all_or_numbers_and_never_none() {
+        assert_eq!("*".parse(), Ok(OwnerGroups(None)));
+        let two = "202, 888".parse::<OwnerGroups>().unwrap();
+        assert_eq!(two.to_wire().unwrap().groups, [202, 888]);
+        for bad in ["", "java", "-1", "+5", "1,,2", "1 2", "4294967296", "*,1"] {
+            let error = bad.parse::<OwnerGroups>().unwrap_err();
+            assert!(
+                error.contains("sidecar_owner_groups") && error.contains(bad),
+                "{error}"
+            );
+        }
+        let many: Vec<_> = (0..65).map(|n: u32| n.to_string()).collect();
+        many.join(",").parse::<OwnerGroups>().unwrap_err();
+        "ftp".parse::<Group>().unwrap_err();
+    }
+
+    #[test]
+    fn the_loopback_is_a_part_of_127_that_leaves_the_proxys_own_address_to_the_rules() {
+        assert_eq!("127.0.0.1/32".parse(), Ok(Loopback::default()));
+        let halves = "127.128.0.9/9".parse::<Loopback>().unwrap();
+        assert_eq!(halves.to_string(), "127.128.0.0/9");
+        for bad in [
+            "",
+            "127.0.0.1",
+            "10.0.0.0/8",
+            "::1/128",
+            "127.0.0.0/7",
+            "127.0.0.1/33",
+            "lo/8",
+        ] {
+            let error = bad.parse::<Loopback>().unwrap_err();
+            assert!(error.contains("sidecar_loopback_network"), "{error}");
+        }
+        let error = "127.0.0.1/8".parse::<Loopback>().unwrap_err();
+        assert!(error.contains("127.0.0.6"), "{error}");
+    }
+}
