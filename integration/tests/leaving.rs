@@ -3,7 +3,12 @@
 
 mod common;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::ensure;
 use common::Mesh;
@@ -75,6 +80,15 @@ impl Leaving {
         .unwrap();
     }
 
+    /// Holds for as long: nothing is begun anew.
+    fn stays_away(&self, long: Duration) {
+        let began = Instant::now();
+        while began.elapsed() < long {
+            self.until_condition(false, false, "has left this node: uninstall");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     fn listed(&self) -> usize {
         let list = self.node().state_dir().join("enrolled-namespaces");
         fs::read_to_string(list).unwrap().lines().count()
@@ -136,6 +150,9 @@ fn a_node_that_is_left_admits_every_pod_and_comes_back_when_the_word_is_taken_ba
         (PodState::Out, Reason::NodeLeaves)
     );
     assert_eq!(late.traces().unwrap(), Vec::<String>::new());
+    // The ConfigMap is deleted, with the release that still runs; it is looked at every second.
+    fs::remove_file(&leaving.word).unwrap();
+    leaving.stays_away(Duration::from_secs(3));
     leaving.say("");
     for pod in leaving.pods().into_iter().chain([&late]) {
         node.until_whole(&pod.spec).unwrap();

@@ -1,6 +1,9 @@
 //! Leaving the node: as asked by the file that a ConfigMap shows, and by hand.
 
-use std::fs;
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal;
 
@@ -43,7 +46,20 @@ fn uninstall_leaves_no_trace_tells_it_in_one_line_and_stays_away() {
             original,
             "{mode}"
         );
+        // The ConfigMap is deleted, with the release that still runs.
         fs::remove_file(host.path("leave")).unwrap();
+        // It looks every second.
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            assert!(!host.is_ready(), "{}", host.log());
+            thread::sleep(Duration::from_millis(100));
+        }
+        assert_eq!(
+            ["etc", "opt", "var"].map(|path| host.contents(path)),
+            original,
+            "{mode}"
+        );
+        fs::write(host.path("leave"), "").unwrap();
         host.until_ready();
         assert!(!host.path("receipt").exists());
     }
@@ -101,7 +117,7 @@ fn the_plugins_state_goes_when_no_namespace_is_enrolled_any_more() {
     fs::write(state.join("enrolled-namespaces"), "shop\n").unwrap();
     fs::write(host.path("leave"), "uninstall").unwrap();
     host.until("the plugin is gone", |host| !host.installed().exists());
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    thread::sleep(Duration::from_millis(500));
     assert!(state.exists() && !host.path("receipt").exists());
     fs::write(state.join("enrolled-namespaces"), "").unwrap();
     assert_eq!(host.ended(), Some(0));

@@ -108,7 +108,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "leave_file",
         default: Some("/etc/inpod/leave/mode"),
-        help: "Holds uninstall or handover when inpod is to leave the node; a missing or empty file means stay",
+        help: "Holds uninstall or handover when inpod is to leave the node; an empty one means stay, and so does a missing one unless it has left",
     },
     Key {
         name: "receipt_file",

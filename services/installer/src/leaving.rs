@@ -35,8 +35,8 @@ impl Left {
 }
 
 /// Whether inpod is to leave. What cannot be read, or is no such word, means stay.
-pub(crate) fn asked(file: &Path) -> Option<Leave> {
-    leave::read(file).unwrap_or_else(|error| {
+pub(crate) fn asked(file: &Path, marker: &Marker) -> Option<Leave> {
+    leave::read(file, marker).unwrap_or_else(|error| {
         tracing::error!(error, "Staying");
         None
     })

@@ -31,7 +31,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
     let mut installer = Installer::new(config, metrics)?;
     let mut eye = None;
     loop {
-        if let Some(how) = leaving::asked(&installer.config.leave_file) {
+        if let Some(how) = leaving::asked(&installer.config.leave_file, &marker) {
             let told = leaving::leave(installer, how).await?;
             return leaving::tell(&told, &marker);
         }
@@ -64,14 +64,14 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         daemon.readiness().set("binary", outcome.binary);
         daemon.readiness().set("chain", outcome.chain);
         daemon.readiness().set("directory", outcome.directory);
-        wait(eye.as_mut(), again, &installer.config.leave_file).await;
+        wait(eye.as_mut(), again, (&installer.config.leave_file, &marker)).await;
     }
 }
 
 /// While inpod has left and is not to come back, nothing is touched.
 async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     let mut is_told = false;
-    while let Some(how) = leaving::asked(leave_file).filter(|how| marker.is_set(*how)) {
+    while let Some(how) = leaving::asked(leave_file, marker).filter(|how| marker.is_set(*how)) {
         let why = format!("inpod has left this node as it was asked to ({how})");
         if !std::mem::replace(&mut is_told, true) {
             tracing::warn!("{why}");
@@ -84,7 +84,7 @@ async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
 }
 
 /// Waits until something has happened, it is time, or inpod is to leave.
-async fn wait(mut eye: Option<&mut Eye>, again: Duration, leave_file: &Path) {
+async fn wait(mut eye: Option<&mut Eye>, again: Duration, (word, marker): (&Path, &Marker)) {
     let until = tokio::time::Instant::now() + again;
     loop {
         let tick = until.min(tokio::time::Instant::now() + ASK);
@@ -95,7 +95,7 @@ async fn wait(mut eye: Option<&mut Eye>, again: Duration, leave_file: &Path) {
             }
             () = tokio::time::sleep_until(tick) => {}
         }
-        if tokio::time::Instant::now() >= until || leaving::asked(leave_file).is_some() {
+        if tokio::time::Instant::now() >= until || leaving::asked(word, marker).is_some() {
             return;
         }
     }

@@ -125,7 +125,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "leave_file",
         default: Some("/etc/inpod/leave/mode"),
-        help: "File that says whether inpod is to leave the node: uninstall (every pod is withdrawn), handover (everything stays for another agent); missing or empty where it stays",
+        help: "File that says whether inpod is to leave the node: uninstall (every pod is withdrawn), handover (everything stays for another agent); empty where it stays; a missing one changes nothing",
     },
     Key {
         name: "receipt_file",

@@ -1,7 +1,11 @@
 //! A node that inpod leaves: every pod is taken out of the mesh in order, or left as it is for another agent. Then one
 //! line tells that this is done, and the process ends.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use daemon::{
     Daemon, Leave, Readiness,
@@ -26,9 +30,9 @@ const CONDITION: &str = "staying";
 pub struct Leaving(watch::Receiver<Option<Leave>>);
 
 impl Leaving {
-    /// Follows a file.
-    pub fn follow(file: PathBuf) -> Self {
-        Self(leave::follow(file))
+    /// Follows a file; what is remembered of an earlier word is in the service's directory.
+    pub fn follow(file: PathBuf, directory: &Path) -> Self {
+        Self(leave::follow(file, Marker::of(directory)))
     }
 
     /// Whether this is what is to become of inpod here.

@@ -98,7 +98,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         counters: Counters::default(),
         pipeline,
         source,
-        leaving: Leaving::follow(config.leave_file.clone()),
+        leaving: Leaving::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name)),
         config,
         shown: Shown::default(),
         repairs: Repairs::default(),

@@ -60,17 +60,18 @@ impl fmt::Display for Leave {
     }
 }
 
-/// What a file says. A missing one says nothing.
+/// What a file says. A missing one says nothing, and a node that was left stays left then: a release is deleted at the API
+/// server with the ConfigMap that told its nodes to leave, while its processes still run.
 ///
 /// # Errors
 ///
 /// When it cannot be read, or what it says is no word.
-pub fn read(file: &Path) -> Result<Option<Leave>, String> {
+pub fn read(file: &Path, marker: &Marker) -> Result<Option<Leave>, String> {
     let shown = file.display();
     let text = match fs::read_to_string(file) {
         Ok(text) => text,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-            return Ok(None);
+            return Ok(marker.get());
         }
         Err(error) => return Err(format!("cannot read {shown}: {error}")),
     };
@@ -80,8 +81,8 @@ pub fn read(file: &Path) -> Result<Option<Leave>, String> {
 }
 
 /// Follows what a file says. Where it cannot be understood, what it said before goes on: nobody leaves by mistake.
-pub fn follow(file: PathBuf) -> watch::Receiver<Option<Leave>> {
-    let first = read(&file).unwrap_or_default();
+pub fn follow(file: PathBuf, marker: Marker) -> watch::Receiver<Option<Leave>> {
+    let first = read(&file, &marker).unwrap_or_default();
     let (sender, receiver) = watch::channel(first);
     tokio::spawn(async move {
         let mut ticks = interval(PERIOD);
@@ -89,7 +90,7 @@ pub fn follow(file: PathBuf) -> watch::Receiver<Option<Leave>> {
         let mut problem = None;
         while !sender.is_closed() {
             ticks.tick().await;
-            let said = read(&file);
+            let said = read(&file, &marker);
             if said.as_ref().err() != problem.as_ref()
                 && let Err(error) = &said
             {
@@ -116,7 +117,12 @@ impl Marker {
 
     /// Whether it left so.
     pub fn is_set(&self, leave: Leave) -> bool {
-        fs::read_to_string(&self.0).is_ok_and(|text| text == leave.as_str())
+        self.get() == Some(leave)
+    }
+
+    fn get(&self) -> Option<Leave> {
+        let text = fs::read_to_string(&self.0).ok()?;
+        parse(&text).ok().flatten()
     }
 
     /// It has left.
@@ -162,7 +168,8 @@ mod tests {
     #[test]
     fn two_words_mean_to_leave_and_nothing_else_does() {
         let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("mode");
+        let (file, marker) = (dir.path().join("mode"), Marker::of(dir.path()));
+        let read = |file: &Path| read(file, &marker);
         assert_eq!(read(&file), Ok(None));
         assert_eq!(read(&file.join("below")), Ok(None));
         for (text, expected) in [
@@ -190,7 +197,7 @@ mod tests {
     async fn what_the_file_says_is_followed_and_nonsense_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("mode");
-        let mut said = follow(file.clone());
+        let mut said = follow(file.clone(), Marker::of(dir.path()));
         assert_eq!(*said.borrow_and_update(), None);
         fs::write(&file, "uninstall").unwrap();
         said.changed().await.unwrap();
@@ -201,6 +208,22 @@ mod tests {
         fs::remove_file(&file).unwrap();
         said.changed().await.unwrap();
         assert_eq!(*said.borrow_and_update(), None);
+    }
+
+    #[test]
+    fn a_node_that_was_left_stays_left_when_nobody_says_anything_and_is_back_when_the_word_is_empty()
+     {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, marker) = (dir.path().join("mode"), Marker::of(dir.path()));
+        marker.set(Leave::Handover).unwrap();
+        assert_eq!(read(&file, &marker), Ok(Some(Leave::Handover)));
+        fs::write(&file, "uninstall").unwrap();
+        assert_eq!(read(&file, &marker), Ok(Some(Leave::Uninstall)));
+        fs::write(&file, "").unwrap();
+        assert_eq!(read(&file, &marker), Ok(None));
+        fs::remove_file(&file).unwrap();
+        marker.clear().unwrap();
+        assert_eq!(read(&file, &marker), Ok(None));
     }
 
     #[test]
