@@ -174,6 +174,7 @@ need_apiserver() {
 # The rest of a cluster.
 need_kubernetes() {
   need_apiserver && need_runtimes && need_commands strip:binutils pgrep:procps
+  need_helm
   kubernetes_program kube-controller-manager KUBE_CONTROLLER_MANAGER some
   kubernetes_program kube-scheduler KUBE_SCHEDULER some
   kubernetes_program kubelet KUBELET some

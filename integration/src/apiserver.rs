@@ -81,10 +81,12 @@ impl ApiServer {
     /// Outside of the isolation, when a program is missing, or when it does not come up.
     pub fn start() -> anyhow::Result<Self> {
         // Pods may name service accounts that nobody made.
-        Self::start_with(&["--disable-admission-plugins=ServiceAccount"])
+        let server = Self::start_with(&["--disable-admission-plugins=ServiceAccount"])?;
+        server.deploy()?;
+        Ok(server)
     }
 
-    /// The same, with settings of its own.
+    /// A server with settings of its own, to which nothing is deployed.
     pub(crate) fn start_with(settings: &'static [&'static str]) -> anyhow::Result<Self> {
         guard()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -126,7 +128,6 @@ impl ApiServer {
             settings,
         };
         server.run()?;
-        server.deploy()?;
         Ok(server)
     }
 

@@ -18,15 +18,16 @@ use anyhow::{Context as _, ensure};
 use netns::Netns;
 use serde_json::{Value, json};
 
-pub use image::{Image, pack_image};
+pub use image::{Image, VERSION, pack_image};
 pub use machine::Machine;
 pub use traffic::{Report, Traffic, ask, get};
 
 use crate::{
     ApiServer,
     apiserver::process::{enter, spawn, tool},
-    eventually,
+    bin, eventually,
     pod::exec_in,
+    process::succeeded,
 };
 
 /// The node's name.
@@ -171,6 +172,18 @@ impl Cluster {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
         let path = format!("/api/v1/namespaces/{name}");
         self.server.patch(&path, &change).map(drop)
+    }
+
+    /// Runs `inpod` as a person does who has every right at the API server and is on no node.
+    ///
+    /// # Errors
+    ///
+    /// When it fails.
+    pub fn person(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let mut command = enter(self.server.netns(), &bin("inpod")?);
+        let kubeconfig = self.server.file("admin.kubeconfig");
+        command.args(arguments).arg("--kubeconfig").arg(kubeconfig);
+        succeeded("inpod", &command.output()?)
     }
 
     /// The end of what each component wrote, and what the cluster tells of itself: for a person, after a failure.

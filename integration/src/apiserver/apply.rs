@@ -48,16 +48,35 @@ fn path(document: &str) -> anyhow::Result<String> {
     Ok(format!("{group}/namespaces/{namespace}/{plural}/{name}"))
 }
 
+/// The documents of a manifest that are objects.
+fn documents(manifest: &str) -> Vec<&str> {
+    let is_object = |document: &&str| document.lines().any(|line| line.starts_with("kind: "));
+    manifest.split("\n---\n").filter(is_object).collect()
+}
+
 impl ApiServer {
+    /// Deletes what a manifest names, the last first, and what belongs to it in the background, as helm does.
+    ///
+    /// # Errors
+    ///
+    /// When something of it is not there, or the server refuses.
+    pub fn remove(&self, manifest: &str) -> anyhow::Result<()> {
+        let how = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
+        for document in documents(manifest).into_iter().rev() {
+            let path = path(document)?;
+            self.delete_with(&path, &how)
+                .with_context(|| format!("cannot delete {path}"))?;
+        }
+        Ok(())
+    }
+
     /// Applies the documents of a manifest, in their order, on the server's side.
     ///
     /// # Errors
     ///
     /// When the server refuses one, or a kind is not known here.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<()> {
-        let documents = manifest.split("\n---\n");
-        let is_object = |document: &&str| document.lines().any(|line| line.starts_with("kind: "));
-        for document in documents.filter(is_object) {
+        for document in documents(manifest) {
             let path = path(document)?;
             let asked = format!("{path}?fieldManager=test&force=true");
             let content = "application/apply-patch+yaml";

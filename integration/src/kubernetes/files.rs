@@ -1,16 +1,12 @@
 //! What a node's programs are configured with.
 
-use std::{
-    fs::{self, Permissions},
-    os::unix::fs::PermissionsExt as _,
-    path::Path,
-};
+use std::{fs, path::Path};
 
 use anyhow::Context as _;
 use serde_json::json;
 
 use super::NODE;
-use crate::{ApiServer, bin};
+use crate::ApiServer;
 
 /// The networks of this node's pods. Routes to the first are known outside.
 pub(super) const PODS: [&str; 1] = ["10.244.0.0/24"];
@@ -21,7 +17,8 @@ pub(super) const NETWORK: &str = "podnet";
 /// Where Debian's package containernetworking-plugins puts them.
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// A disk that is nearly full is no matter here; nor is swap. Without systemd the kubelet makes the cgroups itself.
+/// A disk that is nearly full is no matter here; nor is swap. Without systemd the kubelet makes the cgroups itself. A
+/// ConfigMap that has changed is shown to pods at the next of these periods (1 min, where nothing is said).
 const KUBELET: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -31,6 +28,7 @@ enforceNodeAllocatable: []
 failCgroupV1: false
 failSwapOn: false
 nodeStatusUpdateFrequency: 1s
+syncFrequency: 5s
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
 staticPodPath: /etc/kubernetes/manifests
 fileCheckFrequency: 1s
@@ -104,11 +102,14 @@ pub(super) fn write(server: &ApiServer, dir: &Path) -> anyhow::Result<()> {
         let from = Path::new(PLUGINS).join(plugin);
         fs::copy(&from, plugins.join(plugin)).context("install containernetworking-plugins")?;
     }
-    primary(&dir.join("etc"), &[])
+    primary(&dir.join("etc"))
 }
 
-/// Writes the list of the primary CNI, with more entries after its own. Renamed into place: runtimes watch.
-fn primary(etc: &Path, more: &[serde_json::Value]) -> anyhow::Result<()> {
+/// The primary CNI's file in `/etc`.
+pub(super) const PRIMARY: &str = "cni/net.d/10-podnet.conflist";
+
+/// What it says.
+pub(super) fn list() -> String {
     let bridge = json!({
         "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
         "ipam": {
@@ -118,22 +119,16 @@ fn primary(etc: &Path, more: &[serde_json::Value]) -> anyhow::Result<()> {
         },
     });
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-    let plugins = [&[bridge, portmap], more].concat();
-    let list = json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": plugins});
-    // containerd 1.6 looks again where a name leaves the directory, not where one comes into it from elsewhere.
-    let aside = etc.join("cni/net.d/.podnet");
-    fs::write(&aside, list.to_string())?;
-    Ok(fs::rename(aside, etc.join("cni/net.d/10-podnet.conflist"))?)
+    json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [bridge, portmap]}).to_string()
 }
 
-/// Puts our plugin on the node and into the chain, as the installer would. `etc` is the machine's own view: what is
-/// written below an overlay is not heard by who watches it.
-pub(super) fn chain(dir: &Path, etc: &Path) -> anyhow::Result<()> {
-    let plugin = dir.join("opt/cni/bin/inpod-cni");
-    fs::copy(bin("inpod-cni")?, &plugin)?;
-    fs::set_permissions(&plugin, Permissions::from_mode(0o755))?;
-    let entry = json!({"type": "inpod-cni", "agentSocket": "/run/inpod/pod-events/grpc.sock"});
-    primary(etc, &[entry])
+/// Writes the list of the primary CNI. Renamed into place: runtimes watch. `etc` is the machine's own view while it runs:
+/// what is written below an overlay is not heard by who watches it.
+pub(super) fn primary(etc: &Path) -> anyhow::Result<()> {
+    // containerd 1.6 looks again where a name leaves the directory, not where one comes into it from elsewhere.
+    let aside = etc.join("cni/net.d/.podnet");
+    fs::write(&aside, list())?;
+    Ok(fs::rename(aside, etc.join(PRIMARY))?)
 }
 
 /// The command line of the first process, after `node.sh NAME DIR`.

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Write as _,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
@@ -21,6 +22,12 @@ const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
 /// Where Debian's package busybox-static puts it.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
+/// Which binaries are in which image, as `deploy/images/build` reads it.
+const COMPONENTS: &str = include_str!("../../../deploy/images/components");
+
+/// The tag that the chart takes for its images, its `appVersion`.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// What a pod in these tests calls of it.
 const APPLETS: [&str; 9] = [
     "sh", "sleep", "httpd", "wget", "nc", "cat", "echo", "mkdir", "true",
@@ -31,35 +38,53 @@ const APPLETS: [&str; 9] = [
 pub enum Image {
     /// `inpod.test/busybox:1`: a sandbox's, and the applications'.
     Busybox,
-    /// `inpod.test/NAME:1`: a binary of this workspace, as it was built last, with the libraries that it names and
-    /// nothing else.
-    Component(&'static str),
+    /// `inpod.test/reference-ztunnel:1`.
+    Ztunnel,
+    /// One that is shipped, under the name that `deploy/images/build` gives it, `localhost/NAME:TAG`, and laid out as
+    /// the Containerfile says. The binaries are those of this workspace as they were built last, with the libraries
+    /// that they name beside them; each ends in its tag, so that no two tags have the same bytes.
+    Shipped {
+        /// As in `deploy/images/components`.
+        name: &'static str,
+        /// [`VERSION`], or another release's.
+        tag: &'static str,
+    },
 }
 
 impl Image {
     fn name(&self) -> &'static str {
         match self {
             Self::Busybox => "busybox",
-            Self::Component(name) => name,
+            Self::Ztunnel => "reference-ztunnel",
+            Self::Shipped { name, .. } => name,
         }
     }
 
-    /// Writes the archive, `NAME.tar` in a directory.
+    fn reference(&self) -> String {
+        match self {
+            Self::Busybox | Self::Ztunnel => format!("inpod.test/{}:1", self.name()),
+            Self::Shipped { name, tag } => format!("localhost/{name}:{tag}"),
+        }
+    }
+
+    /// Writes the archive, `NAME.tar` in a directory. Its path.
     ///
     /// # Errors
     ///
     /// When a file is missing or a program fails.
-    pub fn write(&self, dir: &Path) -> anyhow::Result<()> {
+    pub fn write(&self, dir: &Path) -> anyhow::Result<PathBuf> {
         let work = dir.join(self.name());
         let root = work.join("root");
         let entrypoint = match self {
             Self::Busybox => busybox(&root)?,
-            Self::Component(name) => component(&root, name)?,
+            Self::Ztunnel => component(&root, &[self.name()], "1")?,
+            Self::Shipped { name, tag } => component(&root, &binaries(name)?, tag)?,
         };
         let archive = dir.join(format!("{}.tar", self.name()));
-        let name = format!("inpod.test/{}:1", self.name());
-        pack_image(&work, &name, &json!({"Entrypoint": entrypoint}), &archive)?;
-        Ok(fs::remove_dir_all(work)?)
+        let runs = json!({"Entrypoint": entrypoint});
+        pack_image(&work, &self.reference(), &runs, &archive)?;
+        fs::remove_dir_all(work)?;
+        Ok(archive)
     }
 }
 
@@ -74,18 +99,33 @@ fn busybox(root: &Path) -> anyhow::Result<Value> {
     Ok(json!(["/bin/sleep", "86400"]))
 }
 
-fn component(root: &Path, name: &str) -> anyhow::Result<Value> {
+/// The binaries in an image that is shipped; the first is what it runs.
+fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
+    let mut lines = COMPONENTS.lines().map(str::split_whitespace);
+    let words = lines.find_map(|mut words| (words.next() == Some(image)).then_some(words));
+    let words = words.with_context(|| format!("deploy/images/components has no {image}"))?;
+    Ok(words.collect())
+}
+
+/// Binaries at the root, as the Containerfile copies them, and what they are linked with.
+fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
     fs::create_dir_all(root)?;
-    let (from, to) = (bin(name)?, root.join(name));
-    let [source, target] = [&from, &to].map(|path| path.display().to_string());
-    run("strip", &["-o", &target, &source])?;
-    for library in libraries(&from)? {
-        let relative = library.strip_prefix("/").context("ldd prints full paths")?;
-        let target = root.join(relative);
-        fs::create_dir_all(target.parent().context("a file has a directory")?)?;
-        fs::copy(&library, target)?;
+    for name in names {
+        let (from, to) = (bin(name)?, root.join(name));
+        let [source, target] = [&from, &to].map(|path| path.display().to_string());
+        run("strip", &["-o", &target, &source])?;
+        // Loaders read what the headers name, and nothing after it.
+        let mut file = fs::OpenOptions::new().append(true).open(&to)?;
+        file.write_all(tag.as_bytes())?;
+        for library in libraries(&from)? {
+            let relative = library.strip_prefix("/").context("ldd prints full paths")?;
+            let target = root.join(relative);
+            fs::create_dir_all(target.parent().context("a file has a directory")?)?;
+            fs::copy(&library, target)?;
+        }
     }
-    Ok(json!([format!("/{name}")]))
+    let runs = names.first().context("an image runs something")?;
+    Ok(json!([format!("/{runs}")]))
 }
 
 /// What a program is linked with, the loader among it (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).

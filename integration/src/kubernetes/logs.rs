@@ -48,7 +48,7 @@ fn section(told: &mut String, name: &str, content: &str) {
 }
 
 /// The files at a depth below a directory.
-fn files(dir: &Path, depth: usize) -> Vec<PathBuf> {
+pub(super) fn files(dir: &Path, depth: usize) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
     let mut found: Vec<_> = match depth {

@@ -15,7 +15,7 @@ use nix::{
     unistd::Pid,
 };
 
-use super::{Image, LONG, NODE, files, is};
+use super::{Image, LONG, NODE, files, is, logs};
 use crate::{
     Access, ApiServer, PATIENCE,
     apiserver::process::{spawn, tool},
@@ -68,7 +68,9 @@ impl Machine {
             server,
         };
         let to = machine.dir.join("images");
-        images.iter().try_for_each(|image| image.write(&to))?;
+        for image in images {
+            image.write(&to)?;
+        }
         Ok(machine)
     }
 
@@ -231,13 +233,41 @@ impl Machine {
         Ok(running.netns.path().to_owned())
     }
 
-    /// Puts the plugin where the installer would.
+    /// What the primary CNI wrote as its network's configuration.
+    pub fn primary() -> String {
+        files::list()
+    }
+
+    /// Has the primary CNI write its file, which a machine has from the beginning.
     ///
     /// # Errors
     ///
-    /// When it is not built.
-    pub fn install_plugin(&self) -> anyhow::Result<()> {
-        files::chain(&self.dir, &self.etc("")?)
+    /// When the machine is off.
+    pub fn write_primary(&self) -> anyhow::Result<()> {
+        files::primary(&self.etc("")?)
+    }
+
+    /// Takes the primary CNI's file away: a machine without a network.
+    ///
+    /// # Errors
+    ///
+    /// When the machine is off.
+    pub fn remove_primary(&self) -> anyhow::Result<()> {
+        Ok(fs::remove_file(self.etc(files::PRIMARY)?)?)
+    }
+
+    /// Gives the runtime one more image.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made or the runtime does not take it.
+    pub fn load(&self, image: &Image) -> anyhow::Result<()> {
+        let archive = image.write(&self.dir.join("images"))?;
+        let name = archive.file_name().context("a file has a name")?;
+        let seen = Path::new("/srv/images").join(name);
+        let import = ["ctr", "-n", "k8s.io", "images", "import"];
+        self.exec(&[&import[..], &[&seen.display().to_string()]].concat())?;
+        Ok(fs::remove_file(archive)?)
     }
 
     /// The processes of a pod's containers, as their pids are seen from here.
@@ -303,6 +333,17 @@ impl Machine {
 
     pub(super) fn logs(&self) -> PathBuf {
         self.dir.join("log")
+    }
+
+    /// What the containers of a pod have written, one after the other, for as long as the pod is there.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be read.
+    pub fn log_of(&self, uid: &str) -> anyhow::Result<String> {
+        let ours = |path: &PathBuf| path.display().to_string().contains(uid);
+        let files = logs::files(&self.pod_logs(), 3).into_iter().filter(ours);
+        Ok(files.map(fs::read_to_string).collect::<Result<_, _>>()?)
     }
 
     pub(super) fn pod_logs(&self) -> PathBuf {

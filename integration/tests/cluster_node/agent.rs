@@ -8,63 +8,71 @@ use std::{
 use anyhow::{Context as _, ensure};
 use integration::{
     PATIENCE, bin, eventually,
-    kubernetes::{Cluster, Image, LONG, text},
+    kubernetes::{Cluster, Image, LONG, VERSION, text},
 };
 use serde_json::Value;
+
+use crate::trace::{self, Answers};
 
 /// Where inpod is.
 pub(crate) const SYSTEM: &str = "inpod-system";
 /// Its pods.
 pub(crate) const AGENT: &str = "app.kubernetes.io/name=inpod";
 /// The programs of its containers.
-pub(crate) const SERVICES: [&str; 3] = ["netconfig", "ztunnel-broker", "pod-events"];
+pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", "installer"];
+/// The images that the chart names.
+pub(crate) const SHIPPED: [&str; 5] = [
+    "netconfig",
+    "ztunnel-broker",
+    "pod-events",
+    "installer",
+    "inpod",
+];
 
-static SHARED: Mutex<Weak<Mutex<Cluster>>> = Mutex::new(Weak::new());
+static SHARED: Mutex<Weak<Mutex<Shared>>> = Mutex::new(Weak::new());
+
+/// What tests take turns in.
+pub(crate) struct Shared {
+    cluster: Cluster,
+    /// What was on the node before inpod first was.
+    pub(crate) clean: Answers,
+}
 
 /// A cluster with inpod and a ztunnel, and nobody else in it for now.
-pub(crate) struct Turn<'a> {
-    cluster: MutexGuard<'a, Cluster>,
-}
+pub(crate) struct Turn<'a>(MutexGuard<'a, Shared>);
 
 /// Runs a test with the cluster for itself. Those that wait for it keep it; the last one ends it.
 pub(crate) fn on_the_node(test: impl FnOnce(&Turn<'_>)) {
     loop {
         // One in which a test has failed is nobody's any more: the next one begins anew.
-        if let Ok(cluster) = shared().lock() {
-            return test(&Turn { cluster });
+        if let Ok(shared) = shared().lock() {
+            return test(&Turn(shared));
         }
     }
 }
 
-fn shared() -> Arc<Mutex<Cluster>> {
+fn shared() -> Arc<Mutex<Shared>> {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(cluster) = shared.upgrade().filter(|cluster| !cluster.is_poisoned()) {
         return cluster;
     }
-    let cluster = Cluster::start(&[
-        Image::Busybox,
-        Image::Component("netconfig"),
-        Image::Component("ztunnel-broker"),
-        Image::Component("pod-events"),
-        Image::Component("reference-ztunnel"),
-    ])
-    .unwrap();
-    let cluster = Arc::new(Mutex::new(cluster));
-    deploy(&Turn {
-        cluster: cluster.lock().unwrap(),
-    });
+    let tag = VERSION;
+    let ours = SHIPPED.map(|name| Image::Shipped { name, tag });
+    let images = [&[Image::Busybox, Image::Ztunnel][..], &ours].concat();
+    let cluster = Arc::new(Mutex::new(Shared {
+        cluster: Cluster::start(&images).unwrap(),
+        clean: Answers::new(),
+    }));
+    let mut turn = Turn(cluster.lock().unwrap());
+    turn.0.clean = trace::of_the_node(&turn);
+    turn.server
+        .apply(include_str!("manifests/ztunnel.yaml"))
+        .unwrap();
+    turn.install();
+    turn.until_whole();
+    drop(turn);
     *shared = Arc::downgrade(&cluster);
     cluster
-}
-
-fn deploy(turn: &Turn<'_>) {
-    turn.machine.install_plugin().unwrap();
-    let ztunnel = include_str!("manifests/ztunnel.yaml");
-    turn.server.apply(ztunnel).unwrap();
-    turn.server
-        .apply(include_str!("manifests/inpod.yaml"))
-        .unwrap();
-    turn.until_whole();
 }
 
 impl Turn<'_> {
@@ -106,16 +114,30 @@ impl Turn<'_> {
         Ok(serde_json::from_str(&printed)?)
     }
 
-    /// Waits until everything says that a pod is in the mesh: the agent, the annotation, the rules, the listeners.
+    /// What was on the node before inpod first was.
+    pub(crate) fn clean(&self) -> &Answers {
+        &self.0.clean
+    }
+
+    /// Waits until everything says that a pod is in the mesh, and that the verb made it so: the network is the chain's.
     pub(crate) fn until_enrolled(&self, pod: &Value) {
+        self.until_in(pod, "podnet");
+    }
+
+    /// The same for a pod that began while there was no agent.
+    pub(crate) fn until_found(&self, pod: &Value) {
+        self.until_in(pod, "");
+    }
+
+    /// Waits for the agent, the annotation, the rules and the listeners.
+    fn until_in(&self, pod: &Value, expected: &str) {
         let (namespace, name) = named(pod);
         eventually("the pod is in the mesh", PATIENCE, || {
             let known = self.explain(namespace, name)?;
             let state = text(&known, "/state");
             ensure!(state == "POD_STATE_ENROLLED", "{known}");
-            // The verb made it so, not a search afterwards.
             let network = text(&known, "/sandbox/networkName");
-            ensure!(network == "podnet", "{known}");
+            ensure!(network == expected, "{known}");
             let rules = known.pointer("/rules").context("no rules")?;
             ensure!(
                 rules
@@ -186,7 +208,7 @@ impl Deref for Turn<'_> {
     type Target = Cluster;
 
     fn deref(&self) -> &Cluster {
-        &self.cluster
+        &self.0.cluster
     }
 }
 

@@ -1,13 +1,17 @@
 //! A whole real Kubernetes of one node drives inpod: API server, controller manager, scheduler, kubelet and containerd,
-//! with the services and the reference ztunnel as DaemonSets. The feature `kubernetes` keeps it out of tiers that lack
+//! with inpod as its chart deploys it and the reference ztunnel as a DaemonSet. The feature `kubernetes` keeps it out of tiers that lack
 //! the programs.
 #![cfg(feature = "kubernetes")]
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod agent;
 mod apps;
+mod chart;
 mod ends;
 mod mesh;
 mod node;
 mod probes;
+mod release;
 mod restarts;
+mod start;
+mod trace;

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
-    agent::{AGENT, SERVICES, SYSTEM, named, on_the_node, uid},
+    agent::{SERVICES, named, on_the_node, uid},
     apps::{container, deploy},
     mesh::{serves_through_ztunnel, traffic, unbroken},
 };
@@ -36,15 +36,7 @@ fn the_daemonset_is_rolled_out_anew_without_a_failed_new_connection() {
             json!({"spec": {"template": {"metadata": {"annotations": {"restarted": "once"}}}}});
         let path = "/apis/apps/v1/namespaces/inpod-system/daemonsets/inpod";
         turn.server.patch(path, &again).unwrap();
-        eventually("another agent is ready", LONG, || {
-            let pods = turn.until_ready(SYSTEM, AGENT, 1)?;
-            ensure!(
-                pods.iter().all(|pod| uid(pod) != uid(&before)),
-                "the old one"
-            );
-            anyhow::Ok(())
-        })
-        .unwrap();
+        turn.until_replaced(&before);
         turn.until_whole();
         turn.until_enrolled(&pod);
         serves_through_ztunnel(turn, &pod);

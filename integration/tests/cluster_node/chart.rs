@@ -1,0 +1,113 @@
+//! inpod as a person installs it: what helm renders of the chart is applied and taken away as helm does it.
+//!
+//! A release here differs from the chart's defaults in nothing. Its images have the names that `deploy/images/build` gives
+//! them and are imported, so that no registry is asked; `Image::Shipped` tells what differs in them. The kubelet shows a
+//! changed ConfigMap sooner than by default (`syncFrequency` in `src/kubernetes/files.rs`).
+
+use anyhow::{Context as _, bail, ensure};
+use integration::{
+    eventually,
+    kubernetes::{LONG, is, text},
+    run,
+};
+use serde_json::json;
+
+use crate::agent::{SYSTEM, Turn, uid};
+
+const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/helm/inpod");
+
+/// The place of what runs before helm deletes.
+const HOOK: [&str; 2] = ["--show-only", "templates/leave-job.yaml"];
+
+/// All but that.
+const RELEASE: [&str; 1] = ["--no-hooks"];
+
+/// What helm would find out by asking the server, as `deploy/render` tells it.
+const SERVER: [&str; 4] = [
+    "--kube-version",
+    "v1.34.0",
+    "--api-versions",
+    "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
+];
+
+/// The Job waits four minutes for its nodes (`leave.timeoutSeconds`).
+const LEAVING: std::time::Duration = std::time::Duration::from_secs(270);
+
+/// What helm makes of the chart, with values `NAME=VALUE` of one's own.
+fn rendered(what: &[&str], values: &[&str]) -> anyhow::Result<String> {
+    let helm = std::env::var_os("HELM").and_then(|path| path.into_string().ok());
+    let helm = helm.context("HELM names no program: run ./integration/test kubernetes")?;
+    let release = ["template", "inpod", CHART, "--namespace", SYSTEM];
+    let set = values.iter().flat_map(|value| ["--set", value]);
+    let set: Vec<_> = set.collect();
+    run(&helm, &[&release[..], &SERVER, what, &set].concat())
+}
+
+impl Turn<'_> {
+    /// `kubectl create namespace`, `kubectl label namespace` and `helm install`, as `deploy/README.md` has it.
+    pub(crate) fn install(&self) {
+        let labels = json!({"pod-security.kubernetes.io/enforce": "privileged"});
+        self.make_namespace(SYSTEM, &labels).unwrap();
+        self.upgrade(&[]);
+    }
+
+    /// `helm upgrade` to these values.
+    pub(crate) fn upgrade(&self, values: &[&str]) {
+        let release = rendered(&RELEASE, values).unwrap();
+        self.server.apply(&release).unwrap();
+    }
+
+    /// `helm uninstall`, and `kubectl delete namespace`. What the Job said.
+    pub(crate) fn uninstall(&self) -> String {
+        let hook = rendered(&HOOK, &[]).unwrap();
+        self.server.apply(&hook).unwrap();
+        let said = eventually("the Job has ended", LEAVING, || {
+            let path = format!("/apis/batch/v1/namespaces/{SYSTEM}/jobs/inpod-leave");
+            let job = self.server.get(&path)?;
+            let pods = self.pods(SYSTEM, "app.kubernetes.io/name=inpod-leave")?;
+            let pod = pods.first().context("its pod is not there yet")?;
+            let said = self.machine.log_of(text(pod, "/metadata/uid"))?;
+            ensure!(is(&job, "Complete") || is(&job, "Failed"), "{said}");
+            anyhow::Ok((is(&job, "Complete"), said))
+        });
+        let (is_complete, said) = said.unwrap();
+        assert!(is_complete, "{said}");
+        self.server.remove(&hook).unwrap();
+        self.delete_release();
+        said
+    }
+
+    /// `helm uninstall --no-hooks`, and `kubectl delete namespace`.
+    pub(crate) fn delete_release(&self) {
+        let release = rendered(&RELEASE, &[]).unwrap();
+        self.server.remove(&release).unwrap();
+        let path = format!("/api/v1/namespaces/{SYSTEM}");
+        self.server.delete(&path).unwrap();
+        eventually("nothing of the release is there", LONG, || {
+            match self.server.get(&path) {
+                Err(_) => Ok(()),
+                Ok(_) => bail!("{:?}", self.pods(SYSTEM, "")),
+            }
+        })
+        .unwrap();
+    }
+
+    /// The image that each container of the agent runs.
+    pub(crate) fn images(&self) -> Vec<String> {
+        let agent = self.agent();
+        let containers = agent.pointer("/status/containerStatuses").unwrap();
+        let containers = containers.as_array().unwrap().iter();
+        let images = containers.map(|container| text(container, "/image").to_owned());
+        images.collect()
+    }
+
+    /// Waits until another agent than this is there and ready.
+    pub(crate) fn until_replaced(&self, before: &serde_json::Value) {
+        eventually("another agent is ready", LONG, || {
+            let now = self.agent();
+            ensure!(uid(&now) != uid(before), "the old one");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+}
