@@ -1,7 +1,7 @@
 //! A netns's packet filter and routes, within reach: sockets that were opened in it and are used from home, and
 //! programs that run in it.
 
-use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
+use std::{fs, io, path::Path};
 
 use netns::{EnterError, Netns};
 
@@ -27,11 +27,6 @@ const LEGACY_TABLES: [&str; 2] = [
 /// Counters of a netns, two lines a protocol: names, then numbers (proc_net(5)). Of the netns that the reading thread is
 /// in.
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
-
-/// To whom what a netns tells belongs, as netconfig sees it: root of the user namespace that owns the netns
-/// (proc_net_ns_init in fs/proc/proc_net.c). Where that one is of another user namespace but the same as netconfig's own
-/// root, the netns is taken for netconfig's.
-const ROOT: u32 = 0;
 
 /// Connections that were begun, from here and from elsewhere (RFC 4022). Those that are merely passed on do not count.
 const BEGUN: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
@@ -101,7 +96,7 @@ impl<'a> Link<'a> {
                 facts: Facts {
                     has_ipv6: sysctls.has_ipv6(),
                     has_legacy_tables: LEGACY_TABLES.iter().any(is_filled),
-                    has_other_users: fs::metadata(COUNTERS).is_ok_and(|found| found.uid() != ROOT),
+                    has_other_users: sysctls.has_other_users()?,
                     has_connected: fs::read_to_string(COUNTERS)
                         .map_or(true, |text| has_begun(&text)),
                     migrates: sysctls.migrates()?,

@@ -64,10 +64,14 @@ pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 /// must go back to ztunnel by way of [`TABLE`]. Set and read by our rules alone; the value is Istio's.
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
-/// On what a sidecar's proxy sends to the application in a client's name, on the connections that it makes so, and on
-/// what TPROXY leads to it, which is delivered to this netns by way of [`PROXY_TABLE`]. The proxy sets it on its sockets
-/// (shared facts: istio-sidecar-install.md, 4.4.2).
+/// On what a sidecar's proxy sends to the application in a client's name, and on the connections that it makes so. The
+/// proxy sets it on its sockets (shared facts: istio-sidecar-install.md, 4.4.2).
 pub(crate) const OF_PROXY: Mark = Mark::ours(0x539);
+
+/// On what is delivered to this netns for a sidecar's proxy by way of [`PROXY_TABLE`]. Istio has the one above for that
+/// too; but what Istio's rules find it on they take for the proxy's, so that where they are still there beside ours a
+/// client's connection would be taken for one to the application.
+pub(crate) const TO_PROXY: Mark = Mark::ours(0x53b);
 
 /// On what a sidecar's proxy sends within the pod, and TPROXY is to lead back to it (4.4.2).
 pub(crate) const PROXY_TO_POD: Mark = Mark::ours(0x53a);
@@ -113,7 +117,7 @@ mod tests {
 
     #[test]
     fn our_marks_lie_within_their_mask() {
-        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL, OF_PROXY, PROXY_TO_POD] {
+        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL, OF_PROXY, TO_PROXY, PROXY_TO_POD] {
             assert_eq!(Mark::new(mark.value(), mark.mask()), Some(mark));
         }
     }

@@ -10,7 +10,7 @@ use std::fmt;
 
 use crate::{
     family::Family,
-    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY, TABLE, TO_ZTUNNEL},
+    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY, TABLE, TO_PROXY, TO_ZTUNNEL},
     netlink::route::PROTOCOL,
     rules::{Form, sidecar::RETURNING_V6},
 };
@@ -31,7 +31,7 @@ impl Way {
     const fn mark(self) -> Mark {
         match self {
             Self::ToZtunnel => TO_ZTUNNEL,
-            Self::ToProxy => OF_PROXY,
+            Self::ToProxy => TO_PROXY,
         }
     }
 
@@ -52,7 +52,7 @@ pub(crate) enum Part {
     Route(Way),
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
     Rule(Way),
-    /// What Istio's sidecar installer writes for [`Way::ToProxy`], at that priority: for the whole mark, and once more
+    /// What Istio's sidecar installer writes for the same, at that priority: for its own mark, the whole of it, and once more
     /// each time that it runs (shared facts: istio-sidecar-install.md, 4.4.2).
     IncumbentRule(u32),
 }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(by_tproxy[0], address);
         assert_eq!(
             by_tproxy[4],
-            "IPv6 ip rule `fwmark 0x539/0xfff pref 32764 lookup 133`"
+            "IPv6 ip rule `fwmark 0x53b/0xfff pref 32764 lookup 133`"
         );
     }
 

@@ -35,8 +35,9 @@ pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
     Ruleset { tables }
 }
 
-/// Which questions are whose: the proxy asks in one zone and is asked in the other, since both may come from one
-/// port. The first zone that a packet is given counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in
+/// Which questions are whose: what is asked of servers is in one zone, and what is asked of the proxy in the other,
+/// since both may come from one port. What others than the proxy ask of servers is in the zone of the proxy's, to which
+/// all answers of servers belong; with Istio it is in the other one, and its answers are no answers. The first zone that a packet is given counts (nft_ct_set_zone_eval in net/netfilter/nft_ct.c, xt_ct_target in
 /// net/netfilter/xt_CT.c). Where no server of a family is captured, that family has none of it; with Istio it has the
 /// proxy's.
 fn raw(settings: &Sidecar) -> Option<Table> {
@@ -49,20 +50,27 @@ fn raw(settings: &Sidecar) -> Option<Table> {
         let packets = from.into_iter().chain([UDP, Expr::SourcePort(DNS_PORT)]);
         zone(packets.collect(), PROXY_DNS_ZONE)
     });
-    let of_proxy = proxies(settings).flat_map(|proxy| {
-        let asks = vec![UDP, Expr::Port(DNS_PORT), proxy.clone()];
-        let answers = vec![UDP, Expr::SourcePort(ZTUNNEL_DNS_PORT), proxy];
-        [
-            zone(asks, PROXY_DNS_ZONE),
-            zone(answers, APPLICATION_DNS_ZONE),
-        ]
+    let asked = |conditions: Vec<Expr>| {
+        let packets = [UDP, Expr::Port(DNS_PORT)].into_iter().chain(conditions);
+        zone(packets.collect(), PROXY_DNS_ZONE)
+    };
+    let interfaces = settings.excluded_interfaces.iter().cloned();
+    let by_interfaces = interfaces.map(|name| {
+        let packets = vec![Expr::LeavesBy(name), UDP, Expr::Port(DNS_PORT)];
+        zone(packets, PROXY_DNS_ZONE)
     });
+    let of_proxy = proxies(settings).flat_map(|proxy| {
+        let answers = vec![UDP, Expr::SourcePort(ZTUNNEL_DNS_PORT), proxy.clone()];
+        [asked(vec![proxy]), zone(answers, APPLICATION_DNS_ZONE)]
+    });
+    let of_groups = spared_groups(settings).into_iter().map(asked);
     let of_application = servers(settings, &families, Expr::Destination).map(|to| {
         let packets = to.into_iter().chain([UDP, Expr::Port(DNS_PORT)]);
         zone(packets.collect(), APPLICATION_DNS_ZONE)
     });
     let base = |hook| base(Kind::Filter, hook, RAW_PRIORITY);
-    let sent = of_proxy.chain(of_application).collect();
+    let direct = by_interfaces.chain(of_proxy).chain(of_groups);
+    let sent = direct.chain(of_application).collect();
     Some(table(RAW, base, base, answers.collect(), sent))
 }
 
@@ -107,6 +115,20 @@ fn proxies(settings: &Sidecar) -> impl Iterator<Item = Expr> {
 fn proxy_groups(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let groups = settings.proxy_groups.iter();
     groups.map(|group| Expr::FromGroup(group.number()))
+}
+
+/// The groups whose traffic is not captured, beside the proxy's: conditions each. Where it is that of some alone, all
+/// others at once.
+fn spared_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
+    let excluded = settings.excluded_owner_groups.iter();
+    let excluded = excluded.map(|group| vec![Expr::FromGroup(group.number())]);
+    let others = |included: &Vec<Owner>| -> Vec<Expr> {
+        let included = included.iter();
+        let other = included.map(|group| Expr::NotFromGroup(group.number()));
+        other.collect()
+    };
+    let others = settings.owner_groups.iter().map(others);
+    excluded.chain(others).collect()
 }
 
 /// The servers of these families whose questions are captured, a condition each; one that is none for all.

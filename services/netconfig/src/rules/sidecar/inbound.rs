@@ -7,7 +7,9 @@ use super::{
     rule,
 };
 use crate::{
-    marks::{INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT, PROXY_TO_POD},
+    marks::{
+        INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT, PROXY_TO_POD, TO_PROXY,
+    },
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
 };
 
@@ -39,14 +41,11 @@ pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::ArrivesBy).collect();
     // The nat table has those of virtual machines. Istio's rules capture them here as well, and first.
     rules.extend(spared_virtual_machines(settings));
-    let of_proxy = vec![TCP, Expr::Marked(OF_PROXY)];
-    rules.push(rule(
-        families,
-        of_proxy.clone(),
-        Expr::MarkConnection(OF_PROXY),
-    ));
-    rules.push(accept(of_proxy));
     let by_loopback = || is_loopback(Expr::ArrivesBy);
+    // By loopback alone: what arrives otherwise is nobody's whom the mark could mean.
+    let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(OF_PROXY)];
+    let remember = Expr::MarkConnection(OF_PROXY);
+    rules.push(rule(families, in_a_clients_name, remember));
     rules.extend(returning(settings).map(|from| accept(vec![from, by_loopback(), TCP])));
     rules.push(accept(vec![
         by_loopback(),
@@ -73,10 +72,10 @@ fn divert(settings: &Sidecar) -> Vec<Rule> {
             let mut packets = vec![TCP];
             packets.extend(port);
             packets.push(Expr::KnownConnection);
-            rule(families, packets, Expr::Mark(OF_PROXY))
+            rule(families, packets, Expr::Mark(TO_PROXY))
         })
         .collect();
-    let marked = vec![TCP, Expr::Marked(OF_PROXY)];
+    let marked = vec![TCP, Expr::Marked(TO_PROXY)];
     rules.push(rule(families, marked, Expr::Accept));
     rules
 }
@@ -86,7 +85,7 @@ fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
     packets.extend(begins(settings));
     let family = packets.iter().find_map(Expr::family);
     [
-        Expr::Tproxy(family, INBOUND_PLAINTEXT_PORT, OF_PROXY),
+        Expr::Tproxy(family, INBOUND_PLAINTEXT_PORT, TO_PROXY),
         Expr::Drop,
     ]
     .map(|action| rule(settings.families(), packets.clone(), action))
@@ -112,7 +111,7 @@ pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
     }
     // A constant: the connection was just seen to bear it, and the bits of others stay.
     let packets = vec![TCP, Expr::ConnectionMarked(OF_PROXY)];
-    rules.push(rule(families, packets, Expr::Mark(OF_PROXY)));
+    rules.push(rule(families, packets, Expr::Mark(TO_PROXY)));
     rules
 }
 

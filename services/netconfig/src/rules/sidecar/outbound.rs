@@ -1,8 +1,8 @@
 //! What is done with what the pod sends: the nat table's part, in Istio's order but for what is said.
 
 use super::{
-    Owner, Selection, Sidecar, TCP, UDP, begins, by_excluded_interfaces, loopback, not_loopback,
-    proxies, returning, rule, servers, settings::is_loopback as is_loopback_network,
+    Selection, Sidecar, TCP, UDP, begins, by_excluded_interfaces, loopback, not_loopback, proxies,
+    returning, rule, servers, settings::is_loopback as is_loopback_network, spared_groups,
 };
 use crate::{
     marks::{
@@ -85,16 +85,9 @@ fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-/// What groups send whose traffic is not captured. Where it is that of some alone, those of others in one rule.
-fn of_groups(settings: &Sidecar) -> Vec<Rule> {
-    let excluded = settings.excluded_owner_groups.iter();
-    let excluded = excluded.map(|group| accept(settings, vec![Expr::FromGroup(group.number())]));
-    let mut rules: Vec<_> = excluded.collect();
-    if let Some(included) = &settings.owner_groups {
-        let others = |group: &Owner| Expr::NotFromGroup(group.number());
-        rules.push(accept(settings, included.iter().map(others).collect()));
-    }
-    rules
+fn of_groups(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+    let groups = spared_groups(settings).into_iter();
+    groups.map(|conditions| accept(settings, conditions))
 }
 
 fn names(settings: &Sidecar) -> Vec<Rule> {

@@ -62,8 +62,8 @@ impl Sidecar {
 
     /// The families of which questions for names go to the proxy: where port 53 is excluded, none.
     pub(super) fn dns_families(&self) -> Vec<Family> {
-        let excluded = self.excluded_outbound_ports.iter();
-        if excluded.into_iter().any(|port| port.get() == DNS_PORT) {
+        let mut excluded = self.excluded_outbound_ports.iter();
+        if !self.captures_of_anybody() || excluded.any(|port| port.get() == DNS_PORT) {
             return Vec::new();
         }
         let asked = |family: &Family| self.dns.is_any(|server| Family::of(*server) == *family);
@@ -82,14 +82,15 @@ impl Sidecar {
 
     /// Whether anything that is sent is captured, beside what the proxy says to the pod.
     pub(super) fn captures_outbound(&self) -> bool {
-        let is_of_anybody = self
-            .owner_groups
-            .as_ref()
-            .is_none_or(|some| !some.is_empty());
         let is_any = self.outbound_networks.is_any(|_| true)
             || !self.outbound_ports.is_empty()
             || !self.dns_families().is_empty();
-        is_of_anybody && is_any
+        self.captures_of_anybody() && is_any
+    }
+
+    fn captures_of_anybody(&self) -> bool {
+        let groups = self.owner_groups.as_ref();
+        groups.is_none_or(|some| !some.is_empty())
     }
 }
 
