@@ -13,11 +13,14 @@ mod flows;
 mod incumbent;
 #[path = "../support/istio.rs"]
 mod istio;
+#[path = "../support/sidecar.rs"]
+mod istio_sidecar;
 mod killing;
 mod mending;
 mod process;
 mod refusing;
 mod replacing;
+mod sidecar;
 #[path = "../support/mod.rs"]
 mod support;
 mod tools;

@@ -11,6 +11,7 @@ mod many;
 #[path = "../service/name.rs"]
 #[expect(dead_code, reason = "another test asks more of it")]
 mod name;
+mod sidecar;
 #[path = "../support/mod.rs"]
 mod support;
 mod watcher;

@@ -64,6 +64,15 @@ fn fate(wanted: &Evidence) -> String {
 }
 
 impl Check {
+    pub(crate) fn new(subject: &str, family: Family, steps: Vec<Step>) -> Self {
+        Self {
+            subject: subject.to_owned(),
+            family,
+            steps,
+            deaf: None,
+        }
+    }
+
     /// What connection it makes, if it is the one.
     pub(crate) fn connection(&self) -> Option<&Step> {
         match self.steps.as_slice() {
@@ -361,17 +370,11 @@ impl Checks<'_> {
     }
 
     fn push(&mut self, subject: &str, steps: Vec<Step>) {
-        let check = Check {
-            subject: subject.to_owned(),
-            family: self.family,
-            steps,
-            deaf: None,
-        };
-        self.found.push(check);
+        self.found.push(Check::new(subject, self.family, steps));
     }
 }
 
-fn answer(by: By, on: u16, peer: IpAddr, destination: SocketAddr) -> Evidence {
+pub(crate) fn answer(by: By, on: u16, peer: IpAddr, destination: SocketAddr) -> Evidence {
     Evidence::Answer(Answer {
         by,
         on,
@@ -380,7 +383,7 @@ fn answer(by: By, on: u16, peer: IpAddr, destination: SocketAddr) -> Evidence {
     })
 }
 
-fn question(by: By, on: u16, peer: IpAddr) -> Evidence {
+pub(crate) fn question(by: By, on: u16, peer: IpAddr) -> Evidence {
     Evidence::Answer(Answer {
         by,
         on,

@@ -20,12 +20,15 @@ mod connections;
 mod incumbent;
 #[path = "../support/istio.rs"]
 mod istio;
+#[path = "../support/sidecar.rs"]
+mod istio_sidecar;
 mod matrix;
 mod mutation;
 mod names;
 mod pairwise;
 mod probe;
 mod rush;
+mod sidecar;
 mod stand_in;
 #[path = "../support/mod.rs"]
 mod support;

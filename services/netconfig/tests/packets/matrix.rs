@@ -231,7 +231,7 @@ pub(crate) fn run_all(world: &World, checks: &[Check]) -> Vec<String> {
 }
 
 /// What captures everything and spares nothing.
-const GREEDY: &str = "table inet greedy {
+pub(crate) const GREEDY: &str = "table inet greedy {
     chain prerouting {
         type nat hook prerouting priority -100
         meta l4proto tcp redirect to :15006

@@ -19,7 +19,7 @@ const RICHEST: [&str; 3] = ["everything", "everything-tproxy", "tproxy"];
 
 /// What a redirection consists of, each named as people name it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Part {
+pub(crate) enum Part {
     Rule {
         table: String,
         chain: String,
@@ -32,7 +32,7 @@ enum Part {
 
 impl Part {
     /// Equal for rules that are the same, wherever they stand.
-    fn what(&self) -> String {
+    pub(crate) fn what(&self) -> String {
         match self {
             Self::Rule {
                 table, chain, text, ..
@@ -41,7 +41,7 @@ impl Part {
         }
     }
 
-    fn delete(&self, world: &World) {
+    pub(crate) fn delete(&self, world: &World) {
         match self {
             Self::Rule {
                 table, chain, at, ..
@@ -66,10 +66,10 @@ impl Part {
     }
 }
 
-/// All of them, of a pod with both families.
-fn parts(settings: &Ambient) -> Vec<Part> {
+/// The rules of a redirection.
+pub(crate) fn rules(redirection: &Redirection) -> Vec<Part> {
     let mut parts = Vec::new();
-    for table in Redirection::Ambient(settings.clone()).ruleset().tables {
+    for table in redirection.ruleset().tables {
         for chain in table.chains {
             for (at, rule) in chain.rules.iter().enumerate() {
                 let (table, chain) = (table.name.clone(), chain.name.clone());
@@ -82,6 +82,12 @@ fn parts(settings: &Ambient) -> Vec<Part> {
             }
         }
     }
+    parts
+}
+
+/// All of them, of a pod with both families.
+fn parts(settings: &Ambient) -> Vec<Part> {
+    let mut parts = rules(&Redirection::Ambient(settings.clone()));
     for family in if settings.ipv6 == Ipv6::Off {
         &[Family::V4]
     } else {

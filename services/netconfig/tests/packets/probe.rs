@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use socket2::{Domain, Socket, Type};
 
 use crate::{
@@ -27,6 +28,42 @@ pub(crate) enum Transport {
     Udp,
 }
 
+/// A user and a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Owner {
+    pub(crate) user: u32,
+    pub(crate) group: u32,
+}
+
+impl Owner {
+    /// The same as the machine numbers them, where the pod's numbers begin there.
+    pub(crate) fn outside(self, first: u32) -> Self {
+        Self {
+            user: self.user + first,
+            group: self.group + first,
+        }
+    }
+}
+
+/// As long as it lives, what the calling thread opens is of that owner, by whom rules tell sockets (f_cred->fsuid in
+/// net/netfilter/xt_owner.c and nft_meta.c).
+struct Owned;
+
+impl Owned {
+    fn by(owner: Owner) -> Self {
+        setfsgid(Gid::from_raw(owner.group));
+        setfsuid(Uid::from_raw(owner.user));
+        Self
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        setfsuid(Uid::from_raw(0));
+        setfsgid(Gid::from_raw(0));
+    }
+}
+
 /// A connection, or a question over UDP.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Dial {
@@ -37,6 +74,8 @@ pub(crate) struct Dial {
     pub(crate) mark: u32,
     /// By which interface, whatever the routes say.
     pub(crate) device: Option<&'static str>,
+    /// Whose socket it is, as the pod numbers users and groups; root's if nothing is said.
+    pub(crate) owner: Option<Owner>,
     pub(crate) to: SocketAddr,
 }
 
@@ -48,6 +87,7 @@ impl Dial {
             from: None,
             mark: 0,
             device: None,
+            owner: None,
             to: SocketAddr::new(to, port),
         }
     }
@@ -77,10 +117,19 @@ impl Dial {
         }
     }
 
+    pub(crate) fn of(self, owner: Owner) -> Self {
+        Self {
+            owner: Some(owner),
+            ..self
+        }
+    }
+
     /// A socket in the netns of whoever dials.
     fn socket(&self, world: &World, port: u16) -> io::Result<Socket> {
         let dial = self.clone();
+        let owner = self.owner.map(|owner| owner.outside(world.users_from));
         world.at(self.at).run(move || {
+            let _owner = owner.map(Owned::by);
             let domain = Domain::for_address(dial.to);
             let kind = match dial.transport {
                 Transport::Tcp => Type::STREAM,
@@ -106,6 +155,24 @@ impl Dial {
         })
     }
 
+    fn connected(&self, world: &World, port: u16, patience: Duration) -> io::Result<Socket> {
+        let socket = self.socket(world, port)?;
+        socket.connect_timeout(&self.to.into(), patience)?;
+        Ok(socket)
+    }
+
+    /// Opens it, of TCP, and hears nobody yet.
+    pub(crate) fn connect(
+        &self,
+        world: &World,
+        port: u16,
+        patience: Duration,
+    ) -> io::Result<TcpStream> {
+        let stream = TcpStream::from(self.connected(world, port, patience)?);
+        stream.set_read_timeout(Some(patience))?;
+        Ok(stream)
+    }
+
     /// Opens it, and hears who answers.
     pub(crate) fn open(
         &self,
@@ -113,10 +180,9 @@ impl Dial {
         port: u16,
         patience: Duration,
     ) -> (Option<Flow>, Evidence) {
-        let opened = self.socket(world, port).and_then(|socket| {
-            socket.connect_timeout(&self.to.into(), patience)?;
-            Flow::new(self.transport, socket, patience)
-        });
+        let opened = self
+            .connected(world, port, patience)
+            .and_then(|socket| Flow::new(self.transport, socket, patience));
         match opened {
             Ok((flow, answer)) => (Some(flow), Evidence::Answer(answer)),
             Err(error) => (None, Evidence::of(&error)),

@@ -16,7 +16,7 @@ use crate::support::Fresh;
 /// Who answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum By {
-    /// The socket of ztunnel on that port.
+    /// The socket of ztunnel, or of a sidecar's proxy, on that port.
     Ztunnel(u16),
     Application,
     Outside,
@@ -94,7 +94,12 @@ pub(crate) struct Listener {
 
 impl Listener {
     pub(crate) fn tcp(fresh: &Fresh, by: By, at: SocketAddr) -> Self {
-        let socket = bound(fresh, Type::STREAM, at);
+        fresh.run(move || Self::tcp_here(by, at))
+    }
+
+    /// In the netns of the calling thread.
+    pub(crate) fn tcp_here(by: By, at: SocketAddr) -> Self {
+        let socket = bound(Type::STREAM, at);
         socket.listen(256).unwrap();
         let listener: TcpListener = socket.try_clone().unwrap().into();
         let thread = Some(thread::spawn(move || accept_all(by, &listener)));
@@ -102,7 +107,12 @@ impl Listener {
     }
 
     pub(crate) fn udp(fresh: &Fresh, by: By, at: SocketAddr) -> Self {
-        let socket = bound(fresh, Type::DGRAM, at);
+        fresh.run(move || Self::udp_here(by, at))
+    }
+
+    /// In the netns of the calling thread.
+    pub(crate) fn udp_here(by: By, at: SocketAddr) -> Self {
+        let socket = bound(Type::DGRAM, at);
         let serving: UdpSocket = socket.try_clone().unwrap().into();
         let thread = Some(thread::spawn(move || answer_all(by, &serving)));
         Self { by, socket, thread }
@@ -122,17 +132,15 @@ impl Drop for Listener {
     }
 }
 
-fn bound(fresh: &Fresh, kind: Type, at: SocketAddr) -> Socket {
-    fresh.run(move || {
-        let socket = Socket::new(Domain::for_address(at), kind, None).unwrap();
-        if kind == Type::STREAM {
-            socket.set_reuse_address(true).unwrap();
-        }
-        socket
-            .bind(&at.into())
-            .unwrap_or_else(|error| panic!("{at}: {error}"));
-        socket
-    })
+pub(crate) fn bound(kind: Type, at: SocketAddr) -> Socket {
+    let socket = Socket::new(Domain::for_address(at), kind, None).unwrap();
+    if kind == Type::STREAM {
+        socket.set_reuse_address(true).unwrap();
+    }
+    socket
+        .bind(&at.into())
+        .unwrap_or_else(|error| panic!("{at}: {error}"));
+    socket
 }
 
 fn accept_all(by: By, listener: &TcpListener) {
@@ -160,7 +168,7 @@ fn serve(by: By, stream: &TcpStream) -> io::Result<()> {
 }
 
 /// As ztunnel asks for it: a socket of both families knows only that of the connection's.
-fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
+pub(crate) fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let found = socket
         .original_dst_v4()
@@ -168,7 +176,7 @@ fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
     Some(canonical(found.ok()?.as_socket()?))
 }
 
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 

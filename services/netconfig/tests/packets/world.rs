@@ -19,6 +19,7 @@ use netconfig::{
 use crate::{
     checks,
     probe::Dial,
+    sidecar,
     stand_in::{By, Listener},
     support::{Fresh, sandbox},
 };
@@ -98,6 +99,11 @@ pub(crate) fn either(family: Family, v4: &str, v6: &str) -> IpAddr {
     }
 }
 
+/// The loopback's first address.
+pub(crate) fn loopback(family: Family) -> IpAddr {
+    either(family, "127.0.0.1", "::1")
+}
+
 /// The pod's interfaces to the guest.
 pub(crate) const INTERFACES: [&str; 3] = ["vm0", "k6t-net1", "vm1"];
 
@@ -123,16 +129,35 @@ pub(crate) struct World {
     pub(crate) kind: Pod,
     pub(crate) writer: Writer,
     outside: Fresh,
-    guest: Fresh,
+    pub(crate) guest: Fresh,
     next_port: AtomicU16,
     listeners: Vec<Listener>,
+    /// Where the pod's users and groups begin as the machine numbers them.
+    pub(crate) users_from: u32,
 }
 
 impl World {
     pub(crate) fn new(backend: Backend, kind: Pod) -> Self {
+        let mut world = Self::without_ztunnel(backend, kind, Fresh::new(), 0);
+        let ztunnels = world.listen_as_ztunnel();
+        world.listeners.extend(ztunnels);
+        for port in TRANSPARENT {
+            world.set_transparent(port, true);
+        }
+        world
+    }
+
+    /// Nobody takes what is captured.
+    pub(crate) fn without_ztunnel(
+        backend: Backend,
+        kind: Pod,
+        pod: Fresh,
+        users_from: u32,
+    ) -> Self {
         let world = Self {
-            pod: Fresh::new(),
+            pod,
             kind,
+            users_from,
             writer: writer(backend),
             outside: Fresh::new(),
             guest: Fresh::new(),
@@ -142,9 +167,6 @@ impl World {
         world.connect();
         let listeners = world.listen();
         let world = Self { listeners, ..world };
-        for port in TRANSPARENT {
-            world.set_transparent(port, true);
-        }
         world.wait_for_links();
         world
     }
@@ -172,10 +194,13 @@ impl World {
     }
 
     pub(crate) fn apply(&self, settings: &Ambient) -> Applied {
-        let redirection = Redirection::Ambient(settings.clone());
+        self.redirect(&Redirection::Ambient(settings.clone()))
+    }
+
+    pub(crate) fn redirect(&self, redirection: &Redirection) -> Applied {
         let applied = self
             .writer
-            .apply(&self.pod.netns, &redirection, &sandbox("c1"));
+            .apply(&self.pod.netns, redirection, &sandbox("c1"));
         applied.unwrap()
     }
 
@@ -249,23 +274,36 @@ impl World {
         }
     }
 
+    /// Somebody more listens.
+    pub(crate) fn add(&mut self, listeners: impl IntoIterator<Item = Listener>) {
+        self.listeners.extend(listeners);
+    }
+
+    fn listen_as_ztunnel(&self) -> Vec<Listener> {
+        let any = |port| SocketAddr::new("::".parse().unwrap(), port);
+        let tcp = |port| Listener::tcp(&self.pod, By::Ztunnel(port), any(port));
+        let mut listeners = Vec::from([15001, 15006, 15008].map(tcp));
+        let resolver = By::Ztunnel(15053);
+        for family in self.families() {
+            let at = SocketAddr::new(loopback(*family), 15053);
+            listeners.push(Listener::tcp(&self.pod, resolver, at));
+            listeners.push(Listener::udp(&self.pod, resolver, at));
+        }
+        listeners
+    }
+
     fn listen(&self) -> Vec<Listener> {
-        let ztunnels = [15001, 15006, 15008].map(|port| (&self.pod, By::Ztunnel(port), port));
         let applications = APPLICATION_PORTS.map(|port| (&self.pod, By::Application, port));
         let outsides = OUTSIDE_PORTS.map(|port| (&self.outside, By::Outside, port));
-        let tcp = ztunnels.into_iter().chain(applications).chain(outsides);
+        let tcp = applications.into_iter().chain(outsides);
         // As ztunnel: of both families at once.
         let any = |port| SocketAddr::new("::".parse().unwrap(), port);
         let tcp = tcp.map(|(fresh, by, port)| Listener::tcp(fresh, by, any(port)));
         let mut listeners: Vec<_> = tcp.collect();
         for family in self.families() {
-            let loopback = either(*family, "127.0.0.1", "::1");
             let at = |address, port| SocketAddr::new(address, port);
-            let resolver = By::Ztunnel(15053);
             listeners.extend([
-                Listener::tcp(&self.pod, resolver, at(loopback, 15053)),
-                Listener::udp(&self.pod, resolver, at(loopback, 15053)),
-                Listener::udp(&self.pod, By::Application, at(loopback, 53)),
+                Listener::udp(&self.pod, By::Application, at(loopback(*family), 53)),
                 Listener::udp(&self.outside, By::Outside, at(outside(*family), 53)),
             ]);
         }
@@ -283,7 +321,7 @@ fn addresses(family: Family, pod_lines: &mut Vec<String>, outside_lines: &mut Ve
     pod_lines.push(format!("route add default via {outside} dev eth0"));
     outside_lines.push("link set eth0 up".to_owned());
     outside_lines.push(format!("addr add {outside}{length} dev eth0"));
-    let more = checks::addresses(family);
+    let more = checks::addresses(family).chain(sidecar::more_addresses(family));
     outside_lines.extend(more.map(|more| format!("addr add {more}{host} dev eth0")));
     outside_lines.push(format!("route add {guests} via {pod} dev eth0"));
 }

@@ -33,13 +33,21 @@ impl Fresh {
 
     /// With `lo` down, as the kernel makes it.
     pub(crate) fn down() -> Self {
+        Self::by(|| unshare(CloneFlags::CLONE_NEWNET).unwrap())
+    }
+
+    /// Of a thread that comes into its netns in a way of its own.
+    pub(crate) fn by(enter: impl FnOnce() + Send + 'static) -> Self {
         assert!(
             nix::unistd::geteuid().is_root(),
             "the kernel tests make network namespaces: run them as root"
         );
         let (jobs, queue) = channel();
         let (opened, netns) = channel();
-        let thread = std::thread::spawn(move || live_in_a_new_netns(&opened, &queue));
+        let thread = std::thread::spawn(move || {
+            enter();
+            live_here(&opened, &queue);
+        });
         let netns: Netns = netns.recv().unwrap();
         Self {
             netns,
@@ -91,8 +99,7 @@ impl Drop for Fresh {
     }
 }
 
-fn live_in_a_new_netns(opened: &Sender<Netns>, queue: &Receiver<Job>) {
-    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+fn live_here(opened: &Sender<Netns>, queue: &Receiver<Job>) {
     let task = std::fs::read_link("/proc/thread-self").unwrap();
     let path = PathBuf::from("/proc").join(task).join("ns/net");
     let netns = Netns::open(&path, &roots()).unwrap();

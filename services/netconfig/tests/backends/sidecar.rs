@@ -1,0 +1,261 @@
+//! A sidecar's redirection by every backend: mended, changed and taken away, and what Istio's sidecar installer left in
+//! each of the three forms in which it writes.
+
+use netconfig::{
+    Backend,
+    apply::Phase,
+    rules::{Redirection, scenarios},
+};
+
+use crate::{
+    istio_sidecar::{self, Left},
+    support::{Fresh, ambient, sandbox},
+    tools::{everything, writer},
+};
+
+fn scenario(name: &str) -> Redirection {
+    let mut all = scenarios::sidecar::all();
+    let (_, settings) = all.find(|(found, _)| *found == name).unwrap();
+    Redirection::Sidecar(settings)
+}
+
+/// What needs everything: rules of all tables, routes, ip rules, and the address.
+fn by_tproxy() -> Redirection {
+    scenario("everything-tproxy")
+}
+
+fn apply(backend: Backend, fresh: &Fresh, redirection: &Redirection) -> bool {
+    let applied = writer(backend).apply(&fresh.netns, redirection, &sandbox("c1"));
+    applied.unwrap().changed
+}
+
+fn differences(backend: Backend, fresh: &Fresh, redirection: &Redirection) -> Vec<String> {
+    let verified = writer(backend).verify(&fresh.netns, redirection);
+    verified.unwrap().differences
+}
+
+fn remove(backend: Backend, fresh: &Fresh, phase: Phase) {
+    let removed = writer(backend).remove(&fresh.netns, &sandbox("c1"), phase);
+    removed.unwrap();
+}
+
+/// With addresses, of which [`everything`] tells nothing but by their routes.
+fn all(fresh: &Fresh) -> String {
+    let addresses = fresh.ip("-6 -o addr show dev lo");
+    let words = addresses
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(3));
+    let addresses: Vec<_> = words.collect();
+    format!("{addresses:?}\n{}", routed(fresh))
+}
+
+/// The kernel adds and takes the route to an address of IPv6 a moment after the address.
+fn routed(fresh: &Fresh) -> String {
+    let shown = everything(fresh);
+    let lines = shown
+        .lines()
+        .filter(|line| !line.contains("local ::6 dev lo"));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+fn applied(backend: Backend, redirection: &Redirection) -> Fresh {
+    let fresh = Fresh::new();
+    assert!(apply(backend, &fresh, redirection));
+    fresh
+}
+
+#[test]
+fn what_istios_sidecar_installer_left_is_replaced_and_afterwards_nothing_of_it_is_there() {
+    for left in Left::ALL {
+        let ours = match left {
+            Left::Redirect => scenario("dns"),
+            Left::Tproxy => by_tproxy(),
+        };
+        for form in Backend::ALL {
+            for backend in Backend::ALL {
+                let nothing = all(&Fresh::new());
+                let fresh = Fresh::new();
+                istio_sidecar::leave(form, left, &fresh);
+                let told = differences(backend, &fresh, &ours).join("\n");
+                let is_told = told.contains("Istio's sidecar installer left")
+                    && told.contains(&format!(" in {form}"));
+                assert!(is_told, "{left:?} in {form}: {told}");
+                assert!(apply(backend, &fresh, &ours));
+                let after = all(&fresh);
+                // But for the name of an interface, which is in ours as well.
+                let named = after.to_lowercase().replace("not-istio-nic", "");
+                assert!(!named.contains("istio"), "{after}");
+                assert_eq!(
+                    after,
+                    all(&applied(backend, &ours)),
+                    "{left:?} {form} {backend}"
+                );
+                assert_eq!(differences(backend, &fresh, &ours), [""; 0]);
+                assert!(!apply(backend, &fresh, &ours));
+                remove(backend, &fresh, Phase::Final);
+                assert_eq!(all(&fresh), nothing, "{left:?} {form} {backend}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ambient_mode_leaves_alone_what_istios_sidecar_installer_left() {
+    for left in Left::ALL {
+        for form in Backend::ALL {
+            let fresh = Fresh::new();
+            istio_sidecar::leave(form, left, &fresh);
+            let before = all(&fresh);
+            for backend in Backend::ALL {
+                assert!(apply(backend, &fresh, &ambient()));
+                assert_eq!(differences(backend, &fresh, &ambient()), [""; 0]);
+                for phase in [Phase::Drain, Phase::Final] {
+                    remove(backend, &fresh, phase);
+                }
+                assert_eq!(all(&fresh), before, "{left:?} {form} {backend}");
+            }
+        }
+    }
+}
+
+/// One that has lost its rules, all but the ip rules.
+#[test]
+fn ip_rules_that_istios_sidecar_installer_left_alone_are_replaced() {
+    let fresh = Fresh::new();
+    for _ in 0..3 {
+        fresh.ip("rule add fwmark 1337 lookup 133");
+    }
+    fresh.ip("rule add fwmark 1337/0xffff lookup 133");
+    let ours = by_tproxy();
+    let told = differences(Backend::Nftables, &fresh, &ours);
+    let left = told.iter().filter(|told| told.contains("fwmark 0x539"));
+    assert_eq!(left.count(), 3, "{told:?}");
+    assert!(apply(Backend::Nftables, &fresh, &ours));
+    let rules = fresh.ip("rule");
+    assert_eq!(rules.matches("lookup 133").count(), 2, "{rules}");
+    assert!(rules.contains("fwmark 0x539/0xffff lookup 133"), "{rules}");
+    assert_eq!(differences(Backend::Nftables, &fresh, &ours), [""; 0]);
+}
+
+#[test]
+fn a_drain_of_a_sidecars_redirection_leaves_nothing() {
+    for backend in Backend::ALL {
+        for phase in [Phase::Drain, Phase::Final] {
+            let nothing = all(&Fresh::new());
+            let fresh = applied(backend, &by_tproxy());
+            for _ in 0..2 {
+                remove(backend, &fresh, phase);
+                assert_eq!(all(&fresh), nothing, "{backend} {phase:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pod_goes_from_one_mode_to_the_other_and_nothing_stale_is_left() {
+    let forms = [
+        ambient(),
+        scenario("basic"),
+        by_tproxy(),
+        scenario("ipv4-alone-tproxy"),
+    ];
+    for backend in Backend::ALL {
+        let alone = forms.each_ref().map(|form| all(&applied(backend, form)));
+        for (from, _) in forms.iter().zip(&alone) {
+            for (to, alone) in forms.iter().zip(&alone) {
+                let fresh = applied(backend, from);
+                assert_eq!(apply(backend, &fresh, to), from != to);
+                assert_eq!(&all(&fresh), alone, "{backend}");
+                assert_eq!(differences(backend, &fresh, to), [""; 0]);
+                let seen = writer(backend).observe(&fresh.netns).unwrap();
+                assert!(seen.intact, "{backend}");
+            }
+        }
+    }
+}
+
+/// What is there is not what belongs there; says so; and is mended.
+fn is_told_and_mended(backend: Backend, fresh: &Fresh, named: &str) {
+    let ours = by_tproxy();
+    let told = differences(backend, fresh, &ours);
+    let is_named = told.iter().any(|sentence| sentence.contains(named));
+    assert!(is_named, "{named}: {told:?}");
+    let seen = writer(backend).observe(&fresh.netns).unwrap();
+    assert!(!seen.intact && seen.tag.is_some(), "{named}");
+    assert!(apply(backend, fresh, &ours));
+    assert_eq!(differences(backend, fresh, &ours), [""; 0]);
+}
+
+#[test]
+fn an_address_a_route_and_an_ip_rule_that_is_deleted_is_told_and_mended() {
+    for backend in Backend::ALL {
+        let fresh = applied(backend, &by_tproxy());
+        fresh.ip("-6 addr del ::6/128 dev lo");
+        is_told_and_mended(
+            backend,
+            &fresh,
+            "the IPv6 address `::6/128 dev lo` is missing",
+        );
+        for (family, name) in [("-4", "IPv4"), ("-6", "IPv6")] {
+            fresh.ip(&format!("{family} rule del pref 32764"));
+            is_told_and_mended(backend, &fresh, &format!("the {name} ip rule"));
+            fresh.ip(&format!(
+                "{family} route del local default dev lo table 133"
+            ));
+            is_told_and_mended(backend, &fresh, &format!("the {name} route"));
+        }
+    }
+}
+
+#[test]
+fn every_single_rule_that_is_deleted_is_told_and_mended() {
+    let fresh = applied(Backend::Nftables, &by_tproxy());
+    let listed = || fresh.command("nft", &["-a", "list", "ruleset"]);
+    let chains: Vec<(String, String)> = Redirection::ruleset(&by_tproxy())
+        .tables
+        .into_iter()
+        .flat_map(|table| {
+            let name = table.name;
+            let chains = table.chains.into_iter();
+            chains.map(move |chain| (name.clone(), chain.name))
+        })
+        .collect();
+    let mut count = 0;
+    for (table, chain) in &chains {
+        let rules = |listed: &str| -> Vec<String> {
+            let (_, of_table) = listed
+                .split_once(&format!("table inet {table} {{"))
+                .unwrap();
+            let (_, of_chain) = of_table.split_once(&format!("chain {chain} {{")).unwrap();
+            let (of_chain, _) = of_chain.split_once("\n\t}").unwrap();
+            let lines = of_chain.lines().filter(|line| line.contains(" counter "));
+            let handle = lines.filter_map(|line| line.rsplit(' ').next());
+            handle.map(str::to_owned).collect()
+        };
+        for at in 0..rules(&listed()).len() {
+            let handle = rules(&listed()).swap_remove(at);
+            fresh.nft(&format!("delete rule inet {table} {chain} handle {handle}"));
+            let named = format!("is missing in {table} {chain}");
+            is_told_and_mended(Backend::Nftables, &fresh, &named);
+            count += 1;
+        }
+    }
+    let wanted = Redirection::ruleset(&by_tproxy()).tables;
+    let wanted = wanted.iter().flat_map(|table| &table.chains);
+    assert_eq!(count, wanted.map(|chain| chain.rules.len()).sum::<usize>());
+}
+
+/// Of somebody who was there before us.
+#[test]
+fn an_address_of_others_is_used_and_not_taken_away() {
+    let fresh = Fresh::new();
+    fresh.ip("-6 addr add ::6/128 dev lo");
+    let before = all(&fresh);
+    assert!(apply(Backend::Nftables, &fresh, &scenario("basic")));
+    assert_eq!(
+        differences(Backend::Nftables, &fresh, &scenario("basic")),
+        [""; 0]
+    );
+    remove(Backend::Nftables, &fresh, Phase::Final);
+    assert_eq!(all(&fresh), before);
+}

@@ -1,0 +1,17 @@
+//! A sidecar's redirection, with a real proxy in the pod: a process of its own, under the user and group that the rules
+//! know it by.
+
+mod checks;
+mod forwarding;
+mod invalid;
+mod matrix;
+mod mesh;
+mod mutation;
+mod observed;
+mod process;
+mod running;
+mod settings;
+mod takeover;
+mod users;
+
+pub(crate) use checks::more_addresses;

@@ -1,0 +1,172 @@
+//! Every check with every redirection of a sidecar, on pods whose redirection is changed from one to the next.
+
+use std::time::Duration;
+
+use netconfig::{
+    apply::Phase,
+    rules::{InboundCapture, Redirection, Sidecar},
+};
+
+use super::{
+    checks::{checks, direct},
+    mesh::{Mesh, PRIVILEGED, PROXY},
+    process::Role,
+    settings,
+};
+use crate::{
+    checks::Check,
+    matrix::{GREEDY, HANDS, run_all},
+    probe::{Dial, Evidence, at_once},
+    world::{BACKENDS, Place, Pod, World, pod},
+};
+
+type Named = (&'static str, Sidecar);
+
+/// One pod for those that use TPROXY, whose proxy has rights, and one for the others.
+#[test]
+fn every_redirection_of_a_sidecar_does_what_it_says() {
+    let is_tproxied = |(_, settings): &Named| settings.inbound_capture == InboundCapture::Tproxy;
+    let (tproxied, others): (Vec<_>, Vec<_>) = settings::all().into_iter().partition(is_tproxied);
+    let mut work = Vec::new();
+    for backend in BACKENDS {
+        for kind in Pod::ALL {
+            work.push((*backend, kind, true, few(kind, &tproxied)));
+            work.push((*backend, kind, false, few(kind, &others)));
+        }
+    }
+    let failures = at_once(HANDS, &work, |(backend, kind, is_tproxied, settings)| {
+        let owner = if *is_tproxied { PRIVILEGED } else { PROXY };
+        let mut mesh = Mesh::new(*backend, *kind, owner, Role::Answers);
+        if *is_tproxied {
+            mesh.proxy.set_transparent(true);
+        }
+        try_pod(&mesh, settings)
+    });
+    let failures: Vec<_> = failures.into_iter().flatten().collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// All of them where the pod has both families.
+fn few(kind: Pod, all: &[Named]) -> Vec<Named> {
+    let most = if kind == Pod::Dual { all.len() } else { 2 };
+    all.iter().take(most).cloned().collect()
+}
+
+/// Before the first redirection every check is proven able to fail; after the last one nothing is captured.
+fn try_pod(mesh: &Mesh, all: &[Named]) -> Vec<String> {
+    let world = &mesh.world;
+    let families = world.families();
+    let backend = world.writer.configured.unwrap();
+    let told = |when: &str, failed: Vec<String>| -> Vec<String> {
+        let failed = failed.into_iter();
+        failed
+            .map(|failure| format!("{backend} {:?} {when}: {failure}", world.kind))
+            .collect()
+    };
+    let mut every: Vec<Check> = Vec::new();
+    for check in all
+        .iter()
+        .flat_map(|(_, settings)| checks(settings, families))
+    {
+        if !every.contains(&check) {
+            every.push(check);
+        }
+    }
+    let mut failures = told("control", controls(world, &every));
+    for (name, settings) in all {
+        assert!(mesh.apply(settings), "{name}");
+        failures.extend(told(name, run_all(world, &checks(settings, families))));
+        let redirection = Redirection::Sidecar(settings.clone());
+        let verified = world.writer.verify(&world.pod.netns, &redirection);
+        assert_eq!(verified.unwrap().differences, [""; 0], "{name}");
+    }
+    world.remove(Phase::Final);
+    failures.extend(told("after", run_all(world, &direct(families))));
+    failures
+}
+
+/// Each check fails in a pod without rules, or in one where everything is captured. One sentence for each that passes in
+/// both.
+fn controls(world: &World, checks: &[Check]) -> Vec<String> {
+    let unlike = run_all(world, &direct(world.families()));
+    let bare = run_all(world, checks);
+    world.pod.nft(GREEDY);
+    let greedy = run_all(world, checks);
+    world.pod.nft("delete table inet greedy");
+    let fails = |failures: &[String], check: &Check| {
+        let sentence = format!("{check}: ");
+        failures
+            .iter()
+            .any(|failure| failure.starts_with(&sentence))
+    };
+    let idle = checks
+        .iter()
+        .filter(|check| !fails(&bare, check) && !fails(&greedy, check));
+    let idle = idle.map(|check| format!("nothing makes it fail: {check}"));
+    idle.chain(unlike).collect()
+}
+
+#[test]
+fn what_was_applied_ten_times_is_there_once() {
+    for backend in BACKENDS {
+        let mesh = Mesh::new(*backend, Pod::Dual, PRIVILEGED, Role::Answers);
+        let settings = settings::by_tproxy(settings::rich());
+        let pod = &mesh.world.pod;
+        let shown = || {
+            let shown = ["rule", "-6 rule", "-6 addr show dev lo"].map(|what| pod.ip(what));
+            shown.concat() + &pod.ip("route show table 133") + &pod.ip("-6 route show table 133")
+        };
+        assert!(mesh.apply(&settings));
+        let first = shown();
+        assert_eq!(first.matches("lookup 133").count(), 2, "{first}");
+        assert_eq!(first.matches("inet6 ::6/128").count(), 1, "{first}");
+        for _ in 0..10 {
+            assert!(!mesh.apply(&settings), "{backend}");
+            assert!(mesh.apply(&settings::basic()), "{backend}");
+            assert!(!shown().contains("133"), "{backend}");
+            assert!(mesh.apply(&settings), "{backend}");
+            assert_eq!(shown(), first, "{backend}");
+        }
+    }
+}
+
+/// One sentence for each connection that is let in although the proxy, to whom TPROXY leads it, takes nothing that is
+/// addressed to others.
+pub(super) fn let_in_past_a_deaf_proxy(mesh: &mut Mesh, ports: &[u16]) -> Vec<String> {
+    mesh.proxy.set_transparent(false);
+    let mut let_in = Vec::new();
+    for family in mesh.world.families() {
+        for to in ports {
+            let dial = Dial::tcp(Place::Outside, pod(*family), *to);
+            let port = mesh.world.port();
+            let found = dial.open(&mesh.world, port, SILENCE).1;
+            if found != Evidence::Silence {
+                let_in.push(format!("{family}: past a proxy that is deaf: {found}"));
+            }
+        }
+    }
+    mesh.proxy.set_transparent(true);
+    let_in
+}
+
+/// How long silence is waited for.
+const SILENCE: Duration = Duration::from_millis(300);
+
+#[test]
+fn by_tproxy_nothing_is_let_in_past_a_proxy_that_does_not_take_it() {
+    for backend in BACKENDS {
+        let mut mesh = Mesh::new(*backend, Pod::Dual, PRIVILEGED, Role::Answers);
+        mesh.proxy.set_transparent(true);
+        assert_ne!(
+            let_in_past_a_deaf_proxy(&mut mesh, &[8080]),
+            [""; 0],
+            "without rules"
+        );
+        mesh.apply(&settings::by_tproxy(settings::basic()));
+        assert_eq!(
+            let_in_past_a_deaf_proxy(&mut mesh, &[8080]),
+            [""; 0],
+            "{backend}"
+        );
+    }
+}

@@ -1,0 +1,124 @@
+//! A pod with a sidecar, and what is around it.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use netconfig::{
+    Backend, Family,
+    rules::{Redirection, Sidecar},
+};
+
+use super::process::{Proxy, Role};
+use crate::{
+    probe::Owner,
+    stand_in::{By, Listener},
+    support::Fresh,
+    world::{INTERFACES, Pod, World, guest, loopback, pod},
+};
+
+/// Whom the installer's rules know the proxy by.
+pub(super) const PROXY: Owner = Owner {
+    user: 1337,
+    group: 1337,
+};
+
+/// As the proxy runs where TPROXY is used: it needs rights that its user would not have.
+pub(super) const PRIVILEGED: Owner = Owner {
+    user: 0,
+    group: 1337,
+};
+
+pub(super) const APPLICATION: Owner = Owner {
+    user: 1000,
+    group: 1000,
+};
+
+/// Where the application is heard by everybody, at the pod's address alone, and at loopback alone.
+pub(super) const EVERYWHERE: u16 = 8080;
+pub(super) const AT_THE_POD: u16 = 7070;
+pub(super) const AT_LOOPBACK: u16 = 9191;
+
+/// Of the pod: answers to questions are let in, and nothing else that looks like one.
+const FIREWALL: &str = "table inet firewall {
+    chain input {
+        type filter hook input priority 0
+        iifname != \"lo\" udp sport 53 ct state new counter drop
+    }
+}";
+
+/// The pod, and its proxy.
+pub(super) struct Mesh {
+    // Before the world that it runs in.
+    pub(super) proxy: Proxy,
+    pub(super) world: World,
+}
+
+impl Mesh {
+    pub(super) fn new(backend: Backend, kind: Pod, owner: Owner, role: Role) -> Self {
+        Self::within(backend, kind, Fresh::new(), None, (owner, role))
+    }
+
+    /// In a netns of another user namespace: that of a process, whose users begin at a number.
+    pub(super) fn within(
+        backend: Backend,
+        kind: Pod,
+        fresh: Fresh,
+        users: Option<(u32, u32)>,
+        (owner, role): (Owner, Role),
+    ) -> Self {
+        let first = users.map_or(0, |(_, first)| first);
+        let mut world = World::without_ztunnel(backend, kind, fresh, first);
+        let more = more_listeners(&world);
+        world.add(more);
+        world.pod.nft(FIREWALL);
+        let proxy = Proxy::start(&world, owner, role, users.map(|(process, _)| process));
+        Self { proxy, world }
+    }
+
+    pub(super) fn apply(&self, settings: &Sidecar) -> bool {
+        let redirection = Redirection::Sidecar(settings.clone());
+        let changed = self.world.redirect(&redirection).changed;
+        self.wait_for_address();
+        changed
+    }
+
+    /// The kernel leads packets to a new address of IPv6 a moment after it has it (addrconf_dad_work in
+    /// net/ipv6/addrconf.c).
+    pub(super) fn wait_for_address(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let ip = |what| self.world.pod.ip(what);
+        while ip("-6 addr show dev lo").contains("inet6 ::6/128")
+            && !ip("-6 route show table local").contains("local ::6 dev lo")
+        {
+            assert!(Instant::now() < deadline, "no way to ::6");
+        }
+    }
+}
+
+fn more_listeners(world: &World) -> Vec<Listener> {
+    let any: IpAddr = "::".parse().unwrap();
+    let application =
+        |at, port| Listener::tcp(&world.pod, By::Application, SocketAddr::new(at, port));
+    let mut listeners = Vec::from([15008, 15020, 15021, 15090].map(|port| application(any, port)));
+    for family in world.families() {
+        listeners.push(application(pod(*family), AT_THE_POD));
+        listeners.push(application(loopback(*family), AT_LOOPBACK));
+        for name in INTERFACES {
+            let at = SocketAddr::new(guest(*family, name), EVERYWHERE);
+            listeners.push(Listener::tcp(&world.guest, By::Outside, at));
+            let at = SocketAddr::new(at.ip(), 53);
+            listeners.push(Listener::udp(&world.guest, By::Outside, at));
+        }
+    }
+    listeners
+}
+
+/// From where the proxy calls the application.
+pub(super) fn returning(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => "127.0.0.6".parse().unwrap(),
+        Family::V6 => "::6".parse().unwrap(),
+    }
+}
