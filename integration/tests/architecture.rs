@@ -5,13 +5,14 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, Package};
 
-const SERVICES: [&str; 6] = [
+const SERVICES: [&str; 7] = [
     "pod-events",
     "netconfig",
     "ztunnel-broker",
     "installer",
     "repair",
     "validate",
+    "injector",
 ];
 
 fn metadata() -> Metadata {
@@ -83,7 +84,8 @@ fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
         .find(|package| package.name == "inpod")
         .unwrap();
     let used: BTreeSet<_> = direct(client).intersection(&ours).cloned().collect();
-    assert_eq!(used, set(&["inpod-proto", "workload", "daemon", "chain"]));
+    let known = ["inpod-proto", "workload", "daemon", "chain", "inject"];
+    assert_eq!(used, set(&known));
     assert!(!direct(client).contains("nix"));
     assert!(users_of(&metadata, "inpod").is_empty());
 }
@@ -96,6 +98,25 @@ fn what_runs_in_every_pod_of_the_mesh_is_small() {
         .find(|package| package.name == "validate")
         .unwrap();
     assert_eq!(direct(validate), set(&["nix", "socket2", "thiserror"]));
+}
+
+#[test]
+fn what_is_injected_is_a_value_and_two_programs_make_it() {
+    let metadata = metadata();
+    let inject = members(&metadata)
+        .into_iter()
+        .find(|package| package.name == "inject")
+        .unwrap();
+    let allowed = [
+        "json-patch",
+        "serde",
+        "serde-saphyr",
+        "serde_json",
+        "thiserror",
+        "workload",
+    ];
+    assert!(direct(inject).is_subset(&set(&allowed)));
+    assert!(users_of(&metadata, "inject").is_subset(&set(&["injector", "inpod"])));
 }
 
 #[test]

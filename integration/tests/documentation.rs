@@ -15,7 +15,7 @@ use std::{
 
 use daemon::{Key, config::COMMON};
 use pod_events::metrics::{Metric, OF_ISTIO, OWN};
-use workload::keys;
+use workload::{injection, keys};
 
 const SETTINGS: &str =
     "<!-- settings: integration/tests/documentation.rs compares this table with the code -->\n";
@@ -76,6 +76,7 @@ fn table() -> String {
         ("ztunnel-broker", ztunnel_broker::SERVICE.keys),
         ("installer", installer::SERVICE.keys),
         ("repair", repair::SERVICE.keys),
+        ("injector", injector::SERVICE.keys),
     ];
     for (service, keys) in services {
         keys.iter()
@@ -88,7 +89,7 @@ fn keys_table() -> String {
     let mut table =
         "| Label or annotation | On | inpod | Holds | What it does |\n|---|---|---|---|---|\n"
             .to_owned();
-    for key in keys::TABLE {
+    for key in keys::TABLE.iter().chain(injection::keys::TABLE) {
         let keys::Key {
             name,
             on,
@@ -166,6 +167,7 @@ fn every_page_leads_to_what_is_there() {
         "services/SIDECARS.md",
         "services/inpod/README.md",
         "services/netconfig/README.md",
+        "services/lib/inject/README.md",
         "proto/README.md",
         "proto/istio/workload/zds/README.md",
         "deploy/README.md",

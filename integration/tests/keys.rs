@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use workload::keys::TABLE;
+use workload::{injection, keys};
 
 /// Whose labels and annotations inpod reads or writes.
 const DOMAINS: [&str; 2] = ["istio.io/", "inpod.io/"];
@@ -49,7 +49,8 @@ const REPORTERS: [&str; 2] = ["inpod.io/pod-events", "inpod.io/repair"];
 /// What is wrong with a literal: it is a key, or a sentence with one that is not in the table.
 fn wrong(literal: &str) -> Option<String> {
     let is_sentence = literal.contains(' ');
-    let unknown = |key: &&str| !TABLE.iter().any(|known| known.name == *key);
+    let table = || keys::TABLE.iter().chain(injection::keys::TABLE);
+    let unknown = |key: &&str| !table().any(|known| known.name == *key);
     match keys_in(literal).as_slice() {
         [] => None,
         [name] if REPORTERS.contains(name) => None,

@@ -9,7 +9,7 @@ mod more;
 
 pub(crate) use more::{BundleOrder, LeaveOrder, Mode};
 
-use crate::{doctor::Examination, words};
+use crate::{doctor::Examination, inject::InjectOrder, words};
 
 /// What is printed for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,7 @@ pub(crate) enum Command {
     Doctor(Examination, Format),
     Bundle(BundleOrder),
     Leave(LeaveOrder),
+    Inject(InjectOrder),
 }
 
 /// The command line, understood.
@@ -59,7 +60,7 @@ pub(crate) enum Refused {
     Usage(String),
 }
 
-const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status); a check failed (doctor); a node has not left (leave)\n  \
+const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status); a check failed (doctor); a node has not left (leave); a manifest cannot be used (inject)\n  \
                      2  this command line cannot be used\n  3  a service, or Kubernetes, could not be reached";
 
 const STATES: [PodState; 5] = [
@@ -190,7 +191,7 @@ fn command() -> clap::Command {
                 .help("How long an answer may take"),
         )
         .subcommands([pods(), explain, resync, status])
-        .subcommands([more::doctor(), more::bundle(), more::leave()])
+        .subcommands([more::doctor(), more::bundle(), more::leave(), more::inject()])
 }
 
 impl Arguments {
@@ -243,6 +244,7 @@ fn asked(matches: &ArgMatches) -> Command {
         Some(("doctor", rest)) => Command::Doctor(more::examination(rest), format_of(rest)),
         Some(("bundle", rest)) => Command::Bundle(more::bundle_order(rest)),
         Some(("leave", rest)) => Command::Leave(more::leave_order(rest)),
+        Some(("inject", rest)) => Command::Inject(more::inject_order(rest)),
         Some(_) | None => Command::Status,
     }
 }

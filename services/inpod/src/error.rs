@@ -40,6 +40,9 @@ pub(crate) enum AskError {
     /// Nodes that can be reached have not left in time.
     #[error("not left in time: {0}")]
     NotLeft(String),
+    /// A manifest, or what it is to be injected with, cannot be used.
+    #[error("{0}")]
+    Manifest(String),
     /// The runtime.
     #[error("cannot start: {0}")]
     Runtime(io::Error),
@@ -57,6 +60,7 @@ impl AskError {
             | Self::Unwell(_)
             | Self::Write { .. }
             | Self::NotLeft(_)
+            | Self::Manifest(_)
             | Self::Runtime(_) => 1,
         }
     }

@@ -1,5 +1,6 @@
 //! For people on a node: which of its pods are in the mesh, why or why not, and have them looked at anew; what is wrong
-//! with the node (`doctor`), collected for somebody else (`bundle`); and how a cluster is left (`leave`).
+//! with the node (`doctor`), collected for somebody else (`bundle`); how a cluster is left (`leave`);
+//! and what the injector makes of a manifest (`inject`).
 //!
 //! Everything is asked of the services' sockets and read from the node's files; this program holds no credential and
 //! knows nothing by itself. `leave` alone asks Kubernetes, with the rights of whoever runs it. What is
@@ -12,6 +13,7 @@ mod bundle;
 mod doctor;
 mod error;
 mod explain;
+mod inject;
 mod json;
 mod leave;
 mod out;
@@ -70,6 +72,7 @@ fn run(arguments: &Arguments) -> Result<(), AskError> {
             }
             Command::Bundle(order) => bundle::run(&node, order, &mut out).await,
             Command::Leave(order) => leave::run(order, &mut out).await,
+            Command::Inject(order) => inject::run(order, &mut out),
         }
     })
 }

@@ -10,6 +10,7 @@ use clap::{Arg, ArgMatches, Command, parser::ValueSource, value_parser};
 use super::{flag, output};
 use crate::{
     doctor::{Examination, Places},
+    inject::InjectOrder,
     root::Root,
 };
 
@@ -160,6 +161,44 @@ pub(super) fn leave() -> Command {
             ),
             path("kubeconfig", "How the API server is reached; else as kubectl does, or as the pod's service account"),
         ])
+}
+
+fn shape(text: &str) -> Result<bool, String> {
+    match text {
+        "yaml" => Ok(false),
+        "patch" => Ok(true),
+        _ => Err("it is not yaml or patch".to_owned()),
+    }
+}
+
+pub(super) fn inject() -> Command {
+    Command::new("inject")
+        .about("Print a manifest as the injector would make its pods; asks nobody, changes nothing")
+        .args([
+            path("file", "The manifest; - is standard input")
+                .short('f')
+                .required(true),
+            path(
+                "config",
+                "The injector's configuration (inject.yaml of its ConfigMap); else its defaults",
+            ),
+            Arg::new("output")
+                .short('o')
+                .long("output")
+                .value_name("FORMAT")
+                .value_parser(shape)
+                .default_value("yaml")
+                .help("yaml, or patch: a line of JSON for each object"),
+        ])
+}
+
+pub(super) fn inject_order(matches: &ArgMatches) -> InjectOrder {
+    let path = |name| matches.get_one::<PathBuf>(name).cloned();
+    InjectOrder {
+        file: path("file").unwrap_or_default(),
+        config: path("config"),
+        is_patch: matches.get_one("output").copied().unwrap_or(false),
+    }
 }
 
 fn string(matches: &ArgMatches, name: &str) -> Option<String> {

@@ -8,6 +8,7 @@ pub mod cgroup;
 mod enrollment;
 mod failure;
 mod identifier;
+pub mod injection;
 pub mod keys;
 mod netns;
 mod pod;

@@ -1,0 +1,67 @@
+//! What the injector counts.
+
+use std::time::Duration;
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    registry::{Registry, Unit},
+};
+
+use crate::review::Outcome;
+
+type By = [(&'static str, &'static str); 1];
+
+/// Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    reviews: Family<By, Counter>,
+    skips: Family<By, Counter>,
+    duration: Histogram,
+    reloads: Family<[(&'static str, &'static str); 2], Counter>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            reviews: Family::default(),
+            skips: Family::default(),
+            duration: daemon::metrics::durations(),
+            reloads: Family::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Declares them.
+    pub(crate) fn register(&self, registry: &mut Registry) {
+        let help = "Reviews, by outcome: injected, unchanged (injected before), skipped, refused, other-kind, undecodable, bad-request, overloaded, failed";
+        registry.register("reviews", help, self.reviews.clone());
+        let help = "Pods that were left as they are, by why";
+        registry.register("skips", help, self.skips.clone());
+        let help = "From a request's head to its answer";
+        registry.register_with_unit(
+            "review_duration",
+            help,
+            Unit::Seconds,
+            self.duration.clone(),
+        );
+        let help = "Changes of certificate and configuration that were seen, by what came of them";
+        registry.register("reloads", help, self.reloads.clone());
+    }
+
+    pub(crate) fn reviewed(&self, outcome: Outcome, took: Duration) {
+        self.reviews
+            .get_or_create(&[("outcome", outcome.word())])
+            .inc();
+        if let Outcome::Skipped(why) = outcome {
+            self.skips.get_or_create(&[("why", why.word())]).inc();
+        }
+        self.duration.observe(took.as_secs_f64());
+    }
+
+    pub(crate) fn reloaded(&self, what: &'static str, result: &'static str) {
+        self.reloads
+            .get_or_create(&[("what", what), ("result", result)])
+            .inc();
+    }
+}

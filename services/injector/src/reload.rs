@@ -1,0 +1,132 @@
+//! Certificate and configuration, followed without a restart: what cannot be used changes nothing and is told.
+//!
+//! They are read every few seconds and compared. The kubelet changes a mounted volume by a rename that no watch of a file
+//! hears, and two files of some kilobytes are read in microseconds.
+
+use std::{
+    io,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use daemon::Readiness;
+use inject::Injector;
+
+use crate::{
+    certificate::{Files, Shown},
+    config::Config,
+    metrics::Metrics,
+};
+
+/// What holds readiness up: a certificate to show, and a configuration that is understood.
+pub const CONDITIONS: [&str; 2] = ["certificate", "configuration"];
+
+/// What is in force.
+#[derive(Debug, Default)]
+pub struct Current {
+    /// What handshakes show.
+    pub shown: Arc<Shown>,
+    injector: RwLock<Option<Arc<Injector>>>,
+}
+
+impl Current {
+    /// By what is injected; `None` until the configuration was read.
+    pub fn injector(&self) -> Option<Arc<Injector>> {
+        self.injector
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn replace(&self, injector: Injector) {
+        let mut current = self
+            .injector
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *current = Some(Arc::new(injector));
+    }
+}
+
+/// What was read last, whether or not it could be used.
+#[derive(Debug, Default)]
+struct Seen {
+    files: Option<Files>,
+    text: Option<String>,
+}
+
+/// Follows both for ever.
+pub(crate) async fn follow(
+    config: Config,
+    current: Arc<Current>,
+    conditions: Readiness,
+    metrics: Metrics,
+) {
+    let mut seen = Seen::default();
+    loop {
+        certificate(&config, &current, &mut seen, &conditions, &metrics);
+        configuration(&config, &current, &mut seen, &conditions, &metrics);
+        tokio::time::sleep(config.reload()).await;
+    }
+}
+
+fn told(
+    (what, conditions, metrics): (&'static str, &Readiness, &Metrics),
+    result: Result<(), String>,
+) {
+    metrics.reloaded(what, if result.is_ok() { "used" } else { "refused" });
+    match &result {
+        Ok(()) => tracing::info!(what, "Read"),
+        Err(why) => tracing::error!(what, why, "Cannot be used; what was in force stays"),
+    }
+    conditions.set(what, result);
+}
+
+fn certificate(
+    config: &Config,
+    current: &Current,
+    seen: &mut Seen,
+    conditions: &Readiness,
+    metrics: &Metrics,
+) {
+    let [what, _] = CONDITIONS;
+    match Files::read(&config.tls_dir) {
+        Ok(files) if seen.files.as_ref() == Some(&files) => {}
+        Ok(files) => {
+            let result = current
+                .shown
+                .replace(&files)
+                .map_err(|error| error.to_string());
+            told((what, conditions, metrics), result);
+            seen.files = Some(files);
+        }
+        // Between two contents of a volume; what is shown stays.
+        Err(error) => conditions.set(what, Err(error.to_string())),
+    }
+}
+
+fn configuration(
+    config: &Config,
+    current: &Current,
+    seen: &mut Seen,
+    conditions: &Readiness,
+    metrics: &Metrics,
+) {
+    let [_, what] = CONDITIONS;
+    let text = match std::fs::read_to_string(&config.config_file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        Err(error) => {
+            let why = format!("cannot read {}: {error}", config.config_file.display());
+            return conditions.set(what, Err(why));
+        }
+    };
+    if seen.text.as_ref() == Some(&text) {
+        return;
+    }
+    let injector = inject::Config::parse(&text).and_then(Injector::new);
+    let result = injector.map(|injector| current.replace(injector));
+    told(
+        (what, conditions, metrics),
+        result.map_err(|error| error.to_string()),
+    );
+    seen.text = Some(text);
+}

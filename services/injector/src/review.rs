@@ -1,0 +1,250 @@
+//! An AdmissionReview and its answer (Kubernetes, admission.k8s.io/v1 and v1beta1): pure, but for the clock.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use inject::{Injector, Request, Why};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+const GROUP: &str = "admission.k8s.io/";
+
+/// The version that is answered where the asked one cannot be told: the one that every API server since 1.22 speaks.
+const V1: &str = "admission.k8s.io/v1";
+
+/// What came of a review, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The pod was given a sidecar.
+    Injected,
+    /// The pod was injected before; nothing is to be changed.
+    Unchanged,
+    /// The pod is left as it is.
+    Skipped(Why),
+    /// The pod is to be injected and cannot be.
+    Refused,
+    /// It is not about a new pod; let through.
+    OtherKind,
+    /// It is no review.
+    Undecodable,
+    /// It is no request for one.
+    BadRequest,
+    /// Its deadline came before its turn.
+    Overloaded,
+    /// A fault of ours.
+    Failed,
+}
+
+impl Outcome {
+    /// In a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Injected => "injected",
+            Self::Unchanged => "unchanged",
+            Self::Skipped(_) => "skipped",
+            Self::Refused => "refused",
+            Self::OtherKind => "other-kind",
+            Self::Undecodable => "undecodable",
+            Self::BadRequest => "bad-request",
+            Self::Overloaded => "overloaded",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// An answer as it goes over the wire.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// An AdmissionReview in JSON.
+    pub body: String,
+    /// What it comes to.
+    pub outcome: Outcome,
+}
+
+/// What is asked.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Review {
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    kind: String,
+    request: Option<Asked>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Asked {
+    #[serde(default)]
+    uid: String,
+    #[serde(default)]
+    resource: Resource,
+    #[serde(default)]
+    sub_resource: Option<String>,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    operation: String,
+    #[serde(default)]
+    object: Value,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Resource {
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    resource: String,
+}
+
+/// What is answered.
+#[derive(Debug, Default)]
+struct Response {
+    allowed: bool,
+    message: Option<String>,
+    patch: Option<String>,
+    warning: Option<String>,
+}
+
+impl Review {
+    /// Reads a review.
+    ///
+    /// # Errors
+    ///
+    /// When it is none, in words for whoever asked.
+    pub fn parse(body: &[u8]) -> Result<Self, String> {
+        let review: Self = serde_json::from_slice(body)
+            .map_err(|error| format!("the body is no AdmissionReview: {error}"))?;
+        let is_known = matches!(
+            review.api_version.strip_prefix(GROUP),
+            Some("v1" | "v1beta1")
+        );
+        if review.kind != "AdmissionReview" || !is_known {
+            let (kind, version) = (start(&review.kind), start(&review.api_version));
+            return Err(format!(
+                "kind {kind} of {version} is no AdmissionReview of admission.k8s.io/v1 or v1beta1"
+            ));
+        }
+        if review.request.is_none() {
+            return Err("the AdmissionReview asks for nothing: it has no request".to_owned());
+        }
+        Ok(review)
+    }
+}
+
+fn start(text: &str) -> String {
+    format!("{:?}", text.chars().take(64).collect::<String>())
+}
+
+/// Reads a review and answers it.
+pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]) -> Answer {
+    match Review::parse(body) {
+        Ok(review) => {
+            let (response, outcome) = inject(injector, environment, &review);
+            let uid = review
+                .request
+                .as_ref()
+                .map_or("", |asked| asked.uid.as_str());
+            Answer {
+                body: to_admission_response(&review.api_version, uid, &response),
+                outcome,
+            }
+        }
+        Err(why) => Answer {
+            body: to_admission_response(V1, "", &denied(why)),
+            outcome: Outcome::Undecodable,
+        },
+    }
+}
+
+fn denied(message: String) -> Response {
+    Response {
+        message: Some(message),
+        ..Response::default()
+    }
+}
+
+fn allowed() -> Response {
+    Response {
+        allowed: true,
+        ..Response::default()
+    }
+}
+
+/// What becomes of what is asked about. Anything but a new pod is let through: refusing it would stop what asked for
+/// nothing.
+fn inject(
+    injector: &Injector,
+    environment: &[(String, String)],
+    review: &Review,
+) -> (Response, Outcome) {
+    let Some(asked) = &review.request else {
+        return (allowed(), Outcome::OtherKind);
+    };
+    let Resource { group, resource } = &asked.resource;
+    let is_part = asked
+        .sub_resource
+        .as_ref()
+        .is_some_and(|part| !part.is_empty());
+    let is_pod = group.is_empty() && resource == "pods" && !is_part;
+    if !is_pod || asked.operation != "CREATE" {
+        let warning = "inpod's injector is asked about what is no new pod; its webhook is to be registered for CREATE of pods alone";
+        let response = Response {
+            warning: Some(warning.to_owned()),
+            ..allowed()
+        };
+        return (response, Outcome::OtherKind);
+    }
+    let request = Request {
+        pod: &asked.object,
+        namespace: &asked.namespace,
+        owner: None,
+        environment,
+    };
+    match injector.inject(&request) {
+        Ok(inject::Outcome::Skipped(why)) => (allowed(), Outcome::Skipped(why)),
+        Ok(inject::Outcome::Injected { patch, .. }) if patch.0.is_empty() => {
+            (allowed(), Outcome::Unchanged)
+        }
+        Ok(inject::Outcome::Injected { patch, .. }) => match serde_json::to_string(&patch) {
+            Ok(text) => {
+                let response = Response {
+                    patch: Some(text),
+                    ..allowed()
+                };
+                (response, Outcome::Injected)
+            }
+            Err(error) => (denied(error.to_string()), Outcome::Failed),
+        },
+        Err(error) => (
+            denied(format!("inpod cannot inject a sidecar: {error}")),
+            Outcome::Refused,
+        ),
+    }
+}
+
+fn to_admission_response(api_version: &str, uid: &str, response: &Response) -> String {
+    let Response {
+        allowed,
+        message,
+        patch,
+        warning,
+    } = response;
+    let mut fields = json!({"uid": uid, "allowed": allowed});
+    let more = [
+        message
+            .as_ref()
+            .map(|text| ("status", json!({"message": text}))),
+        patch.as_ref().map(|_| ("patchType", json!("JSONPatch"))),
+        patch
+            .as_ref()
+            .map(|text| ("patch", json!(STANDARD.encode(text)))),
+        warning.as_ref().map(|text| ("warnings", json!([text]))),
+    ];
+    if let Some(fields) = fields.as_object_mut() {
+        let more = more.into_iter().flatten();
+        fields.extend(more.map(|(key, value)| (key.to_owned(), value)));
+    }
+    json!({"apiVersion": api_version, "kind": "AdmissionReview", "response": fields}).to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+use json_patch::Patch;
+
+use super::*;
+
+fn injector() -> Injector {
+    Injector::new(inject::Config::default()).unwrap()
+}
+
+fn review(version: &str, object: &Value) -> Value {
+    json!({
+        "apiVersion": format!("admission.k8s.io/{version}"),
+        "kind": "AdmissionReview",
+        "request": {
+            "uid": "u-1",
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "namespace": "shop",
+            "operation": "CREATE",
+            "object": object,
+        },
+    })
+}
+
+fn pod() -> Value {
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"}, "spec": {"containers": [{"name": "app", "image": "a"}]}})
+}
+
+fn asked(review: &Value) -> (Value, Outcome) {
+    let answer = answer(&injector(), &[], review.to_string().as_bytes());
+    (serde_json::from_str(&answer.body).unwrap(), answer.outcome)
+}
+
+fn patched(answer: &Value, pod: &Value) -> Value {
+    let patch = STANDARD
+        .decode(answer["response"]["patch"].as_str().unwrap())
+        .unwrap();
+    let patch: Patch = serde_json::from_slice(&patch).unwrap();
+    let mut pod = pod.clone();
+    json_patch::patch(&mut pod, &patch.0).unwrap();
+    pod
+}
+
+#[test]
+fn both_versions_are_answered_in_their_own_with_the_uid_and_a_patch() {
+    for version in ["v1", "v1beta1"] {
+        let (answer, outcome) = asked(&review(version, &pod()));
+        assert_eq!(outcome, Outcome::Injected);
+        assert_eq!(answer["apiVersion"], format!("admission.k8s.io/{version}"));
+        assert_eq!(answer["kind"], "AdmissionReview");
+        let response = &answer["response"];
+        assert_eq!(
+            (&response["uid"], &response["allowed"]),
+            (&json!("u-1"), &json!(true))
+        );
+        assert_eq!(response["patchType"], "JSONPatch");
+        let names = patched(&answer, &pod())["spec"]["containers"].clone();
+        assert_eq!(names[1]["name"], "istio-proxy");
+    }
+}
+
+#[test]
+fn a_second_review_of_the_same_pod_changes_nothing() {
+    let (answer, _) = asked(&review("v1", &pod()));
+    let (again, outcome) = asked(&review("v1", &patched(&answer, &pod())));
+    assert_eq!(outcome, Outcome::Unchanged);
+    assert_eq!(again["response"], json!({"uid": "u-1", "allowed": true}));
+}
+
+#[test]
+fn a_pod_that_asks_for_nothing_is_let_through_whatever_is_in_it() {
+    let mut odd = pod();
+    odd["metadata"]["labels"] = json!({"sidecar.istio.io/inject": "false"});
+    odd["metadata"]["annotations"] =
+        json!({"sidecar.istio.io/proxyCPU": "nonsense", "sidecar.istio.io/interceptionMode": "x"});
+    odd["spec"]["containers"] = json!("none");
+    let (answer, outcome) = asked(&review("v1", &odd));
+    assert_eq!(outcome, Outcome::Skipped(Why::OptedOut));
+    assert_eq!(answer["response"], json!({"uid": "u-1", "allowed": true}));
+}
+
+#[test]
+fn a_pod_that_cannot_be_injected_is_refused_with_the_field() {
+    let mut wrong = pod();
+    wrong["metadata"]["annotations"] = json!({"sidecar.istio.io/proxyCPU": "nonsense"});
+    let (answer, outcome) = asked(&review("v1", &wrong));
+    assert_eq!(outcome, Outcome::Refused);
+    let message = answer["response"]["status"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("sidecar.istio.io/proxyCPU") && answer["response"]["allowed"] == false,
+        "{message}"
+    );
+}
+
+#[test]
+fn what_is_no_new_pod_is_let_through_with_a_warning() {
+    let change = |pointer: &str, value: Value| {
+        let mut review = review("v1", &pod());
+        *review.pointer_mut(pointer).unwrap() = value;
+        review
+    };
+    let mut part = review("v1", &pod());
+    part["request"]["subResource"] = "ephemeralcontainers".into();
+    for other in [
+        change("/request/operation", "UPDATE".into()),
+        change("/request/resource/resource", "deployments".into()),
+        change("/request/resource/group", "apps".into()),
+        part,
+    ] {
+        let (answer, outcome) = asked(&other);
+        assert_eq!(outcome, Outcome::OtherKind);
+        assert!(answer["response"]["allowed"] == true && answer["response"]["warnings"].is_array());
+    }
+}
+
+#[test]
+fn what_is_no_review_is_answered_with_what_is_wrong() {
+    let wrong_version = review("v2", &pod());
+    let mut wrong_kind = review("v1", &pod());
+    wrong_kind["kind"] = "Pod".into();
+    let nothing = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview"});
+    let bodies = [
+        b"\xff\xfe".to_vec(),
+        b"[[[[".to_vec(),
+        b"{}".to_vec(),
+        b"null".to_vec(),
+        br#"{"request": 3}"#.to_vec(),
+        wrong_version.to_string().into_bytes(),
+        wrong_kind.to_string().into_bytes(),
+        nothing.to_string().into_bytes(),
+        // Deeper than any pod.
+        format!("{}{}", "[".repeat(100_000), "]".repeat(100_000)).into_bytes(),
+    ];
+    for body in bodies {
+        let answer = answer(&injector(), &[], &body);
+        assert_eq!(answer.outcome, Outcome::Undecodable);
+        let said: Value = serde_json::from_str(&answer.body).unwrap();
+        assert_eq!(said["response"]["allowed"], false);
+        let message = said["response"]["status"]["message"].as_str().unwrap();
+        assert!(!message.is_empty() && message.len() < 500, "{message}");
+    }
+}
+
+#[test]
+fn a_pod_that_is_none_is_refused_and_no_panic() {
+    for odd in [
+        json!(null),
+        json!(3),
+        json!({}),
+        json!({"spec": {"containers": [3]}}),
+        json!({"metadata": [], "spec": {"containers": [{"name": "a"}]}}),
+    ] {
+        let (answer, outcome) = asked(&review("v1", &odd));
+        assert_eq!(
+            (outcome, &answer["response"]["allowed"]),
+            (Outcome::Refused, &json!(false)),
+            "{odd}"
+        );
+    }
+}
+
+#[test]
+fn the_webhooks_path_names_cluster_and_network() {
+    let body = review("v1", &pod()).to_string();
+    let environment = crate::path::environment("/inject/cluster/far/net/n1").unwrap();
+    let answer = answer(&injector(), &environment, body.as_bytes());
+    let said: Value = serde_json::from_str(&answer.body).unwrap();
+    let pod = patched(&said, &pod());
+    assert_eq!(pod["metadata"]["labels"]["topology.istio.io/network"], "n1");
+    let env = pod["spec"]["containers"][1]["env"].as_array().unwrap();
+    assert!(env.contains(&json!({"name": "ISTIO_META_CLUSTER_ID", "value": "far"})));
+}

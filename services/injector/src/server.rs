@@ -1,0 +1,295 @@
+//! How reviews are heard: HTTP/1.1 over TLS, a bound on everything (istio-sidecar-install.md, 6.2).
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use daemon::Shutdown;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::{
+    body::{Bytes, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{sleep, timeout, timeout_at},
+};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{ServerConfig, crypto::ring},
+};
+
+use crate::{
+    certificate::Shown,
+    config::Config,
+    metrics::Metrics,
+    path,
+    reload::Current,
+    review::{self, Answer, Outcome},
+};
+
+/// The longest body (istio-sidecar-install.md, 6.2); a pod of 3 MB, twice over, with its review.
+const LONGEST: usize = 6 * 1024 * 1024;
+
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// How long a connection may wait for its next request: longer than an API server keeps one that is idle (90 s,
+/// client-go's transport), so that none is closed as a review is sent.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// How long reviews under way may take when the process stops.
+const DRAIN: Duration = Duration::from_secs(10);
+
+/// The server of the webhook.
+#[derive(Clone, Debug)]
+pub struct Server(Arc<Inner>);
+
+struct Inner {
+    acceptor: TlsAcceptor,
+    current: Arc<Current>,
+    metrics: Metrics,
+    reviews: Arc<Semaphore>,
+    connections: Arc<Semaphore>,
+    max_connections: usize,
+    deadline: Duration,
+    linger: Duration,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").finish_non_exhaustive()
+    }
+}
+
+/// Takes the webhook's address.
+///
+/// # Errors
+///
+/// When it cannot be had.
+pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener
+        .with_context(|| format!("cannot listen on {address}; see the setting listen_address"))?;
+    tracing::info!(address = %listener.local_addr()?, "Serving reviews");
+    Ok(listener)
+}
+
+impl Server {
+    /// A server that shows the current certificate.
+    ///
+    /// # Errors
+    ///
+    /// When TLS cannot be had at all.
+    pub fn new(config: &Config, current: Arc<Current>, metrics: Metrics) -> anyhow::Result<Self> {
+        let tls = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let tls = tls
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth();
+        let mut tls = tls.with_cert_resolver(Arc::<Shown>::clone(&current.shown));
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self(Arc::new(Inner {
+            acceptor: TlsAcceptor::from(Arc::new(tls)),
+            current,
+            metrics,
+            reviews: Arc::new(Semaphore::new(config.max_reviews.get())),
+            connections: Arc::new(Semaphore::new(config.max_connections.get())),
+            max_connections: config.max_connections.get(),
+            deadline: config.deadline(),
+            linger: config.linger(),
+        })))
+    }
+
+    /// Serves until the process is to stop, and a while longer; what is under way then is answered.
+    pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
+        let last = shutdown.clone();
+        let linger = self.0.linger;
+        let stop = async move {
+            shutdown.requested().await;
+            sleep(linger).await;
+        };
+        tokio::pin!(stop);
+        loop {
+            // Never closed, hence never an error.
+            let place = Arc::clone(&self.0.connections).acquire_owned();
+            let accepted = async { (place.await, listener.accept().await) };
+            let (place, accepted) = tokio::select! {
+                () = &mut stop => break,
+                both = accepted => both,
+            };
+            match accepted {
+                Ok((stream, _)) => drop(tokio::spawn(self.clone().connection(
+                    stream,
+                    place.ok(),
+                    last.clone(),
+                ))),
+                Err(error) => {
+                    tracing::error!(%error, "Cannot accept a connection");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+        drop(listener);
+        let all = u32::try_from(self.0.max_connections).unwrap_or(u32::MAX);
+        if timeout(DRAIN, self.0.connections.acquire_many(all))
+            .await
+            .is_err()
+        {
+            tracing::warn!("Connections did not end in time");
+        }
+    }
+
+    async fn connection(
+        self,
+        stream: TcpStream,
+        place: Option<OwnedSemaphorePermit>,
+        shutdown: Shutdown,
+    ) {
+        // A client that hangs or breaks off is its own affair.
+        if let Ok(Ok(stream)) = timeout(HANDSHAKE, self.0.acceptor.accept(stream)).await {
+            let linger = self.0.linger;
+            let service = service_fn(move |request| {
+                let server = self.clone();
+                async move { Ok::<_, Infallible>(server.serve_inject(request).await) }
+            });
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(IDLE)
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::pin!(connection);
+            tokio::select! {
+                done = connection.as_mut() => drop(done),
+                () = async { shutdown.requested().await; sleep(linger).await } => {
+                    connection.as_mut().graceful_shutdown();
+                    drop(connection.await);
+                }
+            }
+        }
+        drop(place);
+    }
+
+    /// One request, from its head to its answer.
+    async fn serve_inject(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        let began = Instant::now();
+        let (response, outcome) = match self.review(request, began).await {
+            Ok(Answer { body, outcome }) => (json(body), outcome),
+            Err(refused) => {
+                let mut response = Response::new(Full::from(refused.why));
+                *response.status_mut() = refused.status;
+                (response, refused.outcome)
+            }
+        };
+        self.0.metrics.reviewed(outcome, began.elapsed());
+        response
+    }
+
+    async fn review(&self, request: Request<Incoming>, began: Instant) -> Result<Answer, Refused> {
+        let environment = path::environment(request.uri().path())
+            .ok_or_else(|| refused(StatusCode::NOT_FOUND, "reviews are asked for at /inject"))?;
+        if request.method() != Method::POST {
+            return Err(refused(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "reviews are posted",
+            ));
+        }
+        let patience = self.patience(request.uri().query());
+        let until = (began + patience).into();
+        let late = |_| overloaded("the deadline came first");
+        let is_json = request
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|it| it == "application/json");
+        let body = timeout_at(until, body(request)).await.map_err(late)??;
+        if body.is_empty() {
+            return Err(refused(StatusCode::BAD_REQUEST, "the body is empty"));
+        }
+        if !is_json {
+            let why = "the content type is not application/json";
+            return Err(refused(StatusCode::UNSUPPORTED_MEDIA_TYPE, why));
+        }
+        let turn = Arc::clone(&self.0.reviews).acquire_owned();
+        let turn = timeout_at(until, turn).await.map_err(late)?;
+        let injector = self.0.current.injector();
+        let injector = injector
+            .ok_or_else(|| overloaded("the configuration was not read yet, or cannot be used"))?;
+        // A large pod takes milliseconds, in which other connections are served.
+        let work = tokio::task::spawn_blocking(move || {
+            let answer = review::answer(&injector, &environment, &body);
+            drop(turn);
+            answer
+        });
+        work.await.map_err(|error| {
+            tracing::error!(%error, "A review was not answered");
+            Refused {
+                status: StatusCode::INTERNAL_SERVER_ERROR,
+                why: "the review could not be answered".to_owned(),
+                outcome: Outcome::Failed,
+            }
+        })
+    }
+
+    /// The API server says in the query how long it waits (`?timeout=10s`); what it cannot hear any more is not made.
+    fn patience(&self, query: Option<&str>) -> Duration {
+        let mut parameters = query.unwrap_or_default().split('&');
+        let said = parameters.find_map(|it| {
+            it.strip_prefix("timeout=")?
+                .strip_suffix('s')?
+                .parse::<u16>()
+                .ok()
+        });
+        said.map_or(self.0.deadline, |seconds| {
+            self.0.deadline.min(Duration::from_secs(seconds.into()))
+        })
+    }
+}
+
+/// A request that is answered by its status.
+struct Refused {
+    status: StatusCode,
+    why: String,
+    outcome: Outcome,
+}
+
+fn refused(status: StatusCode, why: &str) -> Refused {
+    Refused {
+        status,
+        why: why.to_owned(),
+        outcome: Outcome::BadRequest,
+    }
+}
+
+fn overloaded(why: &str) -> Refused {
+    Refused {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        why: why.to_owned(),
+        outcome: Outcome::Overloaded,
+    }
+}
+
+async fn body(request: Request<Incoming>) -> Result<Bytes, Refused> {
+    let body = Limited::new(request.into_body(), LONGEST).collect().await;
+    let failed = |error| {
+        refused(
+            StatusCode::BAD_REQUEST,
+            &format!("the body cannot be read, or has more than {LONGEST} bytes: {error}"),
+        )
+    };
+    Ok(body.map_err(failed)?.to_bytes())
+}
+
+fn json(body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(body));
+    let media_type = HeaderValue::from_static("application/json");
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, media_type);
+    response
+}

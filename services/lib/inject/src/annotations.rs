@@ -1,0 +1,179 @@
+//! The annotations of a pod that is to be injected, checked before anything is made of them (istio-sidecar-install.md,
+//! 6.5). The lists are read by the same code as on the node.
+
+use serde_json::Value;
+use workload::injection::{self, keys};
+
+use crate::{
+    error::{InjectError, told, yaml},
+    tree,
+};
+
+type Check = fn(&str) -> Result<(), String>;
+
+/// What is checked, in its order: the first that is malformed is told.
+const CHECKS: &[(&str, Check)] = &[
+    (keys::INTERCEPTION_MODE, mode),
+    (keys::STATUS_PORT, port),
+    (keys::READINESS_DELAY, number),
+    (keys::READINESS_PERIOD, number),
+    (keys::READINESS_FAILURES, number),
+    (keys::INCLUDE_OUTBOUND_NETWORKS, all_or_networks),
+    (keys::EXCLUDE_OUTBOUND_NETWORKS, networks),
+    (keys::INCLUDE_INBOUND_PORTS, all_or_ports),
+    (keys::EXCLUDE_INBOUND_PORTS, ports),
+    (keys::EXCLUDE_OUTBOUND_PORTS, ports),
+    (keys::INCLUDE_OUTBOUND_PORTS, ports),
+    (keys::EXCLUDE_INTERFACES, interfaces),
+    (keys::KUBEVIRT_INTERFACES, interfaces),
+    (workload::keys::REROUTE_VIRTUAL_INTERFACES, interfaces),
+    (keys::REWRITE_PROBES, truth),
+    (keys::NATIVE_SIDECAR, yes_or_no),
+    (keys::PROXY_CONFIG, proxy_config),
+    (keys::PROXY_CPU, quantity),
+    (keys::PROXY_CPU_LIMIT, quantity),
+    (keys::PROXY_MEMORY, quantity),
+    (keys::PROXY_MEMORY_LIMIT, quantity),
+    (keys::PROXY_IMAGE, image),
+    (keys::PROXY_IMAGE_TYPE, word),
+    (keys::LOG_LEVEL, word),
+    (keys::COMPONENT_LOG_LEVEL, levels),
+    (keys::AGENT_LOG_LEVEL, levels),
+];
+
+/// Checks every annotation that injection reads.
+///
+/// # Errors
+///
+/// When one does not say what it should.
+pub fn check(pod: &Value) -> Result<(), InjectError> {
+    for (name, check) in CHECKS {
+        if let Some(text) = tree::annotation(pod, name) {
+            check(text).map_err(|why| InjectError::annotation(name, &why))?;
+        }
+    }
+    Ok(())
+}
+
+fn mode(text: &str) -> Result<(), String> {
+    match text {
+        "REDIRECT" | "TPROXY" | "NONE" => Ok(()),
+        other => Err(format!(
+            "{} is no mode; give REDIRECT, TPROXY or NONE",
+            told(other)
+        )),
+    }
+}
+
+fn port(text: &str) -> Result<(), String> {
+    let is_port = is_digits(text) && text.parse::<u16>().is_ok();
+    require(is_port, text, "port", "a number up to 65535")
+}
+
+fn number(text: &str) -> Result<(), String> {
+    let is_number = is_digits(text) && text.parse::<u32>().is_ok();
+    require(is_number, text, "number", "digits alone")
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn require(is_so: bool, text: &str, what: &str, advice: &str) -> Result<(), String> {
+    let why = || format!("{} is no {what}; give {advice}", told(text));
+    is_so.then_some(()).ok_or_else(why)
+}
+
+fn ports(text: &str) -> Result<(), String> {
+    let found = injection::ports(text);
+    found.map(drop).map_err(|error| error.to_string())
+}
+
+fn all_or_ports(text: &str) -> Result<(), String> {
+    if text == "*" { Ok(()) } else { ports(text) }
+}
+
+fn networks(text: &str) -> Result<(), String> {
+    let found = injection::networks(text);
+    found.map(drop).map_err(|error| error.to_string())
+}
+
+fn all_or_networks(text: &str) -> Result<(), String> {
+    if text == "*" { Ok(()) } else { networks(text) }
+}
+
+fn interfaces(text: &str) -> Result<(), String> {
+    let found = injection::interfaces(text);
+    found.map(drop).map_err(|error| error.to_string())
+}
+
+fn truth(text: &str) -> Result<(), String> {
+    let is_truth = tree::truth(text).is_some();
+    require(is_truth, text, "truth value", "true or false")
+}
+
+fn yes_or_no(text: &str) -> Result<(), String> {
+    let is_one = matches!(text, "true" | "false");
+    require(is_one, text, "truth value", "true or false")
+}
+
+/// An object of YAML. What it says of Istio is Istio's to check.
+fn proxy_config(text: &str) -> Result<(), String> {
+    let found: Result<Value, _> = serde_saphyr::from_str(text);
+    let found = found.map_err(|error| format!("it is no YAML: {}", yaml(&error)))?;
+    if found.is_object() || found.is_null() {
+        return Ok(());
+    }
+    Err("it is no map of YAML, like {holdApplicationUntilProxyStarts: true}".to_owned())
+}
+
+/// A Kubernetes quantity (apimachinery, resource.Quantity), not negative: `1`, `0.5`, `100m`, `1Gi`, `1e3`.
+fn quantity(text: &str) -> Result<(), String> {
+    let end = text
+        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+        .unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let has_digit = digits.bytes().any(|byte| byte.is_ascii_digit());
+    let is_plain = has_digit && digits.matches('.').count() <= 1;
+    let suffixes = [
+        "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei",
+    ];
+    let exponent = |unit: &str| {
+        let digits = unit.strip_prefix(['e', 'E'])?;
+        let digits = digits.strip_prefix(['+', '-']).unwrap_or(digits);
+        (is_digits(digits) && digits.len() <= 3).then_some(())
+    };
+    let is_unit = suffixes.contains(&unit) || exponent(unit).is_some();
+    require(
+        is_plain && is_unit,
+        text,
+        "quantity",
+        "one like 100m or 128Mi",
+    )
+}
+
+/// Neither blank nor control character, which no name of an image has.
+fn image(text: &str) -> Result<(), String> {
+    let is_image = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+    require(is_image, text, "image", "one like registry/name:tag")
+}
+
+fn word(text: &str) -> Result<(), String> {
+    let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    let is_word = !text.is_empty() && text.bytes().all(is_word);
+    require(is_word, text, "word", "letters, digits and _.- alone")
+}
+
+fn levels(text: &str) -> Result<(), String> {
+    let is_level = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-:,".contains(&byte);
+    let is_list = !text.is_empty() && text.bytes().all(is_level);
+    require(
+        is_list,
+        text,
+        "list of levels",
+        "NAME:LEVEL with commas between them",
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,101 @@
+use serde_json::json;
+
+use super::*;
+use crate::Config;
+
+fn pod(label: Option<&str>, annotation: Option<&str>) -> Value {
+    let mut pod = json!({"metadata": {"labels": {"app": "web"}, "annotations": {}}, "spec": {}});
+    if let Some(said) = label {
+        pod["metadata"]["labels"][keys::INJECT] = said.into();
+    }
+    if let Some(said) = annotation {
+        pod["metadata"]["annotations"][keys::INJECT] = said.into();
+    }
+    pod
+}
+
+fn config(text: &str) -> Config {
+    Config::parse(text).unwrap()
+}
+
+const NEVER: &str = "neverInjectSelector: [{matchLabels: {app: web}}]";
+const ALWAYS: &str = "alwaysInjectSelector: [{matchExpressions: [{key: app, operator: Exists}]}]";
+
+/// The policy matrix of Istio's own test (istio-sidecar-install.md, 10.1): configuration, label, annotation, outcome.
+#[test]
+fn what_a_pod_says_beats_selectors_which_beat_the_policy() {
+    use Decision::{Inject, Skip};
+    let disabled_always = format!("policy: disabled\n{ALWAYS}");
+    let both = format!("{NEVER}\n{ALWAYS}");
+    let rows: &[(&str, Option<&str>, Option<&str>, Decision)] = &[
+        ("policy: enabled", None, None, Inject),
+        ("policy: enabled", None, Some("false"), Skip(Why::OptedOut)),
+        ("policy: enabled", Some("false"), None, Skip(Why::OptedOut)),
+        (
+            "policy: enabled",
+            Some("false"),
+            Some("true"),
+            Skip(Why::OptedOut),
+        ),
+        ("policy: enabled", Some("true"), Some("false"), Inject),
+        ("policy: disabled", None, None, Skip(Why::Policy)),
+        ("policy: disabled", None, Some("true"), Inject),
+        ("policy: disabled", Some("true"), None, Inject),
+        ("policy: disabled", Some("true"), Some("false"), Inject),
+        ("policy: enabled", Some("yes"), None, Inject),
+        ("policy: disabled", Some("yes"), None, Skip(Why::Policy)),
+        ("policy: disabled", Some("True"), None, Skip(Why::Policy)),
+        ("policy: enabled", Some(""), Some("false"), Inject),
+        (NEVER, None, None, Skip(Why::NeverSelected)),
+        (NEVER, Some("true"), None, Inject),
+        (NEVER, Some("on"), None, Skip(Why::NeverSelected)),
+        (&disabled_always, None, None, Inject),
+        (&disabled_always, Some("false"), None, Skip(Why::OptedOut)),
+        (&both, None, None, Skip(Why::NeverSelected)),
+        ("neverInjectSelector: [{}]", None, None, Inject),
+        (
+            "policy: disabled\nalwaysInjectSelector: [{}]",
+            None,
+            None,
+            Skip(Why::Policy),
+        ),
+    ];
+    for (text, label, annotation, expected) in rows {
+        let found = decide(&config(text), &pod(*label, *annotation), "shop");
+        assert_eq!(found, *expected, "{text} {label:?} {annotation:?}");
+    }
+}
+
+#[test]
+fn host_network_and_the_systems_namespaces_come_first() {
+    let mut host = pod(Some("true"), None);
+    host["spec"]["hostNetwork"] = true.into();
+    let config = Config::default();
+    assert_eq!(
+        decide(&config, &host, "shop"),
+        Decision::Skip(Why::HostNetwork)
+    );
+    for namespace in SYSTEM_NAMESPACES {
+        let found = decide(&config, &pod(Some("true"), None), namespace);
+        assert_eq!(found, Decision::Skip(Why::SystemNamespace));
+    }
+    let mut own = pod(Some("true"), None);
+    own["metadata"]["namespace"] = "kube-system".into();
+    assert_eq!(
+        decide(&config, &own, "shop"),
+        Decision::Skip(Why::SystemNamespace)
+    );
+}
+
+#[test]
+fn what_is_no_pod_asks_for_nothing_and_is_no_trouble() {
+    let off = config("policy: disabled");
+    for odd in [
+        json!(null),
+        json!(7),
+        json!([]),
+        json!({"metadata": 3, "spec": "x"}),
+    ] {
+        assert_eq!(decide(&off, &odd, ""), Decision::Skip(Why::Policy));
+    }
+}

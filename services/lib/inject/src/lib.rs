@@ -1,0 +1,189 @@
+//! What is put into a pod that is to have a sidecar, as a value: no I/O, no Kubernetes, no clock.
+//!
+//! The steps are those of Istio's webhook, by their names (seeds/002, in the reference; `README.md` has the table):
+//! [`Injector::inject`] asks [`decide`] whether anything is to be done, checks the pod's annotations ([`annotations`]),
+//! gathers the facts and renders the templates ([`Injector::injection_data`]), merges them into the pod ([`merge`]),
+//! rewrites probes ([`probes`]), writes the status ([`status`]), puts containers into their order ([`order`]), and says
+//! it all as a patch ([`patch::create`]).
+
+pub mod annotations;
+pub mod config;
+pub mod decide;
+pub mod error;
+pub mod facts;
+pub mod files;
+pub mod merge;
+pub mod order;
+mod overrides;
+pub mod owner;
+pub mod patch;
+pub mod previous;
+pub mod probes;
+pub mod proxy;
+pub mod selector;
+pub mod status;
+pub mod template;
+mod tree;
+
+use json_patch::Patch;
+use serde_json::Value;
+use workload::injection::keys;
+
+pub use config::{Config, InvalidConfig};
+pub use decide::{Decision, Why};
+pub use error::InjectError;
+pub use owner::Owner;
+
+use crate::{
+    facts::Facts,
+    proxy::{ISTIO_PROXY, ProxySettings},
+    status::Status,
+    template::{Conditions, Template},
+};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The pod, or the template of one: an object with `metadata` and `spec`.
+    pub pod: &'a Value,
+    /// Its namespace; what the pod itself says comes first.
+    pub namespace: &'a str,
+    /// What makes it, where that is known otherwise than by the pod's owner references.
+    pub owner: Option<&'a Owner>,
+    /// Environment of the proxy besides, in order: that of the webhook's path.
+    pub environment: &'a [(String, String)],
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Outcome {
+    /// The pod is left as it is.
+    Skipped(Why),
+    /// The pod is to be changed; the patch is empty where it was injected before.
+    Injected {
+        /// The pod as it is to be.
+        pod: Value,
+        /// What leads to it.
+        patch: Patch,
+    },
+}
+
+/// Configuration and templates, ready for use.
+#[derive(Clone, Debug)]
+pub struct Injector {
+    config: Config,
+    templates: Vec<(String, Template)>,
+}
+
+impl Injector {
+    /// Checks a configuration and reads its templates.
+    ///
+    /// # Errors
+    ///
+    /// When something cannot be used; the message names it, with the line of a template.
+    pub fn new(config: Config) -> Result<Self, InvalidConfig> {
+        config.check()?;
+        let templates = template::all(&config)?;
+        Ok(Self { config, templates })
+    }
+
+    /// What is configured.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What becomes of a pod. One that is not to be injected is not looked at any further, however malformed it is.
+    ///
+    /// # Errors
+    ///
+    /// When the pod is to be injected and cannot be: an annotation or a field of it is not as it should be.
+    pub fn inject(&self, request: &Request<'_>) -> Result<Outcome, InjectError> {
+        if let Decision::Skip(why) = decide::decide(&self.config, request.pod, request.namespace) {
+            return Ok(Outcome::Skipped(why));
+        }
+        let pod = self.injected(request)?;
+        let patch = patch::create(request.pod, &pod);
+        Ok(Outcome::Injected { pod, patch })
+    }
+
+    fn injected(&self, request: &Request<'_>) -> Result<Value, InjectError> {
+        tree::is_pod(request.pod)?;
+        annotations::check(request.pod)?;
+        // What is templated looks at the pod as its author wrote it; what is merged into is the pod as it came.
+        let original = previous::strip(request.pod);
+        let proxy = ProxySettings::of(&self.config, &original)?;
+        let facts = Facts::gather(&self.config, &proxy, &original, request)?;
+        let rendered = self.injection_data(&original, &proxy, &facts)?;
+        let rendered = overrides::without_own_volumes(proxy::placed(rendered, &proxy), &original);
+        let mut pod = request.pod.clone();
+        let declared = overrides::take(&mut pod, &original, &rendered, &proxy);
+        merge::merge(&mut pod, &rendered);
+        overrides::put_back(&mut pod, declared, &proxy)?;
+        proxy::agree_on_user(&mut pod, &original, &proxy);
+        facts::environment(&mut pod, &self.config, &proxy, request.environment);
+        probes::rewrite(&mut pod, &proxy)?;
+        annotate(&mut pod, &self.config);
+        Status::of(&rendered, &original, &pod, &self.config).write(&mut pod);
+        order::containers(&mut pod, &proxy);
+        Ok(pod)
+    }
+
+    /// The selected templates, rendered and merged in their order.
+    fn injection_data(
+        &self,
+        original: &Value,
+        proxy: &ProxySettings,
+        facts: &Facts,
+    ) -> Result<Value, InjectError> {
+        let conditions = Conditions::of(&self.config, proxy);
+        let mut rendered = Value::Object(serde_json::Map::new());
+        for name in self.selected(original)? {
+            let named = self.templates.iter().find(|(known, _)| *known == name);
+            let unknown = || InjectError::UnknownTemplate(name.clone());
+            let (_, template) = named.ok_or_else(unknown)?;
+            let part = template.render(&name, facts, &conditions)?;
+            merge::merge(&mut rendered, &part);
+        }
+        Ok(rendered)
+    }
+
+    /// The names of the pod's templates, aliases replaced.
+    fn selected(&self, original: &Value) -> Result<Vec<String>, InjectError> {
+        let asked = tree::annotation(original, keys::TEMPLATES);
+        let asked: Vec<String> = match asked {
+            Some(names) => names
+                .split(',')
+                .map(|name| name.trim().to_owned())
+                .collect(),
+            None => self.config.default_templates.clone(),
+        };
+        let known = |name: &String| self.templates.iter().any(|(known, _)| known == name);
+        let mut selected = Vec::new();
+        for name in asked {
+            match self.config.aliases.get(&name) {
+                Some(names) => selected.extend(names.iter().cloned()),
+                None if known(&name) => selected.push(name),
+                None => return Err(InjectError::UnknownTemplate(name)),
+            }
+        }
+        Ok(selected)
+    }
+}
+
+/// Annotations that the configuration gives to every pod.
+fn annotate(pod: &mut Value, config: &Config) {
+    for (name, value) in &config.injected_annotations {
+        tree::annotate(pod, name, value);
+    }
+}
+
+/// Whether a container is the proxy.
+fn is_proxy(container: &Value) -> bool {
+    tree::name(container) == Some(ISTIO_PROXY)
+}
+
+/// The proxy's container of a pod.
+fn proxy_of(pod: &Value) -> Option<&Value> {
+    let mut all = tree::all_containers(pod).map(|(_, it)| it);
+    all.find(|it| is_proxy(it))
+}

@@ -1,0 +1,133 @@
+//! A part of a pod laid over a pod: Kubernetes' strategic merge, for the fields that templates have to do with.
+//!
+//! Maps are merged key by key, lists of the table below item by item, everything else is replaced. `null` removes a key;
+//! `$patch: delete` removes an item or a map, `$patch: replace` replaces it whole.
+
+use serde_json::{Map, Value};
+
+/// By which fields the items of a list are told apart (k8s.io/api/core/v1, `patchMergeKey`). Ports have two: one port may
+/// be there for TCP and for UDP.
+const KEYED: &[(&str, &[&str])] = &[
+    ("containers", &["name"]),
+    ("initContainers", &["name"]),
+    ("ephemeralContainers", &["name"]),
+    ("volumes", &["name"]),
+    ("imagePullSecrets", &["name"]),
+    ("env", &["name"]),
+    ("ports", &["containerPort", "protocol"]),
+    ("volumeMounts", &["mountPath"]),
+    ("volumeDevices", &["devicePath"]),
+    ("hostAliases", &["ip"]),
+    ("resourceClaims", &["name"]),
+    (
+        "topologySpreadConstraints",
+        &["topologyKey", "whenUnsatisfiable"],
+    ),
+];
+
+/// Items that have one of several forms: the later one is the whole of it, for two forms at once are none.
+const WHOLE: &[&str] = &["env", "volumes"];
+
+/// What a probe or a hook does: one of these.
+const HANDLERS: [&str; 5] = ["exec", "httpGet", "tcpSocket", "grpc", "sleep"];
+
+const DIRECTIVE: &str = "$patch";
+
+/// By which fields a list's items are told apart; `None` where they are not.
+pub(crate) fn key_of(list: &str) -> Option<&'static [&'static str]> {
+    let found = KEYED.iter().find(|(name, _)| *name == list);
+    found.map(|(_, fields)| *fields)
+}
+
+/// Whether two items of a list are the same one.
+pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
+    let field = |item: &Value, name: &str| match item.get(name) {
+        // What a port without a protocol has (core/v1, ContainerPort).
+        None | Some(Value::Null) if name == "protocol" => Value::from("TCP"),
+        found => found.cloned().unwrap_or_default(),
+    };
+    fields
+        .iter()
+        .all(|name| field(left, name) == field(right, name))
+}
+
+/// Lays `over` over `base`.
+pub fn merge(base: &mut Value, over: &Value) {
+    match (base, over) {
+        (Value::Object(base), Value::Object(over)) => merge_map(base, over),
+        (base, over) => *base = bare(over),
+    }
+}
+
+fn merge_map(base: &mut Map<String, Value>, over: &Map<String, Value>) {
+    match over.get(DIRECTIVE).and_then(Value::as_str) {
+        Some("replace") => base.clear(),
+        Some("delete") => return base.clear(),
+        _ => {}
+    }
+    if HANDLERS.iter().any(|handler| over.contains_key(*handler)) {
+        base.retain(|key, _| !HANDLERS.contains(&key.as_str()) || over.contains_key(key));
+    }
+    for (key, value) in over {
+        if key == DIRECTIVE {
+            continue;
+        }
+        if value.is_null() || directive(value) == Some("delete") {
+            base.remove(key);
+            continue;
+        }
+        let fields = key_of(key).filter(|_| value.is_array());
+        match (base.get_mut(key), fields) {
+            (Some(Value::Array(items)), Some(fields)) => {
+                let over = value.as_array().map_or(&[][..], Vec::as_slice);
+                merge_list(items, over, fields, WHOLE.contains(&key.as_str()));
+            }
+            (Some(known @ Value::Object(_)), _) => merge(known, value),
+            (Some(known), _) => *known = bare(value),
+            (None, _) => {
+                base.insert(key.clone(), bare(value));
+            }
+        }
+    }
+}
+
+fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole: bool) {
+    for item in over {
+        let place = items.iter().position(|known| is_same(fields, known, item));
+        let is_deleted = directive(item) == Some("delete");
+        match place.and_then(|at| items.get_mut(at)) {
+            Some(_) if is_deleted => drop(place.map(|at| items.remove(at))),
+            Some(known) if is_whole => *known = bare(item),
+            Some(known) => merge(known, item),
+            None if is_deleted => {}
+            None => items.push(bare(item)),
+        }
+    }
+}
+
+fn directive(value: &Value) -> Option<&str> {
+    value.get(DIRECTIVE)?.as_str()
+}
+
+/// A value that is taken as it is, without what is said only to the merge.
+fn bare(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().filter(|(key, value)| {
+                *key != DIRECTIVE && !value.is_null() && directive(value) != Some("delete")
+            });
+            kept.map(|(key, value)| (key.clone(), bare(value)))
+                .collect()
+        }
+        Value::Array(items) => {
+            let kept = items
+                .iter()
+                .filter(|item| directive(item) != Some("delete"));
+            kept.map(bare).collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

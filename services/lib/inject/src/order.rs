@@ -1,0 +1,49 @@
+//! The order of containers (istio-sidecar-install.md, 6.4): by it the kubelet starts them.
+
+use serde_json::Value;
+
+use crate::{
+    is_proxy,
+    proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
+    tree,
+};
+
+/// The container that lets the proxy write core dumps, of some templates.
+const CORE_DUMP: &str = "enable-core-dump";
+
+/// Puts what was injected where it has to be; the pod's own containers keep their order.
+pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
+    let first_or_last = |container: &Value| match (is_proxy(container), proxy.holds_application) {
+        (true, true) => -1,
+        (true, false) => 1,
+        (false, _) => 0,
+    };
+    let native = |container: &Value| match tree::name(container) {
+        Some(ISTIO_INIT | ISTIO_VALIDATION) => -3,
+        Some(ISTIO_PROXY) => -2,
+        Some(CORE_DUMP) => -1,
+        _ => 0,
+    };
+    // Validation fails before anything of the pod runs; what redirects comes last: nothing serves the pod's own init
+    // containers yet.
+    let ordinary = |container: &Value| match tree::name(container) {
+        Some(ISTIO_VALIDATION) => -1,
+        Some(ISTIO_INIT) => 1,
+        Some(CORE_DUMP) => 2,
+        _ => 0,
+    };
+    sort(pod, "containers", first_or_last);
+    if proxy.is_native {
+        sort(pod, "initContainers", native);
+    } else {
+        sort(pod, "initContainers", ordinary);
+    }
+}
+
+fn sort(pod: &mut Value, list: &str, place: impl Fn(&Value) -> i8) {
+    let items = pod.pointer_mut(&format!("/spec/{list}"));
+    if let Some(items) = items.and_then(Value::as_array_mut) {
+        // Stable: equals stay as they are.
+        items.sort_by_key(|item| place(item));
+    }
+}

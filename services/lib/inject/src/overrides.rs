@@ -1,0 +1,109 @@
+//! A container that a template has and the pod declares too: what the pod says wins (istio-sidecar-install.md, 6.4 step 8).
+
+use serde_json::{Value, json};
+use workload::injection::keys;
+
+use crate::{
+    error::InjectError,
+    is_proxy, merge,
+    proxy::ProxySettings,
+    tree::{self, CONTAINER_LISTS},
+};
+
+/// The image that stands for the template's.
+const AUTO: &str = "auto";
+
+/// The containers that the pod declares and the template has, by their lists, as they were written.
+#[derive(Debug)]
+pub(crate) struct Declared(Vec<(&'static str, Value)>);
+
+/// A volume that the pod has under a name of the template's stays the pod's: its own containers mount it.
+pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Value {
+    let own = tree::containers(original, "volumes");
+    let is_own = |volume: &Value| own.iter().any(|it| tree::name(it) == tree::name(volume));
+    let volumes = rendered
+        .pointer_mut("/spec/volumes")
+        .and_then(Value::as_array_mut);
+    if let Some(volumes) = volumes {
+        volumes.retain(|volume| !is_own(volume));
+    }
+    rendered
+}
+
+/// Takes out of the pod what it declares of the template's containers, so that the template's come first. A native proxy
+/// that was declared among the containers is an init container from now on.
+pub(crate) fn take(
+    pod: &mut Value,
+    original: &Value,
+    rendered: &Value,
+    proxy: &ProxySettings,
+) -> Declared {
+    let names: Vec<_> = tree::all_containers(rendered)
+        .filter_map(|(_, it)| tree::name(it))
+        .collect();
+    let declared = tree::all_containers(original)
+        .filter(|(_, it)| tree::name(it).is_some_and(|name| names.contains(&name)))
+        .map(|(list, it)| (list, it.clone()))
+        .collect();
+    let declared = Declared(declared);
+    if proxy.is_native {
+        move_first(pod);
+    }
+    declared
+}
+
+fn move_first(pod: &mut Value) {
+    let Some(spec) = pod.get_mut("spec") else {
+        return;
+    };
+    let Some(containers) = spec.get_mut("containers").and_then(Value::as_array_mut) else {
+        return;
+    };
+    let (mut native, others): (Vec<_>, Vec<_>) =
+        std::mem::take(containers).into_iter().partition(is_proxy);
+    *containers = others;
+    if native.is_empty() {
+        return;
+    }
+    if let Some(init) = tree::list_mut(spec, "initContainers") {
+        init.append(&mut native);
+    }
+}
+
+/// Lays what the pod declared over what the template made of it, and writes it down for the next time.
+pub(crate) fn put_back(
+    pod: &mut Value,
+    Declared(declared): Declared,
+    proxy: &ProxySettings,
+) -> Result<(), InjectError> {
+    if declared.is_empty() {
+        return Ok(());
+    }
+    for (list, container) in &declared {
+        let is_moved = proxy.is_native && is_proxy(container);
+        let list = if is_moved { "initContainers" } else { list };
+        let mut said = container.clone();
+        if let Some(fields) = said.as_object_mut()
+            && fields
+                .get("image")
+                .is_some_and(|image| image == AUTO || image == "")
+        {
+            fields.remove("image");
+        }
+        let over = json!({"spec": {list: [said]}});
+        merge::merge(pod, &over);
+    }
+    let of = |wanted: &str| {
+        let of_list = declared.iter().filter(|(list, _)| *list == wanted);
+        of_list.map(|(_, it)| it.clone()).collect::<Vec<_>>()
+    };
+    let mut kept = serde_json::Map::new();
+    for list in CONTAINER_LISTS {
+        let containers = of(list);
+        if !containers.is_empty() {
+            kept.insert(list.to_owned(), containers.into());
+        }
+    }
+    tree::annotate(pod, keys::OVERRIDES, &Value::from(kept).to_string());
+    Ok(())
+}

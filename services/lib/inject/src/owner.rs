@@ -1,0 +1,137 @@
+//! What makes a pod, as telemetry names it: by the controller that owns it, looked through to the object that a person
+//! wrote (istio-sidecar-install.md, 6.4 step 2).
+
+use serde_json::Value;
+
+use crate::tree;
+
+/// The object that a pod is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// Its API version, like `apps/v1`.
+    pub api_version: String,
+    /// Its kind.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// The label that a Deployment's ReplicaSets give their pods.
+const TEMPLATE_HASH: &str = "pod-template-hash";
+
+/// The label that Argo's Rollouts give their pods.
+const ROLLOUT_HASH: &str = "rollouts-pod-template-hash";
+
+impl Owner {
+    /// What owns a pod; the pod itself where nothing does.
+    pub fn of(pod: &Value) -> Self {
+        let references = pod.pointer("/metadata/ownerReferences");
+        let references = references.and_then(Value::as_array).into_iter().flatten();
+        let mut controllers =
+            references.filter(|it| it.get("controller") == Some(&Value::Bool(true)));
+        controllers
+            .next()
+            .map_or_else(|| Self::itself(pod), |it| Self::behind(pod, it))
+    }
+
+    fn itself(pod: &Value) -> Self {
+        let name = tree::text(pod, "/metadata/name").filter(|name| !name.is_empty());
+        let generated = || {
+            let prefix = tree::text(pod, "/metadata/generateName").unwrap_or_default();
+            prefix.trim_end_matches('-')
+        };
+        Self::new("v1", "Pod", name.unwrap_or_else(generated))
+    }
+
+    fn new(api_version: &str, kind: &str, name: &str) -> Self {
+        Self {
+            api_version: api_version.to_owned(),
+            kind: kind.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    fn behind(pod: &Value, controller: &Value) -> Self {
+        let field = |key| tree::text(controller, key).unwrap_or_default();
+        let (kind, name) = (field("/kind"), field("/name"));
+        let cut = |label| {
+            let hash = tree::label(pod, label).filter(|hash| !hash.is_empty())?;
+            name.strip_suffix(hash)?.strip_suffix('-')
+        };
+        match kind {
+            "ReplicaSet" => {
+                if let Some(name) = cut(ROLLOUT_HASH) {
+                    return Self::new("v1alpha1", "Rollout", name);
+                }
+                if let Some(name) = cut(TEMPLATE_HASH) {
+                    return Self::new("apps/v1", "Deployment", name);
+                }
+            }
+            "ReplicationController" => {
+                if let Some(name) = tree::label(pod, "deploymentconfig") {
+                    return Self::new("apps.openshift.io/v1", "DeploymentConfig", name);
+                }
+            }
+            "Job" => {
+                if let Some(name) = of_cron_job(name) {
+                    return Self::new("batch/v1", "CronJob", name);
+                }
+            }
+            _ => {}
+        }
+        Self::new(field("/apiVersion"), kind, name)
+    }
+}
+
+/// A CronJob names its Jobs by the minute of their time: a number of eight digits or more.
+fn of_cron_job(name: &str) -> Option<&str> {
+    let (name, time) = name.rsplit_once('-')?;
+    let is_time = (8..=10).contains(&time.len()) && time.bytes().all(|byte| byte.is_ascii_digit());
+    is_time.then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn owned(kind: &str, name: &str, labels: Value) -> Owner {
+        Owner::of(&json!({"metadata": {
+            "generateName": "x-",
+            "labels": labels,
+            "ownerReferences": [{"apiVersion": "a/v1", "kind": kind, "name": name, "controller": true}],
+        }}))
+    }
+
+    #[test]
+    fn a_pod_is_of_what_a_person_wrote() {
+        let seen = |kind, name, labels| {
+            let Owner { kind, name, .. } = owned(kind, name, labels);
+            format!("{kind}/{name}")
+        };
+        let hash = json!({"pod-template-hash": "5d4f"});
+        assert_eq!(
+            seen("ReplicaSet", "web-5d4f", hash.clone()),
+            "Deployment/web"
+        );
+        assert_eq!(seen("ReplicaSet", "web-abcd", hash), "ReplicaSet/web-abcd");
+        let hash = json!({"rollouts-pod-template-hash": "5d4f"});
+        assert_eq!(seen("ReplicaSet", "web-5d4f", hash), "Rollout/web");
+        assert_eq!(seen("Job", "tidy-29384756", json!({})), "CronJob/tidy");
+        assert_eq!(seen("Job", "tidy-once", json!({})), "Job/tidy-once");
+        let labels = json!({"deploymentconfig": "shop"});
+        assert_eq!(
+            seen("ReplicationController", "shop-1", labels),
+            "DeploymentConfig/shop"
+        );
+        assert_eq!(seen("StatefulSet", "db", json!({})), "StatefulSet/db");
+    }
+
+    #[test]
+    fn a_pod_of_nobody_is_of_itself() {
+        let pod = json!({"metadata": {"generateName": "one-off-"}});
+        assert_eq!(Owner::of(&pod).name, "one-off");
+        assert_eq!(Owner::of(&json!({})).kind, "Pod");
+    }
+}

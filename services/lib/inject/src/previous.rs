@@ -1,0 +1,88 @@
+//! An injection taken back: what its author wrote, of a pod that was injected. By it a second injection comes to the same
+//! as the first, and a person sees what was added.
+
+use serde_json::{Map, Value};
+use workload::injection::keys;
+
+use crate::{
+    merge::key_of,
+    probes,
+    status::{Before, Status},
+    tree::{self, CONTAINER_LISTS},
+};
+
+/// The pod without what an injection added; a pod that was not injected, as it is.
+///
+/// What a custom template set of the spec beside containers, volumes and pull secrets stays: nothing tells that it is
+/// not the author's.
+pub fn strip(pod: &Value) -> Value {
+    let Some(status) = Status::read(pod) else {
+        return pod.clone();
+    };
+    let mut pod = pod.clone();
+    probes::restore(&mut pod, &status);
+    let declared = tree::annotation(&pod, keys::OVERRIDES);
+    let declared: Value = declared
+        .and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_default();
+    let lists = [
+        ("initContainers", &status.init_containers),
+        ("containers", &status.containers),
+        ("volumes", &status.volumes),
+        ("imagePullSecrets", &status.image_pull_secrets),
+    ];
+    for (list, names) in lists {
+        remove(&mut pod, list, names);
+    }
+    for list in CONTAINER_LISTS {
+        put_back(&mut pod, list, tree::list(&declared, list));
+    }
+    reset(&mut pod, "labels", &status.labels);
+    reset(&mut pod, "annotations", &status.annotations);
+    tree::forget(&mut pod, "annotations", [keys::STATUS, keys::OVERRIDES]);
+    pod
+}
+
+fn remove(pod: &mut Value, list: &str, names: &[String]) {
+    let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else {
+        return;
+    };
+    let Some(items) = spec.get_mut(list).and_then(Value::as_array_mut) else {
+        return;
+    };
+    let had_any = !items.is_empty();
+    let is_injected = |item: &Value| {
+        let name = tree::name(item);
+        name.is_some_and(|name| names.iter().any(|it| it == name))
+    };
+    items.retain(|item| !is_injected(item));
+    if had_any && items.is_empty() && key_of(list).is_some() {
+        spec.remove(list);
+    }
+}
+
+fn put_back(pod: &mut Value, list: &str, containers: &[Value]) {
+    if containers.is_empty() {
+        return;
+    }
+    let spec = tree::object_mut(pod, "spec");
+    if let Some(items) = spec.and_then(|spec| tree::list_mut(spec, list)) {
+        items.extend(containers.iter().cloned());
+    }
+}
+
+fn reset(pod: &mut Value, map: &str, before: &Before) {
+    let absent = before.iter().filter(|(_, value)| value.is_none());
+    tree::forget(pod, map, absent.map(|(key, _)| key.as_str()));
+    let notes = pod.pointer_mut(&format!("/metadata/{map}"));
+    let Some(notes) = notes.and_then(Value::as_object_mut) else {
+        return;
+    };
+    let said = before
+        .iter()
+        .filter_map(|(key, value)| Some((key, value.as_deref()?)));
+    let said: Map<_, _> = said
+        .map(|(key, value)| (key.clone(), value.into()))
+        .collect();
+    notes.extend(said);
+}

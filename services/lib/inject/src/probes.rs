@@ -1,0 +1,225 @@
+//! Probes of the application, led through the proxy's agent, which asks the application at the pod's own address
+//! (istio-sidecar-install.md, 6.9): the kubelet has no certificate of the mesh.
+//!
+//! HTTP, TCP and gRPC probes and the HTTP and TCP hooks of a lifecycle become HTTP at the agent's port; what they were is
+//! told to the agent in [`PROBERS`]. A probe whose port has a name that its container does not declare is left alone:
+//! the agent could only answer with an error.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use crate::{
+    error::InjectError,
+    is_proxy,
+    proxy::{ISTIO_PROXY, ProxySettings},
+    proxy_of,
+    status::Status,
+    tree,
+};
+
+/// The variable by which the agent knows what it is to ask: JSON, by path.
+pub const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
+
+/// Where a probe or hook stands in a container, the path that the agent answers it on, and the handlers that it may have.
+const PLACES: [(&[&str], &str, &str, &[&str]); 5] = [
+    (&["readinessProbe"], "app-health", "readyz", &PROBES),
+    (&["livenessProbe"], "app-health", "livez", &PROBES),
+    (&["startupProbe"], "app-health", "startupz", &PROBES),
+    (
+        &["lifecycle", "preStop"],
+        "app-lifecycle",
+        "prestopz",
+        &HOOKS,
+    ),
+    (
+        &["lifecycle", "postStart"],
+        "app-lifecycle",
+        "poststartz",
+        &HOOKS,
+    ),
+];
+
+const PROBES: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
+const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
+
+/// Has the agent asked instead of the application. What was rewritten before stays, its entry as well.
+///
+/// # Errors
+///
+/// When what an earlier injection told the agent cannot be read.
+pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
+    let Some(known) = proxy_of(pod) else {
+        return Ok(());
+    };
+    let known = tree::variable(known, PROBERS).map(str::to_owned);
+    if !proxy.rewrites_probes || proxy.status_port == 0 {
+        return Ok(());
+    }
+    let mut probers = probers(known.as_deref())?;
+    let mut names = BTreeMap::new();
+    tree::each_container(pod, |_, container| {
+        if !is_proxy(container) {
+            rewrite_container(container, proxy.status_port, &mut probers, &mut names);
+        }
+    });
+    if !probers.is_empty() {
+        let text = Value::from(probers).to_string();
+        tree::each_container(pod, |_, container| {
+            if is_proxy(container) {
+                tree::set_variable(container, PROBERS, &text);
+            }
+        });
+    }
+    remember(pod, names);
+    Ok(())
+}
+
+fn probers(known: Option<&str>) -> Result<Map<String, Value>, InjectError> {
+    let Some(text) = known else {
+        return Ok(Map::new());
+    };
+    let wrong = |error| {
+        InjectError::NoPod(format!(
+            "variable {PROBERS} of {ISTIO_PROXY} is no JSON of probes: {error}"
+        ))
+    };
+    serde_json::from_str(text).map_err(wrong)
+}
+
+/// Names of ports are written down in the status, which comes after.
+fn remember(pod: &mut Value, names: BTreeMap<String, String>) {
+    if names.is_empty() {
+        return;
+    }
+    let mut status = Status::read(pod).unwrap_or_default();
+    status.ports.extend(names);
+    status.write(pod);
+}
+
+fn place<'a>(container: &'a mut Value, keys: &[&str]) -> Option<&'a mut Map<String, Value>> {
+    let mut found = container;
+    for key in keys {
+        found = found.get_mut(*key)?;
+    }
+    found.as_object_mut()
+}
+
+fn rewrite_container(
+    container: &mut Value,
+    status_port: u16,
+    probers: &mut Map<String, Value>,
+    names: &mut BTreeMap<String, String>,
+) {
+    let Some(name) = tree::name(container).map(str::to_owned) else {
+        return;
+    };
+    let ports = tree::list(container, "ports").to_vec();
+    for (keys, kind, end, handlers) in PLACES {
+        let Some(probe) = place(container, keys) else {
+            continue;
+        };
+        let Some(handler) = handlers
+            .iter()
+            .find(|handler| probe.contains_key(**handler))
+        else {
+            continue;
+        };
+        let Some(number) = port(probe.get(*handler), &ports) else {
+            continue;
+        };
+        // The agent's own, or one that was led there before.
+        if number == u64::from(status_port) {
+            continue;
+        }
+        let path = format!("/{kind}/{name}/{end}");
+        let entry = entry(probe, handler, number);
+        if let Some(said) = probe.get(*handler).and_then(|it| it.get("port")?.as_str()) {
+            names.insert(path.clone(), said.to_owned());
+        }
+        let asked = asked(probe.remove(*handler), handler, &path, status_port);
+        probe.insert("httpGet".to_owned(), asked);
+        probers.entry(path).or_insert(entry);
+    }
+}
+
+/// The number of a handler's port; `None` where it has a name that is not declared.
+fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
+    let said = handler?.get("port")?;
+    if let Some(name) = said.as_str() {
+        let mut named = ports.iter().filter(|port| tree::name(port) == Some(name));
+        return named.next()?.get("containerPort")?.as_u64();
+    }
+    said.as_u64()
+}
+
+/// What the agent is told: the handler with a port that is a number, and how long it may take.
+fn entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
+    let mut asked = probe.get(handler).cloned().unwrap_or_default();
+    if let Some(fields) = asked.as_object_mut() {
+        fields.insert("port".to_owned(), number.into());
+    }
+    let mut entry = Map::from_iter([(handler.to_owned(), asked)]);
+    if let Some(timeout) = probe.get("timeoutSeconds") {
+        entry.insert("timeoutSeconds".to_owned(), timeout.clone());
+    }
+    entry.into()
+}
+
+/// What the kubelet asks now. Host and headers of an HTTP probe stay; the agent speaks no TLS to the kubelet.
+fn asked(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
+    let mut asked = json!({});
+    if handler == "httpGet" {
+        asked = before.unwrap_or(asked);
+        if asked.get("scheme").is_some_and(|scheme| scheme == "HTTPS")
+            && let Some(fields) = asked.as_object_mut()
+        {
+            fields.insert("scheme".to_owned(), "HTTP".into());
+        }
+    }
+    if let Some(fields) = asked.as_object_mut() {
+        fields.insert("path".to_owned(), path.into());
+        fields.insert("port".to_owned(), status_port.into());
+    }
+    asked
+}
+
+/// Probes as they were before an injection.
+pub(crate) fn restore(pod: &mut Value, status: &Status) {
+    let known = proxy_of(pod).and_then(|it| tree::variable(it, PROBERS));
+    let known: Option<Map<String, Value>> = known.and_then(|text| serde_json::from_str(text).ok());
+    let Some(known) = known else { return };
+    tree::each_container(pod, |_, container| {
+        if !is_proxy(container) {
+            restore_container(container, &known, status);
+        }
+    });
+}
+
+fn restore_container(container: &mut Value, known: &Map<String, Value>, status: &Status) {
+    let Some(name) = tree::name(container).map(str::to_owned) else {
+        return;
+    };
+    for (keys, kind, end, handlers) in PLACES {
+        let path = format!("/{kind}/{name}/{end}");
+        let (Some(probe), Some(entry)) = (place(container, keys), known.get(&path)) else {
+            continue;
+        };
+        let is_ours = probe.get("httpGet").and_then(|it| it.get("path")?.as_str()) == Some(&path);
+        let handler = handlers
+            .iter()
+            .find(|handler| entry.get(**handler).is_some());
+        let (true, Some(handler)) = (is_ours, handler) else {
+            continue;
+        };
+        let mut before = entry.get(*handler).cloned().unwrap_or_default();
+        if let (Some(fields), Some(port)) = (before.as_object_mut(), status.ports.get(&path)) {
+            fields.insert("port".to_owned(), port.as_str().into());
+        }
+        probe.remove("httpGet");
+        probe.insert((*handler).to_owned(), before);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,353 @@
+//! What a pod's proxy is to be: what is configured, with what the pod's annotations say over it.
+
+use serde_json::{Map, Value, json};
+use workload::injection::keys;
+
+use crate::{
+    config::Config,
+    error::{InjectError, yaml},
+    is_proxy, proxy_of,
+    tree::{self, annotation},
+};
+
+/// The container of the proxy.
+pub const ISTIO_PROXY: &str = "istio-proxy";
+
+/// The container that redirects by itself.
+pub const ISTIO_INIT: &str = "istio-init";
+
+/// The container that waits for the node's redirection.
+pub const ISTIO_VALIDATION: &str = "istio-validation";
+
+/// Istio's own user and group, which TPROXY runs with (istio-sidecar-install.md, 6.6 and 6.7).
+const ISTIO_ID: u32 = 1337;
+
+/// How inbound TCP is led to the proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interception {
+    /// By destination NAT.
+    Redirect,
+    /// With the client's address kept.
+    Tproxy,
+    /// Not at all.
+    None,
+}
+
+impl Interception {
+    /// As annotations have it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Redirect => "REDIRECT",
+            Self::Tproxy => "TPROXY",
+            Self::None => "NONE",
+        }
+    }
+}
+
+/// What a pod's proxy is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProxySettings {
+    /// How inbound TCP is led to it.
+    pub interception: Interception,
+    /// Where its agent answers; 0: nowhere.
+    pub status_port: u16,
+    /// Whether it is an init container that goes on running.
+    pub is_native: bool,
+    /// Whether the application waits for it.
+    pub holds_application: bool,
+    /// Whether probes are led through its agent.
+    pub rewrites_probes: bool,
+    /// Its user, where traffic is told apart by it.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// Its image.
+    pub image: String,
+    /// Its resources.
+    pub resources: Map<String, Value>,
+    /// Istio's ProxyConfig for it.
+    pub config: Map<String, Value>,
+}
+
+impl ProxySettings {
+    /// What is configured and what the pod says.
+    ///
+    /// # Errors
+    ///
+    /// When the pod's ProxyConfig says what it should not.
+    pub fn of(config: &Config, pod: &Value) -> Result<Self, InjectError> {
+        let proxy_config = proxy_config(config, pod)?;
+        let native = match annotation(pod, keys::NATIVE_SIDECAR) {
+            Some(said) => said == "true",
+            None => config.has_native_sidecars(),
+        };
+        let rewrites = annotation(pod, keys::REWRITE_PROBES).and_then(tree::truth);
+        let holds = proxy_config.get("holdApplicationUntilProxyStarts");
+        Ok(Self {
+            interception: interception(pod, &proxy_config)?,
+            status_port: status_port(config, pod, &proxy_config)?,
+            is_native: native,
+            holds_application: holds == Some(&Value::Bool(true)),
+            rewrites_probes: rewrites.unwrap_or(config.rewrite_app_http_probe),
+            uid: config.proxy.uid,
+            gid: config.proxy.gid,
+            image: image(config, pod),
+            resources: resources(config, pod),
+            config: proxy_config,
+        })
+    }
+
+    /// The user that rules and the validating container take for the proxy's.
+    pub fn captured_uid(&self) -> u32 {
+        match self.interception {
+            Interception::Tproxy => ISTIO_ID,
+            Interception::Redirect | Interception::None => self.uid,
+        }
+    }
+}
+
+/// The mesh's ProxyConfig with the pod's over it; of maps in it, each key for itself.
+fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, InjectError> {
+    let mut merged = config.proxy_config.clone();
+    let Some(text) = annotation(pod, keys::PROXY_CONFIG) else {
+        return Ok(merged);
+    };
+    let wrong = |why: String| InjectError::annotation(keys::PROXY_CONFIG, &why);
+    let said: Value = serde_saphyr::from_str(text).map_err(|error| wrong(yaml(&error)))?;
+    for (key, value) in said.as_object().into_iter().flatten() {
+        match (merged.get_mut(key), value) {
+            (Some(Value::Object(known)), Value::Object(more)) => {
+                known.extend(more.clone());
+            }
+            _ => drop(merged.insert(key.clone(), value.clone())),
+        }
+    }
+    Ok(merged)
+}
+
+fn interception(pod: &Value, config: &Map<String, Value>) -> Result<Interception, InjectError> {
+    let said = annotation(pod, keys::INTERCEPTION_MODE);
+    let said = said.or_else(|| config.get("interceptionMode")?.as_str());
+    match said {
+        None | Some("REDIRECT") => Ok(Interception::Redirect),
+        Some("TPROXY") => Ok(Interception::Tproxy),
+        Some("NONE") => Ok(Interception::None),
+        Some(other) => {
+            let why =
+                format!("interceptionMode {other:?} is no mode; give REDIRECT, TPROXY or NONE");
+            Err(InjectError::annotation(keys::PROXY_CONFIG, &why))
+        }
+    }
+}
+
+fn status_port(
+    config: &Config,
+    pod: &Value,
+    proxy_config: &Map<String, Value>,
+) -> Result<u16, InjectError> {
+    if let Some(said) = annotation(pod, keys::STATUS_PORT) {
+        return Ok(said.parse().unwrap_or(config.proxy.status_port));
+    }
+    let Some(said) = proxy_config.get("statusPort") else {
+        return Ok(config.proxy.status_port);
+    };
+    let port = said.as_u64().and_then(|port| u16::try_from(port).ok());
+    let wrong =
+        || InjectError::annotation(keys::PROXY_CONFIG, &format!("statusPort {said} is no port"));
+    port.ok_or_else(wrong)
+}
+
+/// Where any annotation says something of resources, annotations alone say it (6.6).
+fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
+    let said = [
+        ("requests", "cpu", keys::PROXY_CPU),
+        ("requests", "memory", keys::PROXY_MEMORY),
+        ("limits", "cpu", keys::PROXY_CPU_LIMIT),
+        ("limits", "memory", keys::PROXY_MEMORY_LIMIT),
+    ];
+    let mut resources = Map::new();
+    for (kind, resource, key) in said {
+        let Some(quantity) = annotation(pod, key) else {
+            continue;
+        };
+        let of_kind = resources.entry(kind).or_insert_with(|| json!({}));
+        if let Some(of_kind) = of_kind.as_object_mut() {
+            of_kind.insert(resource.to_owned(), quantity.into());
+        }
+    }
+    if resources.is_empty() {
+        return config.proxy.resources.clone();
+    }
+    resources
+}
+
+/// An annotation with a slash is an image in full, one without a name in the configured place; a type is an ending of the
+/// tag (6.6).
+fn image(config: &Config, pod: &Value) -> String {
+    let configured = &config.proxy.image;
+    let image = match annotation(pod, keys::PROXY_IMAGE) {
+        Some(image) if image.contains('/') => return image.to_owned(),
+        Some(name) => renamed(configured, name),
+        None => configured.clone(),
+    };
+    match annotation(pod, keys::PROXY_IMAGE_TYPE) {
+        Some(kind) => of_type(&image, kind),
+        None => image,
+    }
+}
+
+fn renamed(image: &str, name: &str) -> String {
+    let (place, last) = image.rsplit_once('/').unwrap_or(("", image));
+    let tag = last
+        .find([':', '@'])
+        .map_or("", |at| last.get(at..).unwrap_or_default());
+    let slash = if place.is_empty() { "" } else { "/" };
+    let tag = if name.contains(':') { "" } else { tag };
+    format!("{place}{slash}{name}{tag}")
+}
+
+fn of_type(image: &str, kind: &str) -> String {
+    let last = image.rsplit('/').next().unwrap_or(image);
+    // What a digest names is one image: there is no other build of it.
+    if image.contains('@') || !last.contains(':') {
+        return image.to_owned();
+    }
+    let known = ["-debug", "-distroless"];
+    let bare = known.iter().find_map(|ending| image.strip_suffix(ending));
+    let bare = bare.unwrap_or(image);
+    if kind == "default" {
+        return bare.to_owned();
+    }
+    format!("{bare}-{kind}")
+}
+
+/// A native proxy is an init container that goes on running; templates name it among the containers.
+pub(crate) fn placed(mut rendered: Value, proxy: &ProxySettings) -> Value {
+    if !proxy.is_native {
+        return rendered;
+    }
+    let Some(spec) = rendered.get_mut("spec") else {
+        return rendered;
+    };
+    let Some(containers) = tree::list_mut(spec, "containers") else {
+        return rendered;
+    };
+    let (mut native, others): (Vec<_>, Vec<_>) =
+        std::mem::take(containers).into_iter().partition(is_proxy);
+    *containers = others;
+    for container in &mut native {
+        if let Some(fields) = container.as_object_mut() {
+            fields.insert("restartPolicy".to_owned(), "Always".into());
+        }
+    }
+    if let Some(init) = tree::list_mut(spec, "initContainers") {
+        init.append(&mut native);
+    }
+    rendered
+}
+
+fn id(value: Option<&Value>) -> Option<u64> {
+    value.and_then(Value::as_u64).filter(|id| *id != 0)
+}
+
+/// The proxy, the rules and the validating container have to mean the same user: one that the pod gives its own
+/// `istio-proxy` is told to the others. With TPROXY the proxy is root, whatever the pod says (6.4 step 8).
+pub(crate) fn agree_on_user(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
+    let declared = proxy_of(original);
+    let context = |key: &str| id(declared?.pointer(&format!("/securityContext/{key}")));
+    let (user, group) = (context("runAsUser"), context("runAsGroup"));
+    let is_tproxy = proxy.interception == Interception::Tproxy;
+    tree::each_container(pod, |_, container| match tree::name(container) {
+        Some(ISTIO_PROXY) if is_tproxy => run_as(container, Some(0), None),
+        Some(ISTIO_VALIDATION) if !is_tproxy => run_as(container, user, group),
+        Some(ISTIO_INIT) if !is_tproxy => tell_user(container, user),
+        _ => {}
+    });
+}
+
+fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
+    let Some(context) = tree::object_mut(container, "securityContext") else {
+        return;
+    };
+    let Some(context) = context.as_object_mut() else {
+        return;
+    };
+    for (key, id) in [("runAsUser", user), ("runAsGroup", group)] {
+        if let Some(id) = id {
+            context.insert(key.to_owned(), id.into());
+        }
+    }
+    if user == Some(0) {
+        context.insert("runAsNonRoot".to_owned(), false.into());
+    }
+}
+
+/// `-u USER` of `istio-iptables` (istio-sidecar-install.md, 4.1).
+fn tell_user(container: &mut Value, user: Option<u64>) {
+    let arguments = container.get_mut("args").and_then(Value::as_array_mut);
+    let (Some(arguments), Some(user)) = (arguments, user) else {
+        return;
+    };
+    let place = arguments.iter().position(|it| it == "-u");
+    if let Some(value) = place.and_then(|at| arguments.get_mut(at + 1)) {
+        *value = user.to_string().into();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(annotations: Value) -> ProxySettings {
+        let pod = json!({"metadata": {"annotations": annotations}});
+        ProxySettings::of(&Config::default(), &pod).unwrap()
+    }
+
+    #[test]
+    fn an_image_is_named_whole_in_part_or_by_its_type() {
+        let image = |annotations| settings(annotations).image;
+        let usual = Config::default().proxy.image;
+        let said = |image: &str| json!({(keys::PROXY_IMAGE): image});
+        assert_eq!(image(json!({})), usual);
+        assert_eq!(image(said("a.b/c:d")), "a.b/c:d");
+        assert_eq!(image(said("other")), usual.replace("proxyv2", "other"));
+        assert_eq!(image(said("other:9")), "docker.io/istio/other:9");
+        let typed = |image: &str, kind| of_type(image, kind);
+        assert_eq!(typed("h/p:1", "distroless"), "h/p:1-distroless");
+        assert_eq!(typed("h/p:1-debug", "distroless"), "h/p:1-distroless");
+        assert_eq!(typed("h/p:1-debug", "default"), "h/p:1");
+        assert_eq!(typed("h:5000/p", "debug"), "h:5000/p");
+        assert_eq!(typed("h/p@sha256:ab", "debug"), "h/p@sha256:ab");
+    }
+
+    #[test]
+    fn resources_are_those_of_annotations_alone_where_there_is_any() {
+        assert_eq!(
+            settings(json!({})).resources,
+            Config::default().proxy.resources
+        );
+        let one = settings(json!({(keys::PROXY_CPU): "5m"}));
+        assert_eq!(
+            Value::from(one.resources),
+            json!({"requests": {"cpu": "5m"}})
+        );
+    }
+
+    #[test]
+    fn what_the_pod_says_of_its_proxy_is_laid_over_the_mesh() {
+        let mesh =
+            Config::parse("proxyConfig: {statusPort: 16000, proxyMetadata: {A: '1', B: '1'}}")
+                .unwrap();
+        let text = "{holdApplicationUntilProxyStarts: true, proxyMetadata: {B: '2'}, interceptionMode: TPROXY}";
+        let pod = json!({"metadata": {"annotations": {(keys::PROXY_CONFIG): text}}});
+        let found = ProxySettings::of(&mesh, &pod).unwrap();
+        assert!(found.holds_application && found.status_port == 16000);
+        assert_eq!(found.interception, Interception::Tproxy);
+        assert_eq!(found.captured_uid(), 1337);
+        assert_eq!(found.config["proxyMetadata"], json!({"A": "1", "B": "2"}));
+        for wrong in ["statusPort: 70000", "interceptionMode: ALL"] {
+            let pod = json!({"metadata": {"annotations": {(keys::PROXY_CONFIG): wrong}}});
+            assert!(ProxySettings::of(&mesh, &pod).is_err(), "{wrong}");
+        }
+    }
+}

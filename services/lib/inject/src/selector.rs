@@ -1,0 +1,72 @@
+//! Kubernetes' label selectors, for pods that are always or never injected.
+
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+use crate::tree::label;
+
+/// A `metav1.LabelSelector`: every requirement has to hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct Selector {
+    match_labels: BTreeMap<String, String>,
+    match_expressions: Vec<Requirement>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Requirement {
+    key: String,
+    operator: Operator,
+    #[serde(default)]
+    values: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+enum Operator {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
+}
+
+impl Selector {
+    /// Whether it requires nothing. Such a one is ignored (istio-sidecar-install.md, 6.3).
+    pub fn is_empty(&self) -> bool {
+        self.match_labels.is_empty() && self.match_expressions.is_empty()
+    }
+
+    /// Whether the labels of a pod are as it requires.
+    pub fn selects(&self, pod: &Value) -> bool {
+        let mut equal = self.match_labels.iter();
+        let mut others = self.match_expressions.iter();
+        equal.all(|(key, value)| label(pod, key) == Some(value)) && others.all(|it| it.holds(pod))
+    }
+
+    /// What is wrong with it.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let wrong = |it: &&Requirement| match it.operator {
+            Operator::In | Operator::NotIn => it.values.is_empty(),
+            Operator::Exists | Operator::DoesNotExist => !it.values.is_empty(),
+        };
+        let found = self.match_expressions.iter().find(wrong)?;
+        let (key, operator) = (&found.key, found.operator);
+        Some(format!(
+            "{key} {operator:?}: In and NotIn name at least one value, the others none"
+        ))
+    }
+}
+
+impl Requirement {
+    fn holds(&self, pod: &Value) -> bool {
+        let value = label(pod, &self.key);
+        let is_listed = || value.is_some_and(|value| self.values.iter().any(|it| it == value));
+        match self.operator {
+            Operator::In => is_listed(),
+            Operator::NotIn => !is_listed(),
+            Operator::Exists => value.is_some(),
+            Operator::DoesNotExist => value.is_none(),
+        }
+    }
+}

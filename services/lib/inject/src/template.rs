@@ -1,0 +1,264 @@
+//! Templates: a part of a pod as YAML, in which `${NAME}` stands for a fact and `$when` says when something is there.
+//!
+//! This is no language: a substitution is made in the values of the tree that the YAML was read into, so that nothing a
+//! pod's author says can become structure. Go templates are refused, with the line where one begins.
+
+mod render;
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::{
+    config::{Config, InvalidConfig},
+    error::InjectError,
+    facts::{self, Facts},
+    proxy::{Interception, ProxySettings},
+};
+use render::Left;
+
+/// The template that is there without being configured.
+pub const SIDECAR: (&str, &str) = ("sidecar", include_str!("templates/sidecar.yaml"));
+
+/// What says when a map of a template is there: a condition, or a list of which all have to hold; `!` before one turns
+/// it.
+pub const WHEN: &str = "$when";
+
+/// What stands for a map that has nothing else but [`WHEN`].
+pub const VALUE: &str = "$value";
+
+/// The conditions of [`WHEN`], and when each holds.
+pub const CONDITIONS: &[(&str, &str)] = &[
+    ("cni", "the node redirects traffic"),
+    (
+        "native",
+        "the proxy is an init container that goes on running",
+    ),
+    ("intercepted", "the interception mode is not NONE"),
+    ("tproxy", "the interception mode is TPROXY"),
+    ("hold", "the application waits for the proxy"),
+    (
+        "agent",
+        "the proxy's agent answers at a port: that is not 0",
+    ),
+    ("network", "the cluster's network has a name"),
+];
+
+/// The other keys of a template that begin with `$`: the directive of the merge.
+const PATCH: &str = "$patch";
+
+/// A template that was read and found to name nothing unknown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Template(Value);
+
+/// Which of [`CONDITIONS`] hold for a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conditions(BTreeMap<&'static str, bool>);
+
+impl Conditions {
+    pub(crate) fn of(config: &Config, proxy: &ProxySettings) -> Self {
+        let holds = [
+            ("cni", config.cni),
+            ("native", proxy.is_native),
+            ("intercepted", proxy.interception != Interception::None),
+            ("tproxy", proxy.interception == Interception::Tproxy),
+            ("hold", proxy.holds_application),
+            ("agent", proxy.status_port != 0),
+            ("network", !config.network.is_empty()),
+        ];
+        Self(BTreeMap::from(holds))
+    }
+
+    fn hold(&self, said: &str) -> bool {
+        let name = said.trim_start_matches('!');
+        let holds = self.0.get(name).copied().unwrap_or(false);
+        holds != said.starts_with('!')
+    }
+}
+
+/// The built-in template and the configured ones.
+///
+/// # Errors
+///
+/// When one cannot be used, or one is named that there is not.
+pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidConfig> {
+    let mut texts = BTreeMap::from([SIDECAR]);
+    let configured = config.templates.iter();
+    texts.extend(configured.map(|(name, text)| (name.as_str(), text.as_str())));
+    let lists = config
+        .aliases
+        .iter()
+        .map(|(alias, names)| (format!("aliases.{alias}"), names));
+    let default = ("defaultTemplates".to_owned(), &config.default_templates);
+    for (field, names) in lists.chain([default]) {
+        let is_known = |name: &str| {
+            texts.contains_key(name)
+                || field == "defaultTemplates" && config.aliases.contains_key(name)
+        };
+        if let Some(name) = names.iter().find(|name| !is_known(name)) {
+            let why = format!("there is no template {name:?}");
+            return Err(InvalidConfig::Field { field, why });
+        }
+    }
+    let parse = |(name, text): (&str, &str)| Ok((name.to_owned(), Template::parse(name, text)?));
+    texts.into_iter().map(parse).collect()
+}
+
+/// What is wrong with a template, and some of its text, by which the line is found.
+struct Fault {
+    part: String,
+    why: String,
+}
+
+fn fault(part: &str, why: impl Into<String>) -> Fault {
+    Fault {
+        part: part.to_owned(),
+        why: why.into(),
+    }
+}
+
+impl Template {
+    /// Reads a template.
+    ///
+    /// # Errors
+    ///
+    /// When it is no part of a pod, a Go template, or names what there is not; the line is told.
+    pub fn parse(name: &str, text: &str) -> Result<Self, InvalidConfig> {
+        let invalid = |line: usize, why: String| InvalidConfig::Template {
+            name: name.to_owned(),
+            line,
+            why,
+        };
+        if let Some(line) = line_of(text, "{{") {
+            let why = "it is a Go template, and those are not taken: give a part of a pod as YAML with ${NAME} and $when";
+            return Err(invalid(line, why.to_owned()));
+        }
+        let document: Value = serde_saphyr::from_str(text).map_err(|error| {
+            let line = error
+                .location()
+                .and_then(|it| usize::try_from(it.line()).ok());
+            invalid(line.unwrap_or(1), format!("it is no YAML: {error}"))
+        })?;
+        let document = if document.is_null() {
+            Value::Object(serde_json::Map::new())
+        } else {
+            document
+        };
+        let checked = outline(&document).and_then(|()| check(&document));
+        checked.map_err(|Fault { part, why }| invalid(line_of(text, &part).unwrap_or(1), why))?;
+        Ok(Self(document))
+    }
+
+    /// What it comes to for a pod.
+    ///
+    /// # Errors
+    ///
+    /// When a fact that is a list or a map stands within a text.
+    pub fn render(
+        &self,
+        name: &str,
+        facts: &Facts,
+        conditions: &Conditions,
+    ) -> Result<Value, InjectError> {
+        let failed = |why| InjectError::Template {
+            template: name.to_owned(),
+            why,
+        };
+        match render::value(&self.0, facts, conditions).map_err(failed)? {
+            Left::In(value) => Ok(value),
+            Left::Out => Ok(Value::Object(serde_json::Map::new())),
+        }
+    }
+}
+
+/// The line, from 1, on which a part of a text first stands, comments left out.
+fn line_of(text: &str, part: &str) -> Option<usize> {
+    let mut lines = text.lines().zip(1..);
+    let found = lines.find(|(line, _)| !line.trim_start().starts_with('#') && line.contains(part));
+    found.map(|(_, number)| number)
+}
+
+/// A part of a pod has metadata and a spec; of the metadata, labels and annotations alone are a template's.
+fn outline(document: &Value) -> Result<(), Fault> {
+    let of = |value: &Value, known: &[&str]| {
+        let fields = value.as_object().ok_or_else(|| fault("", "it is no map"))?;
+        let unknown = fields
+            .keys()
+            .find(|key| !known.contains(&key.as_str()) && *key != WHEN);
+        let told = |key: &String| fault(key, format!("{key:?} is not {}", known.join(" or ")));
+        unknown.map(told).map_or(Ok(()), Err)
+    };
+    of(document, &["metadata", "spec"])?;
+    if let Some(metadata) = document.get("metadata") {
+        of(metadata, &["labels", "annotations"])?;
+    }
+    let spec = document.get("spec");
+    if spec.is_some_and(|spec| !spec.is_object()) {
+        return Err(fault("spec", "spec is no map"));
+    }
+    Ok(())
+}
+
+fn check(value: &Value) -> Result<(), Fault> {
+    match value {
+        Value::String(text) => check_text(text),
+        Value::Array(items) => items.iter().try_for_each(check),
+        Value::Object(fields) => fields
+            .iter()
+            .try_for_each(|(key, value)| match key.as_str() {
+                WHEN => check_when(value),
+                PATCH => match value.as_str() {
+                    Some("delete" | "replace" | "merge") => Ok(()),
+                    _ => Err(fault(PATCH, "$patch is not delete, replace or merge")),
+                },
+                VALUE if fields.keys().any(|key| key != VALUE && key != WHEN) => {
+                    Err(fault(VALUE, "beside $value stands $when alone"))
+                }
+                VALUE => check(value),
+                key if key.starts_with('$') => Err(fault(
+                    key,
+                    format!("{key:?} is not $when, $value or $patch"),
+                )),
+                _ => check(value),
+            }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(()),
+    }
+}
+
+fn check_when(value: &Value) -> Result<(), Fault> {
+    let known = |said: &str| {
+        let name = said.strip_prefix('!').unwrap_or(said);
+        CONDITIONS.iter().any(|(known, _)| *known == name)
+    };
+    for said in render::conditions(value) {
+        let Some(said) = said else {
+            return Err(fault(WHEN, "$when is no condition and no list of them"));
+        };
+        if !known(said) {
+            let names: Vec<_> = CONDITIONS.iter().map(|(name, _)| *name).collect();
+            let why = format!("{said:?} is no condition; there are {}", names.join(", "));
+            return Err(fault(said, why));
+        }
+    }
+    Ok(())
+}
+
+fn check_text(text: &str) -> Result<(), Fault> {
+    for part in render::parts(text) {
+        match part {
+            render::Part::Text(_) => {}
+            render::Part::Open(rest) => return Err(fault(rest, "${ has no }")),
+            render::Part::Fact { name, .. } if facts::is_known(name) => {}
+            render::Part::Fact { name, .. } => {
+                let why = format!(
+                    "there is no {name:?}; services/lib/inject/README.md lists what there is"
+                );
+                return Err(fault(name, why));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

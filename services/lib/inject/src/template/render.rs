@@ -1,0 +1,135 @@
+//! What a template comes to.
+
+use serde_json::{Map, Value};
+
+use super::{Conditions, VALUE, WHEN};
+use crate::facts::Facts;
+
+/// Whether something is there.
+pub(super) enum Left {
+    In(Value),
+    Out,
+}
+
+/// What a text is made of.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Part<'a> {
+    Text(&'a str),
+    /// `${NAME}` or `${NAME|DEFAULT}`.
+    Fact {
+        name: &'a str,
+        default: Option<&'a str>,
+    },
+    /// A `${` without an end.
+    Open(&'a str),
+}
+
+/// The parts of a text. `$${` is `${` itself.
+pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("${") {
+        let (before, from) = rest.split_at(at);
+        if let Some(escaped) = before.strip_suffix('$') {
+            parts.extend([Part::Text(escaped), Part::Text("${")]);
+            rest = from.strip_prefix("${").unwrap_or_default();
+            continue;
+        }
+        parts.push(Part::Text(before));
+        let Some(end) = from.find('}') else {
+            parts.push(Part::Open(from));
+            return parts;
+        };
+        let inner = from.get(2..end).unwrap_or_default();
+        let (name, default) = match inner.split_once('|') {
+            Some((name, default)) => (name, Some(default)),
+            None => (inner, None),
+        };
+        parts.push(Part::Fact { name, default });
+        rest = from.get(end + 1..).unwrap_or_default();
+    }
+    parts.push(Part::Text(rest));
+    parts.retain(|part| *part != Part::Text(""));
+    parts
+}
+
+/// What stands at `$when`, as a list; `None` for what is no text.
+pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
+    value.as_array().map_or_else(
+        || vec![value.as_str()],
+        |items| items.iter().map(Value::as_str).collect(),
+    )
+}
+
+/// A value with its facts in their places. A list or a map of which everything was left out is left out itself.
+pub(super) fn value(value: &Value, facts: &Facts, holds: &Conditions) -> Result<Left, String> {
+    match value {
+        Value::String(text) => self::text(text, facts),
+        Value::Array(items) => {
+            let mut left = Vec::new();
+            for item in items {
+                if let Left::In(item) = self::value(item, facts, holds)? {
+                    left.push(item);
+                }
+            }
+            if left.is_empty() && !items.is_empty() {
+                return Ok(Left::Out);
+            }
+            Ok(Left::In(left.into()))
+        }
+        Value::Object(fields) => map(fields, facts, holds),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(Left::In(value.clone())),
+    }
+}
+
+fn map(fields: &Map<String, Value>, facts: &Facts, holds: &Conditions) -> Result<Left, String> {
+    let wanted = fields.get(WHEN).map(conditions).unwrap_or_default();
+    if !wanted.into_iter().flatten().all(|said| holds.hold(said)) {
+        return Ok(Left::Out);
+    }
+    if let Some(only) = fields.get(VALUE) {
+        return value(only, facts, holds);
+    }
+    let mut left = Map::new();
+    for (key, field) in fields.iter().filter(|(key, _)| *key != WHEN) {
+        if let Left::In(field) = value(field, facts, holds)? {
+            left.insert(key.clone(), field);
+        }
+    }
+    if left.is_empty() && !fields.is_empty() {
+        return Ok(Left::Out);
+    }
+    Ok(Left::In(left.into()))
+}
+
+/// A text that is one fact has that fact's type; one with a fact that is nothing is left out.
+fn text(text: &str, facts: &Facts) -> Result<Left, String> {
+    let parts = parts(text);
+    if let [Part::Fact { name, default }] = parts.as_slice() {
+        let found = facts.get(name).or_else(|| default.map(Value::from));
+        return Ok(found.map_or(Left::Out, Left::In));
+    }
+    let mut whole = String::new();
+    for part in parts {
+        match part {
+            Part::Text(text) | Part::Open(text) => whole.push_str(text),
+            Part::Fact { name, default } => {
+                let Some(found) = facts.get(name).or_else(|| default.map(Value::from)) else {
+                    return Ok(Left::Out);
+                };
+                whole.push_str(&words(name, &found)?);
+            }
+        }
+    }
+    Ok(Left::In(whole.into()))
+}
+
+fn words(name: &str, value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(text) => Ok(text.clone()),
+        Value::Bool(_) | Value::Number(_) => Ok(value.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => Err(format!(
+            "${{{name}}} is a list or a map, and cannot stand within a text"
+        )),
+    }
+}

@@ -1,0 +1,170 @@
+//! Looks into a pod that is a tree of JSON. What is not of the type that Kubernetes gives it counts as absent: the API
+//! server has checked it, and a file is checked by [`is_pod`].
+
+use serde_json::{Map, Value};
+
+use crate::error::InjectError;
+
+/// The lists of containers of a pod, in the order in which they are started.
+pub(crate) const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
+
+/// Whether what is injected into is what it should be.
+pub(crate) fn is_pod(pod: &Value) -> Result<(), InjectError> {
+    let objects = [
+        "",
+        "/metadata",
+        "/spec",
+        "/metadata/labels",
+        "/metadata/annotations",
+    ];
+    for pointer in objects {
+        let value = pod.pointer(pointer).filter(|value| !value.is_null());
+        if value.is_some_and(|value| !value.is_object()) {
+            return Err(InjectError::NoPod(format!("{pointer} is no object")));
+        }
+    }
+    for list in ["initContainers", "containers", "volumes"] {
+        let items = pod.pointer(&format!("/spec/{list}"));
+        let Some(items) = items.filter(|value| !value.is_null()) else {
+            continue;
+        };
+        let named = |item: &Value| item.is_object() && name(item).is_some();
+        if !items
+            .as_array()
+            .is_some_and(|items| items.iter().all(named))
+        {
+            let what = format!("/spec/{list} is no list of objects with a name");
+            return Err(InjectError::NoPod(what));
+        }
+    }
+    if containers(pod, "containers").is_empty() {
+        return Err(InjectError::NoPod("it has no containers".to_owned()));
+    }
+    Ok(())
+}
+
+pub(crate) fn text<'a>(value: &'a Value, pointer: &str) -> Option<&'a str> {
+    value.pointer(pointer).and_then(Value::as_str)
+}
+
+pub(crate) fn name(value: &Value) -> Option<&str> {
+    value.get("name").and_then(Value::as_str)
+}
+
+fn of_metadata<'a>(pod: &'a Value, map: &str, key: &str) -> Option<&'a str> {
+    pod.get("metadata")?.get(map)?.get(key)?.as_str()
+}
+
+pub(crate) fn annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+    of_metadata(pod, "annotations", key)
+}
+
+pub(crate) fn label<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+    of_metadata(pod, "labels", key)
+}
+
+/// The items of a list of an object; none where there is no list.
+pub(crate) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    let items = value.get(key).and_then(Value::as_array);
+    items.map_or(&[], Vec::as_slice)
+}
+
+/// A list of an object, made where there is none.
+pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Vec<Value>> {
+    let items = value.as_object_mut()?.entry(key).or_insert(Value::Null);
+    if items.is_null() {
+        *items = Value::Array(Vec::new());
+    }
+    items.as_array_mut()
+}
+
+/// An object of an object, made where there is none.
+pub(crate) fn object_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
+    let object = value.as_object_mut()?.entry(key).or_insert(Value::Null);
+    if object.is_null() {
+        *object = Value::Object(Map::new());
+    }
+    Some(object)
+}
+
+pub(crate) fn spec(pod: &Value) -> &Value {
+    pod.get("spec").unwrap_or(&Value::Null)
+}
+
+pub(crate) fn containers<'a>(pod: &'a Value, key: &str) -> &'a [Value] {
+    list(spec(pod), key)
+}
+
+/// Every container, init containers first, each with the name of its list.
+pub(crate) fn all_containers(pod: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
+    let of = |key: &'static str| containers(pod, key).iter().map(move |it| (key, it));
+    CONTAINER_LISTS.into_iter().flat_map(of)
+}
+
+/// Does something to every container.
+pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, &mut Value)) {
+    for key in CONTAINER_LISTS {
+        let pointer = format!("/spec/{key}");
+        let items = pod.pointer_mut(&pointer).and_then(Value::as_array_mut);
+        items.into_iter().flatten().for_each(|it| act(key, it));
+    }
+}
+
+fn note(pod: &mut Value, map: &str, key: &str, value: &str) {
+    let notes = object_mut(pod, "metadata").and_then(|metadata| object_mut(metadata, map));
+    if let Some(notes) = notes.and_then(Value::as_object_mut) {
+        notes.insert(key.to_owned(), value.into());
+    }
+}
+
+/// Sets an annotation.
+pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
+    note(pod, "annotations", key, value);
+}
+
+/// Sets a label.
+pub(crate) fn set_label(pod: &mut Value, key: &str, value: &str) {
+    note(pod, "labels", key, value);
+}
+
+/// Removes keys from a map of the metadata, and the map when nothing is left.
+pub(crate) fn forget<'a>(pod: &mut Value, map: &str, keys: impl IntoIterator<Item = &'a str>) {
+    let metadata = pod.get_mut("metadata").and_then(Value::as_object_mut);
+    let Some(metadata) = metadata else { return };
+    if let Some(notes) = metadata.get_mut(map).and_then(Value::as_object_mut) {
+        for key in keys {
+            notes.remove(key);
+        }
+        if notes.is_empty() {
+            metadata.remove(map);
+        }
+    }
+}
+
+/// What an environment variable of a container says in plain.
+pub(crate) fn variable<'a>(container: &'a Value, variable: &str) -> Option<&'a str> {
+    let mut all = list(container, "env").iter();
+    let found = all.find(|it| name(it) == Some(variable))?;
+    found.get("value").and_then(Value::as_str)
+}
+
+/// Sets an environment variable, where it stands or at the end.
+pub(crate) fn set_variable(container: &mut Value, variable: &str, value: &str) {
+    let Some(all) = list_mut(container, "env") else {
+        return;
+    };
+    let set = serde_json::json!({"name": variable, "value": value});
+    match all.iter_mut().find(|it| name(it) == Some(variable)) {
+        Some(known) => *known = set,
+        None => all.push(set),
+    }
+}
+
+/// A truth value as Go's `strconv.ParseBool` reads it.
+pub(crate) fn truth(text: &str) -> Option<bool> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
+        _ => None,
+    }
+}
