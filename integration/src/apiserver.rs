@@ -2,6 +2,7 @@
 
 mod apply;
 mod batch;
+mod beside;
 mod chart;
 pub(crate) mod process;
 

@@ -25,6 +25,7 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
         "ClusterRoleBinding" => (rbac, "clusterrolebindings", false),
         "Role" => (rbac, "roles", true),
         "RoleBinding" => (rbac, "rolebindings", true),
+        "MutatingWebhookConfiguration" => (admission, "mutatingwebhookconfigurations", false),
         "ValidatingAdmissionPolicy" => (admission, "validatingadmissionpolicies", false),
         "ValidatingAdmissionPolicyBinding" => {
             (admission, "validatingadmissionpolicybindings", false)

@@ -112,6 +112,7 @@ fn the_schema_has_every_setting_of_every_service_and_no_other() {
         ("ztunnelBroker", "ztunnel-broker"),
         ("installer", "installer"),
         ("repair", "repair"),
+        ("injector", "injector"),
     ] {
         let path = format!("services/{service}/src/config.rs");
         let own = settings(&path);

@@ -9,6 +9,7 @@
 
 mod api;
 mod chart;
+mod injector;
 mod monitoring;
 mod pages;
 mod rights;

@@ -15,7 +15,7 @@ use crate::{
     facts::{self, Facts},
     proxy::{Interception, ProxySettings},
 };
-use render::Left;
+use render::{Left, Rendering};
 
 /// The template that is there without being configured.
 pub const SIDECAR: (&str, &str) = ("sidecar", include_str!("templates/sidecar.yaml"));
@@ -164,7 +164,11 @@ impl Template {
             template: name.to_owned(),
             why,
         };
-        match render::value(&self.0, facts, conditions).map_err(failed)? {
+        let rendering = Rendering {
+            facts,
+            holds: conditions,
+        };
+        match rendering.value(&self.0, false).map_err(failed)? {
             Left::In(value) => Ok(value),
             Left::Out => Ok(Value::Object(serde_json::Map::new())),
         }

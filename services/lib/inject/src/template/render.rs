@@ -61,67 +61,88 @@ pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     )
 }
 
-/// A value with its facts in their places. A list or a map of which everything was left out is left out itself.
-pub(super) fn value(value: &Value, facts: &Facts, holds: &Conditions) -> Result<Left, String> {
-    match value {
-        Value::String(text) => self::text(text, facts),
-        Value::Array(items) => {
-            let mut left = Vec::new();
-            for item in items {
-                if let Left::In(item) = self::value(item, facts, holds)? {
-                    left.push(item);
+/// Fields below which Kubernetes takes texts alone: a number there is written out.
+const TEXTS: [&str; 5] = ["args", "command", "value", "labels", "annotations"];
+
+/// What a template is rendered with.
+pub(super) struct Rendering<'a> {
+    pub(super) facts: &'a Facts,
+    pub(super) holds: &'a Conditions,
+}
+
+impl Rendering<'_> {
+    /// A value with its facts in their places. A list or a map of which everything was left out is left out itself.
+    pub(super) fn value(&self, value: &Value, is_text: bool) -> Result<Left, String> {
+        match value {
+            Value::String(text) => self.text(text, is_text),
+            Value::Array(items) => {
+                let mut left = Vec::new();
+                for item in items {
+                    if let Left::In(item) = self.value(item, is_text)? {
+                        left.push(item);
+                    }
+                }
+                if left.is_empty() && !items.is_empty() {
+                    return Ok(Left::Out);
+                }
+                Ok(Left::In(left.into()))
+            }
+            Value::Object(fields) => self.map(fields, is_text),
+            Value::Null | Value::Bool(_) | Value::Number(_) => Ok(Left::In(value.clone())),
+        }
+    }
+
+    fn map(&self, fields: &Map<String, Value>, is_text: bool) -> Result<Left, String> {
+        let wanted = fields.get(WHEN).map(conditions).unwrap_or_default();
+        if !wanted
+            .into_iter()
+            .flatten()
+            .all(|said| self.holds.hold(said))
+        {
+            return Ok(Left::Out);
+        }
+        if let Some(only) = fields.get(VALUE) {
+            return self.value(only, is_text);
+        }
+        let mut left = Map::new();
+        for (key, field) in fields.iter().filter(|(key, _)| *key != WHEN) {
+            let is_text = is_text || TEXTS.contains(&key.as_str());
+            if let Left::In(field) = self.value(field, is_text)? {
+                left.insert(key.clone(), field);
+            }
+        }
+        if left.is_empty() && !fields.is_empty() {
+            return Ok(Left::Out);
+        }
+        Ok(Left::In(left.into()))
+    }
+
+    /// A text that is one fact has that fact's type, where a type is wanted; one with a fact that is nothing is left out.
+    fn text(&self, text: &str, is_text: bool) -> Result<Left, String> {
+        let parts = parts(text);
+        let get = |name: &str, default: Option<&str>| {
+            let default = || default.map(Value::from);
+            self.facts.get(name).or_else(default)
+        };
+        if let [Part::Fact { name, default }] = parts.as_slice()
+            && !is_text
+        {
+            return Ok(get(name, *default).map_or(Left::Out, Left::In));
+        }
+        let mut whole = String::new();
+        for part in parts {
+            match part {
+                Part::Text(text) | Part::Open(text) => whole.push_str(text),
+                Part::Fact { name, default } => {
+                    let Some(found) = get(name, default) else {
+                        return Ok(Left::Out);
+                    };
+                    whole.push_str(&words(name, &found)?);
                 }
             }
-            if left.is_empty() && !items.is_empty() {
-                return Ok(Left::Out);
-            }
-            Ok(Left::In(left.into()))
         }
-        Value::Object(fields) => map(fields, facts, holds),
-        Value::Null | Value::Bool(_) | Value::Number(_) => Ok(Left::In(value.clone())),
+        Ok(Left::In(whole.into()))
     }
-}
-
-fn map(fields: &Map<String, Value>, facts: &Facts, holds: &Conditions) -> Result<Left, String> {
-    let wanted = fields.get(WHEN).map(conditions).unwrap_or_default();
-    if !wanted.into_iter().flatten().all(|said| holds.hold(said)) {
-        return Ok(Left::Out);
-    }
-    if let Some(only) = fields.get(VALUE) {
-        return value(only, facts, holds);
-    }
-    let mut left = Map::new();
-    for (key, field) in fields.iter().filter(|(key, _)| *key != WHEN) {
-        if let Left::In(field) = value(field, facts, holds)? {
-            left.insert(key.clone(), field);
-        }
-    }
-    if left.is_empty() && !fields.is_empty() {
-        return Ok(Left::Out);
-    }
-    Ok(Left::In(left.into()))
-}
-
-/// A text that is one fact has that fact's type; one with a fact that is nothing is left out.
-fn text(text: &str, facts: &Facts) -> Result<Left, String> {
-    let parts = parts(text);
-    if let [Part::Fact { name, default }] = parts.as_slice() {
-        let found = facts.get(name).or_else(|| default.map(Value::from));
-        return Ok(found.map_or(Left::Out, Left::In));
-    }
-    let mut whole = String::new();
-    for part in parts {
-        match part {
-            Part::Text(text) | Part::Open(text) => whole.push_str(text),
-            Part::Fact { name, default } => {
-                let Some(found) = facts.get(name).or_else(|| default.map(Value::from)) else {
-                    return Ok(Left::Out);
-                };
-                whole.push_str(&words(name, &found)?);
-            }
-        }
-    }
-    Ok(Left::In(whole.into()))
 }
 
 fn words(name: &str, value: &Value) -> Result<String, String> {

@@ -79,6 +79,14 @@ fn a_fact_keeps_its_type_where_it_stands_alone() {
     assert_eq!(pod["spec"]["b"], "x15020");
     assert_eq!(pod["spec"]["c"]["requests"]["cpu"], "100m");
     assert_eq!(pod["spec"]["d"], "${pod.name}");
+    let pod = rendered(
+        "spec: {containers: [{name: x, args: ['${proxy.uid}'], env: [{name: A, value: '${proxy.statusPort}'}]}]}",
+    );
+    let added = &pod["spec"]["containers"][1];
+    assert_eq!(
+        (&added["args"][0], &added["env"][0]["value"]),
+        (&json!("1337"), &json!("15020"))
+    );
 }
 
 #[test]

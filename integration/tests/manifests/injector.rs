@@ -1,0 +1,141 @@
+//! The injector's manifest: nobody at the API server, nobody on the node, and asked about the pods that Istio's own
+//! webhook is asked about.
+
+use serde_json::{Value, json};
+
+use crate::{list, rights::of_kind, text};
+
+fn only(kind: &str) -> Value {
+    let mut found = of_kind("injector", &[kind]);
+    assert_eq!(found.len(), 1, "{kind}");
+    found.remove(0)
+}
+
+#[test]
+fn the_injector_has_no_right_no_token_and_nothing_of_the_node() {
+    assert!(
+        of_kind(
+            "injector",
+            &["Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"]
+        )
+        .is_empty()
+    );
+    assert_eq!(
+        only("ServiceAccount")["automountServiceAccountToken"],
+        false
+    );
+    let spec = &only("Deployment")["spec"]["template"]["spec"];
+    assert_eq!(spec["automountServiceAccountToken"], false);
+    for field in ["hostNetwork", "hostPID", "hostIPC", "initContainers"] {
+        assert_eq!(spec[field], Value::Null, "{field}");
+    }
+    let container = &spec["containers"][0];
+    let expected = json!({
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "runAsNonRoot": true,
+        "privileged": false,
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"]},
+        "seccompProfile": {"type": "RuntimeDefault"},
+    });
+    assert_eq!(container["securityContext"], expected);
+    for volume in list(spec, "volumes") {
+        let kinds = ["emptyDir", "secret", "configMap"];
+        assert!(
+            kinds.iter().any(|kind| volume.get(*kind).is_some()),
+            "{volume}"
+        );
+    }
+    let probe = &container["readinessProbe"]["exec"]["command"];
+    assert_eq!(*probe, json!(["/injector", "--check"]));
+}
+
+#[test]
+fn the_injectors_own_pods_wait_for_no_injector() {
+    let labels = &only("Deployment")["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(labels["sidecar.istio.io/inject"], "false");
+    for hook in list(&only("MutatingWebhookConfiguration"), "webhooks") {
+        let asked = hook["objectSelector"].to_string();
+        let is_opt_in = asked.contains("\"In\",\"values\":[\"true\"]");
+        assert!(
+            asked.contains("\"NotIn\",\"values\":[\"false\"]") || is_opt_in,
+            "{asked}"
+        );
+    }
+}
+
+/// istio-sidecar-install.md, 6.1: which pods, by labels of their namespace and of themselves.
+#[test]
+fn the_selectors_are_those_of_istios_webhook() {
+    let is = |key: &str, operator: &str, value: &str| json!({"key": key, "operator": operator, "values": [value]});
+    let absent = |key: &str| json!({"key": key, "operator": "DoesNotExist"});
+    let (injection, revision, inject) =
+        ("istio-injection", "istio.io/rev", "sidecar.istio.io/inject");
+    let wanted = [
+        (
+            "rev.namespace",
+            json!([is(revision, "In", "default"), absent(injection)]),
+            json!([is(inject, "NotIn", "false")]),
+        ),
+        (
+            "rev.object",
+            json!([absent(revision), absent(injection)]),
+            json!([is(inject, "NotIn", "false"), is(revision, "In", "default")]),
+        ),
+        (
+            "namespace",
+            json!([is(injection, "In", "enabled")]),
+            json!([is(inject, "NotIn", "false")]),
+        ),
+        (
+            "object",
+            json!([absent(injection), absent(revision)]),
+            json!([is(inject, "In", "true"), absent(revision)]),
+        ),
+    ];
+    let configuration = only("MutatingWebhookConfiguration");
+    let hooks = list(&configuration, "webhooks");
+    assert_eq!(hooks.len(), wanted.len());
+    for (hook, (name, namespaces, objects)) in hooks.iter().zip(wanted) {
+        assert_eq!(text(hook, "/name"), format!("{name}.injector.inpod.io"));
+        assert_eq!(
+            hook["namespaceSelector"]["matchExpressions"], namespaces,
+            "{name}"
+        );
+        assert_eq!(
+            hook["objectSelector"]["matchExpressions"], objects,
+            "{name}"
+        );
+        let fixed = [
+            ("sideEffects", "None"),
+            ("failurePolicy", "Fail"),
+            ("reinvocationPolicy", "Never"),
+        ];
+        for (field, value) in fixed {
+            assert_eq!(hook[field], value, "{name}");
+        }
+        assert_eq!(hook["rules"][0]["operations"], json!(["CREATE"]), "{name}");
+    }
+}
+
+#[test]
+fn the_service_leads_to_the_webhooks_port_and_the_configuration_is_one() {
+    let service = only("Service");
+    let port = &service["spec"]["ports"][0];
+    assert_eq!(
+        (&port["port"], &port["targetPort"]),
+        (&json!(443), &json!(15017))
+    );
+    let labels = &only("Deployment")["spec"]["template"]["metadata"]["labels"];
+    assert_eq!(
+        labels["app.kubernetes.io/name"],
+        service["spec"]["selector"]["app.kubernetes.io/name"]
+    );
+    let map = only("ConfigMap");
+    let config = crate::yaml(map["data"]["inject.yaml"].as_str().unwrap());
+    let image = format!("localhost/validate:{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(config["proxy"]["validationImage"], image);
+    assert_eq!(config["revision"], "default");
+}
