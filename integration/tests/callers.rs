@@ -38,6 +38,7 @@ fn calls() -> Vec<(&'static str, String)> {
                 "ExplainPod",
                 "ListPods",
                 "WatchEnrollments",
+                "ListBinds",
                 "Resync",
             ][..],
         ),

@@ -100,7 +100,10 @@ fn an_empty_request_is_refused_by_the_name_of_a_field() {
 
 /// Calls of which nothing is required: what they do not say means all pods.
 fn asks_of_all(good: &Good) -> bool {
-    matches!(good.method, "ListPods" | "WatchEnrollments" | "Resync")
+    matches!(
+        good.method,
+        "ListPods" | "WatchEnrollments" | "ListBinds" | "Resync"
+    )
 }
 
 /// Where a field is one choice of several, what is missing is the choice.

@@ -31,6 +31,7 @@ struct Parts {
     pool: DescriptorPool,
     own: Option<types::SandboxRef>,
     inside: Option<types::PodSelector>,
+    pod: Option<types::PodRef>,
     new: Option<types::SandboxRef>,
     fresh: Option<types::PodSelector>,
     netns: types::NetnsRef,
@@ -47,6 +48,11 @@ impl Parts {
             pool: DescriptorPool::decode(DESCRIPTORS).unwrap(),
             own: Some(sandbox(inside)),
             inside: Some(selector(inside)),
+            pod: Some(types::PodRef {
+                namespace: inside.spec.namespace.clone(),
+                name: inside.spec.name.clone(),
+                uid: inside.spec.uid.clone(),
+            }),
             new: Some(sandbox(fresh)),
             fresh: Some(selector(fresh)),
             netns: types::NetnsRef {
@@ -107,6 +113,17 @@ impl Parts {
         let watch = pod_events::WatchEnrollmentsRequest {
             pod: self.inside.clone(),
         };
+        let binds = pod_events::ListBindsRequest {
+            pod: self.inside.clone(),
+            labels: vec!["app=inside".to_owned()],
+            service_ports: vec![pod_events::ServicePort {
+                pod: self.pod.clone(),
+                service: "web".to_owned(),
+                protocol: pod_events::PortProtocol::Tcp.into(),
+                port: 8080,
+            }],
+            ..Default::default()
+        };
         let resync = pod_events::ResyncRequest {
             pod: self.inside.clone(),
         };
@@ -118,6 +135,7 @@ impl Parts {
             self.call(call, "ExplainPod", &explain),
             self.call(call, "ListPods", &list),
             self.call(call, "WatchEnrollments", &watch),
+            self.call(call, "ListBinds", &binds),
             self.call(call, "Resync", &resync),
         ]
     }

@@ -9,8 +9,9 @@ use std::{
 use inpod_proto::podevents::v1::{
     AddPodRequest, AddPodResponse, CheckPodRequest, CheckPodResponse, CollectGarbageRequest,
     CollectGarbageResponse, DeletePodRequest, DeletePodResponse, ExplainPodRequest,
-    ExplainPodResponse, GetStatusRequest, GetStatusResponse, ListPodsRequest, ListPodsResponse,
-    ResyncRequest, ResyncResponse, WatchEnrollmentsRequest, WatchEnrollmentsResponse,
+    ExplainPodResponse, GetStatusRequest, GetStatusResponse, ListBindsRequest, ListBindsResponse,
+    ListPodsRequest, ListPodsResponse, ResyncRequest, ResyncResponse, WatchEnrollmentsRequest,
+    WatchEnrollmentsResponse,
     pod_events_service_server::{PodEventsService, PodEventsServiceServer},
 };
 use tokio::{net::UnixListener, sync::Notify};
@@ -196,6 +197,13 @@ impl PodEventsService for Service {
         &self,
         _: Request<WatchEnrollmentsRequest>,
     ) -> Result<Response<Self::WatchEnrollmentsStream>, Status> {
+        Err(Status::unimplemented("the plugin never asks"))
+    }
+
+    async fn list_binds(
+        &self,
+        _: Request<ListBindsRequest>,
+    ) -> Result<Response<ListBindsResponse>, Status> {
         Err(Status::unimplemented("the plugin never asks"))
     }
 

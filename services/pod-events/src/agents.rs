@@ -2,6 +2,7 @@
 
 mod broker;
 mod find;
+mod listeners;
 mod plan;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};

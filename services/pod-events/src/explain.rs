@@ -89,7 +89,8 @@ impl Known {
         self.shown().is_some_and(|pod| pod.is_called(uid)) || self.current().is_some_and(of_record)
     }
 
-    fn shown(&self) -> Option<&Pod> {
+    /// The pod as the source shows it.
+    pub(crate) fn shown(&self) -> Option<&Pod> {
         self.inventory.pod(&self.key)
     }
 

@@ -7,6 +7,7 @@
 pub mod admission;
 pub mod agents;
 mod away;
+pub mod binds;
 pub mod checkpoint;
 pub mod config;
 pub mod decide;

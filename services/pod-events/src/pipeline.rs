@@ -109,7 +109,7 @@ pub fn is_passing(reason: Reason) -> bool {
 }
 
 /// Where a netns is, with everything that is known of it.
-fn believed(record: &Record) -> NetnsRef {
+pub(crate) fn believed(record: &Record) -> NetnsRef {
     let (netns, id) = (&record.netns, record.netns_id);
     NetnsRef {
         device: id.map(|id| id.device).or(netns.device),

@@ -1,5 +1,7 @@
 //! Pods and namespaces, stripped to what is read.
 
+mod ports;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
@@ -16,6 +18,8 @@ use crate::{
     injection::Injection,
     redirection::{Asks, Permissions},
 };
+
+pub use ports::DeclaredPort;
 
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +42,8 @@ pub struct Pod {
     pub runtime_uid: Option<PodUid>,
     /// What it asks of its redirection.
     pub asks: Asks,
+    /// The ports that its containers declare.
+    pub ports: Vec<DeclaredPort>,
     /// Its addresses, as far as its status shows them: then it has a network.
     pub addresses: Vec<IpAddr>,
     /// The value of its annotation `ambient.istio.io/redirection`, whoever wrote it.
@@ -166,6 +172,7 @@ impl TryFrom<k8s::Pod> for Pod {
         let (meta, spec) = (pod.metadata, pod.spec.unwrap_or_default());
         let status = pod.status.unwrap_or_default();
         let addresses = addresses(&status);
+        let ports = ports::declared(&spec);
         let is_ready = is_ready(&status);
         let phase = status.phase;
         let annotation = |name| annotation(meta.annotations.as_ref(), name);
@@ -202,6 +209,7 @@ impl TryFrom<k8s::Pod> for Pod {
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
             asks: Asks::of(meta.annotations.as_ref()),
+            ports,
             addresses,
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
             is_ready,

@@ -180,6 +180,7 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
         redirection: None,
         is_ready: false,
         is_terminating: false,
+        ports: Vec::new(),
     })
 }
 

@@ -1,5 +1,6 @@
 //! The gRPC face: parse, ask, answer.
 
+mod binds;
 mod people;
 mod selection;
 mod verbs;
@@ -182,6 +183,14 @@ impl PodEventsService for Server {
         let (shared, registry) = (Arc::clone(&self.shared), self.registry.clone());
         let told = watch::enrollments(shared, registry, self.instance_id.clone(), selection);
         Ok(Response::new(Box::pin(self.shutdown.end(told))))
+    }
+
+    async fn list_binds(
+        &self,
+        request: Request<wire::ListBindsRequest>,
+    ) -> Result<Response<wire::ListBindsResponse>, Status> {
+        let pods = self.binds(request).await.map_err(failed)?;
+        Ok(Response::new(wire::ListBindsResponse { pods }))
     }
 
     async fn resync(

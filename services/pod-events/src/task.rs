@@ -54,6 +54,7 @@ use crate::{
     trace,
 };
 
+pub(crate) use inherit::unfound;
 pub(crate) use stranger::is_missed;
 
 pub use call::AddCall;

@@ -41,6 +41,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         terminal: false,
         runtime_uid: None,
         asks: Asks::default(),
+        ports: Vec::new(),
         addresses: Vec::new(),
         redirection: None,
         is_ready: false,

@@ -20,7 +20,8 @@ pub use failure::Failure;
 pub use identifier::InvalidIdentifier;
 pub use netns::{NetnsId, NetnsRef};
 pub use pod::{
-    NamespaceName, NodeName, PodName, PodRef, PodUid, ServiceAccountName, Workload, WorkloadInfo,
+    NamespaceName, NodeName, PodName, PodRef, PodUid, ServiceAccountName, ServiceName, Workload,
+    WorkloadInfo,
 };
 pub use reason::Reason;
 pub use sandbox::{ContainerId, IfName, NetworkName, SandboxRef};

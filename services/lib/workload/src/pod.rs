@@ -23,6 +23,10 @@ identifier! {
     ServiceAccountName, "service account", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
 }
 identifier! {
+    /// The name of a Service.
+    ServiceName, "service", "expected a DNS label (RFC 1123)", is_dns_label
+}
+identifier! {
     /// The name of a node.
     NodeName, "node name", "expected a DNS subdomain (RFC 1123)", is_dns_subdomain
 }

@@ -17,7 +17,7 @@ fn unknown(whom: &str) -> Failure {
 }
 
 impl Server {
-    fn known(&self, key: &PodKey) -> Option<Known> {
+    pub(super) fn known(&self, key: &PodKey) -> Option<Known> {
         explain::known(&self.shared, &self.registry, key)
     }
 

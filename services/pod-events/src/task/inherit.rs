@@ -89,7 +89,7 @@ impl Task {
 }
 
 /// The record of a pod whose netns nobody knows.
-pub(super) fn unfound(pod: &Pod) -> Result<Record, Failure> {
+pub(crate) fn unfound(pod: &Pod) -> Result<Record, Failure> {
     let odd = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
     Ok(Record {
         sandbox: SandboxRef {

@@ -1,0 +1,80 @@
+//! What listens in a pod's netns.
+
+use inpod_proto::netconfig::v1::{ListListenersRequest, list_listeners_request::Target};
+use tokio::time::Instant;
+use workload::{Failure, NetnsRef, Reason, SandboxRef};
+
+use super::{Agents, call, incomprehensible, request};
+use crate::{
+    binds::Socket,
+    checkpoint::Record,
+    pipeline::{believed, soon},
+};
+
+impl Agents {
+    /// The sockets in the netns of a sandbox: by its claim, and where there is none by the path that was recorded, with
+    /// everything that is known of it as the proof.
+    pub(crate) async fn sockets(
+        &self,
+        record: &Record,
+        deadline: Instant,
+    ) -> Result<Vec<Socket>, Failure> {
+        if record.netns_id.is_some() {
+            let claimed = self.sockets_of(claimed(&record.sandbox), deadline).await;
+            // A netconfig that was restarted has not been told yet.
+            let is_unclaimed = |failure: &Failure| failure.reason == Reason::ClaimUnknown;
+            if !claimed.as_ref().is_err_and(is_unclaimed) {
+                return claimed;
+            }
+        }
+        self.sockets_at(&believed(record), deadline).await
+    }
+
+    /// The sockets in a netns that is not claimed.
+    pub(crate) async fn sockets_at(
+        &self,
+        netns: &NetnsRef,
+        deadline: Instant,
+    ) -> Result<Vec<Socket>, Failure> {
+        self.sockets_of(Target::Netns(netns.into()), deadline).await
+    }
+
+    async fn sockets_of(&self, target: Target, deadline: Instant) -> Result<Vec<Socket>, Failure> {
+        let message = ListListenersRequest {
+            target: Some(target),
+        };
+        let mut client = self.netconfig.clone();
+        let listed = client.list_listeners(request(message, deadline));
+        let listed = call("netconfig", deadline, listed).await?;
+        let sockets = listed.listeners.into_iter().map(Socket::try_from);
+        let sockets = sockets.collect::<Result<_, _>>();
+        sockets.map_err(|error| incomprehensible("netconfig", &error.within("listeners")))
+    }
+
+    /// Where the netns is of a pod that no verb was seen for. Nothing stays claimed, also where nobody waits for the
+    /// answer any more.
+    pub(crate) async fn locate(
+        &self,
+        unfound: Record,
+        deadline: Instant,
+    ) -> Result<NetnsRef, Failure> {
+        let agents = self.clone();
+        let located = tokio::spawn(async move {
+            let uid = unfound.runtime_uid.as_ref().unwrap_or(&unfound.pod.uid);
+            let found = agents.find(uid, &unfound.addresses, deadline).await?;
+            agents.release(&found.sandbox, soon(2)).await?;
+            Ok(NetnsRef {
+                device: Some(found.id.device),
+                inode: Some(found.id.inode),
+                cookie: Some(found.id.cookie),
+                ..found.netns
+            })
+        });
+        let ended = |_| Err(Failure::new(Reason::Internal, "the search has ended"));
+        located.await.unwrap_or_else(ended)
+    }
+}
+
+fn claimed(sandbox: &SandboxRef) -> Target {
+    Target::Sandbox(sandbox.into())
+}
