@@ -198,7 +198,7 @@ impl Server {
         let awaited = |message: &str| Failure::new(Reason::SandboxAwaited, message);
         let pod = known.shown();
         let pod = pod.ok_or_else(|| awaited("no netns of the pod is known"))?;
-        if is_missed(&self.shared, pod) {
+        if is_missed(&self.shared, pod, true) {
             let message = "the pod is to join the mesh, and its netns is being looked for";
             return Err(awaited(message).retry_after(EACH));
         }
@@ -232,7 +232,13 @@ fn addresses(known: &Known) -> Vec<IpAddr> {
 }
 
 fn ztunnel(known: &Known) -> Ztunnel {
-    let has_sidecar = |pod: &Pod| pod.has_sidecar;
+    let has_sidecar = |pod: &Pod| pod.injection.is_some();
+    if known
+        .current()
+        .is_some_and(|record| record.redirection.is_sidecar())
+    {
+        return Ztunnel::Never;
+    }
     match known.current().map(|record| &record.intent) {
         None | Some(Intent::Out) if known.shown().is_some_and(has_sidecar) => Ztunnel::Never,
         None | Some(Intent::Out) => Ztunnel::Needs,
