@@ -88,7 +88,8 @@ impl Checks<'_> {
             loopbacks.extend(more.map(|text| text.parse::<IpAddr>().unwrap()));
         }
         for owner in self.owners() {
-            for port in [EVERYWHERE, AT_THE_POD, AT_LOOPBACK, 53, 9090, 15008, 15020] {
+            let heard = [EVERYWHERE, AT_THE_POD, AT_LOOPBACK, 53, 9090, 15008, 15020];
+            for port in heard.into_iter().chain(UNHEARD) {
                 self.sent(owner, Dial::tcp(Place::Pod, own, port));
             }
             for to in &loopbacks {
@@ -98,9 +99,10 @@ impl Checks<'_> {
             if self.family == Family::V6 && !self.is_captured() {
                 continue;
             }
-            let from = |port| Dial::tcp(Place::Pod, own, port).from(returning(self.family));
-            for dial in [EVERYWHERE, AT_THE_POD, AT_LOOPBACK].map(from) {
-                self.sent(owner, dial);
+            let back = returning(self.family);
+            let heard = [EVERYWHERE, AT_THE_POD, AT_LOOPBACK];
+            for port in heard.into_iter().chain(UNHEARD) {
+                self.sent(owner, Dial::tcp(Place::Pod, own, port).from(back));
             }
         }
     }
@@ -210,6 +212,11 @@ impl Checks<'_> {
         let groups = [1337, 2001, 2002, 2003].map(|group| Owner { user: 1000, group });
         owners.extend(users);
         owners.extend(groups);
+        // The proxy's, of a group that is not spared.
+        owners.push(Owner {
+            user: 1337,
+            group: 2002,
+        });
         owners
     }
 

@@ -14,7 +14,7 @@ pub(super) fn all() -> Vec<(&'static str, Sidecar)> {
         (
             "groups",
             Sidecar {
-                owner_groups: Some(owners(&[2002, 2003])),
+                owner_groups: Some(owners(&[1337, 2002, 2003])),
                 ..names()
             },
         ),
@@ -29,7 +29,7 @@ pub(super) fn all() -> Vec<(&'static str, Sidecar)> {
             "wide-loopback",
             Sidecar {
                 outbound_networks: some(&["127.0.0.0/8", "10.9.0.0/16", "fd09::/16", "::/8"]),
-                loopback: "127.0.0.0/8".parse().unwrap(),
+                loopback: WIDE_LOOPBACK.parse().unwrap(),
                 ..basic()
             },
         ),
@@ -118,6 +118,9 @@ fn ports() -> Sidecar {
         ..basic()
     }
 }
+
+/// A loopback network that is more than one address, and less than all.
+pub(super) const WIDE_LOOPBACK: &str = "127.0.0.0/16";
 
 /// Ports of the pod on which nobody listens.
 pub(super) const UNHEARD: [u16; 2] = [9098, 9099];

@@ -8,7 +8,10 @@ use netconfig::{
 };
 
 use super::{
-    super::mesh::{AT_LOOPBACK, AT_THE_POD, returning},
+    super::{
+        mesh::{AT_LOOPBACK, AT_THE_POD, returning},
+        settings::{UNHEARD, WIDE_LOOPBACK},
+    },
     Checks,
 };
 use crate::{
@@ -58,6 +61,7 @@ impl Checks<'_> {
         let is_heard = match to.port() {
             AT_THE_POD => to.ip() == pod(self.family),
             AT_LOOPBACK => to.ip() == loopback(self.family),
+            port if UNHEARD.contains(&port) => false,
             _ => true,
         };
         if by == By::Application && !is_heard {
@@ -193,8 +197,8 @@ impl Checks<'_> {
     }
 
     pub(super) fn is_loopback(&self, address: IpAddr) -> bool {
-        let wide = self.settings.loopback == "127.0.0.0/8".parse().unwrap();
-        address == loopback(self.family) || (wide && address.is_loopback())
+        let is_wide = self.settings.loopback == WIDE_LOOPBACK.parse().unwrap();
+        address == loopback(self.family) || (is_wide && holds(WIDE_LOOPBACK, address))
     }
 
     pub(super) fn is_outbound(&self, to: SocketAddr, is_within: bool) -> bool {
