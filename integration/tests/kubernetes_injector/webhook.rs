@@ -31,13 +31,14 @@ pub(crate) struct Webhook {
     registered: std::sync::Mutex<Vec<String>>,
 }
 
-/// A pod of one container.
+/// A pod of one container. Its service account is what the admission of service accounts would give it, which does not
+/// run here.
 pub(crate) fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name},
-        "spec": {"containers": [{"name": "app", "image": "app", "ports": [{"containerPort": 80}], "readinessProbe": {"httpGet": {"port": 80}}}]},
+        "spec": {"serviceAccountName": "default", "containers": [{"name": "app", "image": "app", "ports": [{"containerPort": 80}], "readinessProbe": {"httpGet": {"port": 80}}}]},
     })
 }
 

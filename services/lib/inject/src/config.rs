@@ -179,7 +179,8 @@ impl Default for Proxy {
         let text = str::to_owned;
         let resources = json!({
             "requests": {"cpu": "100m", "memory": "128Mi"},
-            "limits": {"cpu": "2000m", "memory": "1024Mi"},
+            // As the API server writes quantities: a second injection finds nothing to change.
+            "limits": {"cpu": "2", "memory": "1Gi"},
         });
         Self {
             image: text("docker.io/istio/proxyv2:1.29.0"),

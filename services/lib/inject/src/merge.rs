@@ -83,6 +83,7 @@ fn merge_map(base: &mut Map<String, Value>, over: &Map<String, Value>) {
                 merge_list(items, over, fields, WHOLE.contains(&key.as_str()));
             }
             (Some(known @ Value::Object(_)), _) => merge(known, value),
+            (Some(known), _) if covers(known, value) => {}
             (Some(known), _) => *known = bare(value),
             (None, _) => {
                 base.insert(key.clone(), bare(value));
@@ -97,11 +98,30 @@ fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole:
         let is_deleted = directive(item) == Some("delete");
         match place.and_then(|at| items.get_mut(at)) {
             Some(_) if is_deleted => drop(place.map(|at| items.remove(at))),
+            Some(known) if is_whole && covers(known, item) => {}
             Some(known) if is_whole => *known = bare(item),
             Some(known) => merge(known, item),
             None if is_deleted => {}
             None => items.push(bare(item)),
         }
+    }
+}
+
+/// Whether a value says all that another says. What it says beyond is what the API server has filled in since.
+fn covers(known: &Value, over: &Value) -> bool {
+    match (known, over) {
+        (Value::Object(known), Value::Object(over)) => over.iter().all(|(key, value)| {
+            let said = known.get(key);
+            said.is_some_and(|said| covers(said, value))
+        }),
+        (Value::Array(known), Value::Array(over)) => {
+            known.len() == over.len()
+                && known
+                    .iter()
+                    .zip(over)
+                    .all(|(left, right)| covers(left, right))
+        }
+        (known, over) => known == over,
     }
 }
 

@@ -90,3 +90,16 @@ fn a_list_that_is_none_gives_way() {
     assert_eq!(merged(json!({"containers": 3}), over.clone()), over);
     assert_eq!(merged(json!(null), over.clone()), over);
 }
+
+#[test]
+fn what_the_api_server_has_filled_in_stays() {
+    let base = json!({
+        "volumes": [{"name": "v", "downwardAPI": {"defaultMode": 420, "items": [{"path": "a", "fieldRef": {"apiVersion": "v1", "fieldPath": "x"}}]}}],
+        "env": [{"name": "A", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "x"}}}],
+    });
+    let over = json!({
+        "volumes": [{"name": "v", "downwardAPI": {"items": [{"path": "a", "fieldRef": {"fieldPath": "x"}}]}}],
+        "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+    });
+    assert_eq!(merged(base.clone(), over), base);
+}
