@@ -5,8 +5,10 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 use clap::{Arg, ArgAction, ArgGroup, ArgMatches, value_parser};
 use inpod_proto::{podevents::v1::PodState, types::v1::PodSelector};
 
+mod binds;
 mod more;
 
+pub(crate) use binds::BindsQuery;
 pub(crate) use more::{BundleOrder, LeaveOrder, Mode};
 
 use crate::{doctor::Examination, inject::InjectOrder, words};
@@ -36,6 +38,7 @@ pub(crate) struct Query {
 pub(crate) enum Command {
     Pods(Query),
     Explain(PodSelector, Format),
+    Binds(BindsQuery),
     /// Without a pod: all.
     Resync(Option<PodSelector>, Format),
     Status,
@@ -60,8 +63,8 @@ pub(crate) enum Refused {
     Usage(String),
 }
 
-const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status); a check failed (doctor); a node has not left (leave); a manifest cannot be used (inject)\n  \
-                     2  this command line cannot be used\n  3  a service, or Kubernetes, could not be reached";
+const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status); a check failed (doctor); a node has not left (leave); a manifest cannot be used (inject); a pod could not be looked into (binds)\n  \
+                     2  this command line cannot be used\n  3  a service, or Kubernetes, could not be reached\n  4  enrolment would change something (binds)";
 
 const STATES: [PodState; 5] = [
     PodState::Out,
@@ -190,7 +193,7 @@ fn command() -> clap::Command {
                 .global(true)
                 .help("How long an answer may take"),
         )
-        .subcommands([pods(), explain, resync, status])
+        .subcommands([pods(), explain, binds::binds(), resync, status])
         .subcommands([more::doctor(), more::bundle(), more::leave(), more::inject()])
 }
 
@@ -240,6 +243,7 @@ fn asked(matches: &ArgMatches) -> Command {
             let pod = rest.get_one("pod").cloned().unwrap_or_else(by_uid);
             Command::Explain(pod, format_of(rest))
         }
+        Some(("binds", rest)) => Command::Binds(binds::query(rest)),
         Some(("resync", rest)) => Command::Resync(rest.get_one("pod").cloned(), format_of(rest)),
         Some(("doctor", rest)) => Command::Doctor(more::examination(rest), format_of(rest)),
         Some(("bundle", rest)) => Command::Bundle(more::bundle_order(rest)),

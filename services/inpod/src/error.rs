@@ -31,6 +31,14 @@ pub(crate) enum AskError {
     /// Something is wrong with the node.
     #[error("{0} of the checks failed; what to do stands below each")]
     Unwell(usize),
+    /// Pods whose netns could not be looked into.
+    #[error(
+        "{0} of the pods could not be looked into; what to do stands below the table, or in each one's failure"
+    )]
+    Unseen(usize),
+    /// Enrolment changes who reaches a port.
+    #[error("enrolment changes something about {0} of the ports")]
+    Changes(usize),
     /// What was to be collected cannot be written.
     #[error("cannot write {}: {source}", .path.display())]
     Write { path: PathBuf, source: io::Error },
@@ -53,8 +61,10 @@ impl AskError {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Unreachable { .. } | Self::Kubernetes { .. } => 3,
+            Self::Changes(_) => 4,
             Self::Failed { .. }
             | Self::NotReady(_)
+            | Self::Unseen(_)
             | Self::Json(_)
             | Self::Output(_)
             | Self::Unwell(_)

@@ -8,16 +8,13 @@ mod standing;
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::{
-    Api, Client, Config,
+    Api, Client,
     api::{ListParams, Patch, PatchParams, PostParams},
-    config::{KubeConfigOptions, Kubeconfig},
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep};
@@ -25,6 +22,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     arguments::{LeaveOrder, Mode},
     error::AskError,
+    kubernetes::{ANSWER, failed, reach},
     out::Out,
     table::clean,
 };
@@ -39,9 +37,6 @@ const SINCE: &str = workload::keys::LEAVE_SINCE;
 
 /// How often it is looked how far nodes are.
 const AGAIN: Duration = Duration::from_secs(2);
-
-/// How long the API server may take to answer.
-const ANSWER: Duration = Duration::from_secs(15);
 
 /// Who is asked, and where the agent is.
 struct Cluster {
@@ -138,13 +133,6 @@ struct Lookless {
     is_final: bool,
 }
 
-fn failed(what: &str, cause: &dyn fmt::Display) -> AskError {
-    AskError::Kubernetes {
-        what: what.to_owned(),
-        cause: cause.to_string(),
-    }
-}
-
 /// An answer that was had in time.
 async fn in_time<T>(
     what: &str,
@@ -166,16 +154,10 @@ async fn in_time<T>(
 
 impl Cluster {
     async fn reach(order: &LeaveOrder) -> Result<Self, AskError> {
-        let mut config = config(order.kubeconfig.as_deref()).await?;
-        config.connect_timeout = Some(Duration::from_secs(5));
-        config.read_timeout = Some(ANSWER);
-        let namespace = order.namespace.clone();
-        let namespace = namespace.unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config)
-            .map_err(|error| failed("make a client of Kubernetes", &error))?;
+        let (client, of_context) = reach(order.kubeconfig.as_deref()).await?;
         Ok(Self {
             client,
-            namespace,
+            namespace: order.namespace.clone().unwrap_or(of_context),
             selector: format!("app.kubernetes.io/name={}", order.daemonset),
         })
     }
@@ -233,15 +215,4 @@ fn said(map: &ConfigMap, mode: Mode) -> Option<i64> {
     let says = map.data.as_ref()?.get(KEY)?;
     let since = map.metadata.annotations.as_ref()?.get(SINCE)?.parse().ok();
     since.filter(|_| says.trim() == mode.word())
-}
-
-async fn config(kubeconfig: Option<&Path>) -> Result<Config, AskError> {
-    let Some(path) = kubeconfig else {
-        let config = Config::infer().await;
-        return config.map_err(|error| failed("find out how to reach Kubernetes", &error));
-    };
-    let what = format!("use {}", path.display());
-    let file = Kubeconfig::read_from(path).map_err(|error| failed(&what, &error))?;
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    config.map_err(|error| failed(&what, &error))
 }

@@ -3,18 +3,20 @@
 //! and what the injector makes of a manifest (`inject`).
 //!
 //! Everything is asked of the services' sockets and read from the node's files; this program holds no credential and
-//! knows nothing by itself. `leave` alone asks Kubernetes, with the rights of whoever runs it. What is
-//! printed for people may change from release to release; `-o json` is the contract (`proto/`), in protobuf's JSON
-//! mapping.
+//! knows nothing by itself. `leave`, and `binds` where it is told to, ask Kubernetes, with the rights of whoever runs
+//! them. What is printed for people may change from release to release; `-o json` is the contract (`proto/`), in
+//! protobuf's JSON mapping.
 
 mod arguments;
 mod ask;
+mod binds;
 mod bundle;
 mod doctor;
 mod error;
 mod explain;
 mod inject;
 mod json;
+mod kubernetes;
 mod leave;
 mod out;
 mod pods;
@@ -64,6 +66,7 @@ fn run(arguments: &Arguments) -> Result<(), AskError> {
             Command::Pods(query) if query.watch => watch::run(&node, query, &mut out).await,
             Command::Pods(query) => pods::run(&node, query, &mut out).await,
             Command::Explain(pod, format) => explain::run(&node, pod, *format, &mut out).await,
+            Command::Binds(query) => binds::run(&node, query, &mut out).await,
             Command::Resync(pod, format) => resync::run(&node, pod, *format, &mut out).await,
             Command::Status => status::run(&node, &mut out).await,
             Command::Doctor(examination, format) => {

@@ -1,0 +1,101 @@
+//! `inpod binds`: what applications listen on, and what enrolment changes about who reaches them.
+
+mod services;
+mod told;
+
+use inpod_proto::podevents::v1::{ListBindsRequest, ListBindsResponse, ServicePort};
+
+use crate::{
+    arguments::{BindsQuery, Format},
+    ask::{Node, POD_EVENTS},
+    complain,
+    error::AskError,
+    json,
+    out::Out,
+};
+
+/// Prints them. What could not be looked into is the error, else what changes.
+pub(crate) async fn run(node: &Node, query: &BindsQuery, out: &mut Out) -> Result<(), AskError> {
+    let request = ListBindsRequest {
+        pod: query.pod.clone(),
+        states: query.states.iter().map(|state| (*state).into()).collect(),
+        desired: Vec::new(),
+        amiss: query.amiss,
+        let_through: query.let_through,
+        labels: query.labels.clone(),
+        service_ports: service_ports(node, query).await?,
+    };
+    let mut client = node.pod_events();
+    let answer = client.list_binds(node.request(request));
+    let answer = node.answer(POD_EVENTS, answer).await?;
+    match query.format {
+        Format::Json => out.line(&json::pretty(&answer, "ListBindsResponse")?)?,
+        Format::Table => out.text(&told::text(&answer.pods))?,
+    }
+    verdict(&answer)
+}
+
+/// Those that Services lead to, where that is asked for. Without Kubernetes the ports that containers declare are all
+/// that is known, and the rest is as right as with it.
+async fn service_ports(node: &Node, query: &BindsQuery) -> Result<Vec<ServicePort>, AskError> {
+    if !query.services {
+        return Ok(Vec::new());
+    }
+    match services::ports(node, query).await {
+        Err(error @ AskError::Kubernetes { .. }) => {
+            let missing = format!(
+                "inpod: the ports of Services are left out: {error}\n  What to do: give --kubeconfig FILE, or set KUBECONFIG; the right to list endpointslices (discovery.k8s.io) is needed.\n"
+            );
+            complain(&missing);
+            Ok(Vec::new())
+        }
+        ports => ports,
+    }
+}
+
+fn verdict(answer: &ListBindsResponse) -> Result<(), AskError> {
+    let unseen = answer.pods.iter().filter(|pod| pod.failure.is_some());
+    let unseen = unseen.count();
+    if unseen > 0 {
+        return Err(AskError::Unseen(unseen));
+    }
+    let ports = answer.pods.iter().flat_map(|pod| &pod.ports);
+    match ports.filter(|port| !port.changes.is_empty()).count() {
+        0 => Ok(()),
+        changed => Err(AskError::Changes(changed)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use inpod_proto::{
+        podevents::v1::{PodBinds, PortBinds},
+        types::v1::Failure,
+    };
+
+    use super::*;
+
+    #[test]
+    fn what_was_not_seen_outweighs_what_changes() {
+        let changed = PodBinds {
+            ports: vec![PortBinds {
+                changes: vec![1],
+                ..PortBinds::default()
+            }],
+            ..PodBinds::default()
+        };
+        let unseen = PodBinds {
+            failure: Some(Failure::default()),
+            ..PodBinds::default()
+        };
+        let code = |pods: &[&PodBinds]| {
+            let pods = pods.iter().map(|pod| (*pod).clone()).collect();
+            let verdict = verdict(&ListBindsResponse { pods });
+            verdict.map_or_else(|error| error.exit_code(), |()| 0)
+        };
+        assert_eq!(code(&[]), 0);
+        assert_eq!(code(&[&PodBinds::default()]), 0);
+        assert_eq!(code(&[&PodBinds::default(), &changed]), 4);
+        assert_eq!(code(&[&changed, &unseen]), 1);
+    }
+}

@@ -1,0 +1,258 @@
+//! Binds, for people.
+
+use std::collections::BTreeSet;
+
+use inpod_proto::podevents::v1::{
+    Bind, BindChange, BindKind, BindWarning, PodBinds, PortBinds, PortProtocol,
+};
+
+use crate::{
+    table::{Table, clean},
+    words,
+};
+
+const HEADER: [&str; 8] = [
+    "NAMESPACE",
+    "NAME",
+    "PORT",
+    "SAID BY",
+    "BOUND",
+    "TO",
+    "ENROLLED",
+    "WARNING",
+];
+
+/// All ports under a header, then what could not be looked into, and what the words mean.
+pub(super) fn text(pods: &[PodBinds]) -> String {
+    let mut table = Table::new(&HEADER);
+    for pod in pods {
+        rows(pod).into_iter().for_each(|row| table.push(row));
+    }
+    let failures = pods.iter().filter_map(failure);
+    let ports = || pods.iter().flat_map(|pod| &pod.ports);
+    let changes: BTreeSet<_> = ports().flat_map(PortBinds::changes).map(change).collect();
+    let warnings: BTreeSet<_> = ports().flat_map(PortBinds::warnings).map(warning).collect();
+    let meanings = changes.into_iter().chain(warnings);
+    let meanings = meanings.map(|(word, meaning)| format!("{word}: {meaning}\n"));
+    let mut text = table.take();
+    text.extend(failures.chain(meanings));
+    text
+}
+
+fn rows(pod: &PodBinds) -> Vec<Vec<String>> {
+    let who = pod.pod.clone().unwrap_or_default();
+    let who = || vec![who.namespace.clone(), who.name.clone()];
+    if pod.ports.is_empty() {
+        let mut cells = vec![String::new(); HEADER.len() - 2];
+        if let Some(bound) = cells.get_mut(2) {
+            *bound = nothing(pod);
+        }
+        return vec![[who(), cells].concat()];
+    }
+    let ports = pod.ports.iter();
+    ports.map(|port| [who(), cells(port)].concat()).collect()
+}
+
+/// Why a pod has no ports.
+fn nothing(pod: &PodBinds) -> String {
+    match words::reason(pod.reason) {
+        _ if pod.failure.is_some() => "unknown".to_owned(),
+        reason if matches!(reason.as_str(), "HOST_NETWORK" | "POD_TERMINAL") => reason,
+        _ => "nothing".to_owned(),
+    }
+}
+
+fn cells(port: &PortBinds) -> Vec<String> {
+    let protocol = match port.protocol() {
+        PortProtocol::Udp => "UDP",
+        PortProtocol::Tcp | PortProtocol::Unspecified => "TCP",
+    };
+    let to = port.binds.iter().map(bind).collect::<Vec<_>>().join(", ");
+    let changes = port.changes().map(|it| change(it).0).collect::<Vec<_>>();
+    let warnings = port.warnings().map(|it| warning(it).0);
+    let enrolled = match port.kind() {
+        BindKind::Unspecified => "unknown".to_owned(),
+        _ if changes.is_empty() => "unchanged".to_owned(),
+        _ => changes.join(", "),
+    };
+    vec![
+        format!("{}/{protocol}", port.port),
+        said_by(port),
+        kind(port.kind()).to_owned(),
+        to,
+        enrolled,
+        warnings.collect::<Vec<_>>().join(", "),
+    ]
+}
+
+/// `container (http), service web`.
+fn said_by(port: &PortBinds) -> String {
+    let names = match port.names.join(" ") {
+        names if names.is_empty() => names,
+        names => format!(" ({names})"),
+    };
+    let container = port.declared.then(|| format!("container{names}"));
+    let services = port
+        .services
+        .iter()
+        .map(|service| format!("service {service}"));
+    let all = container.into_iter().chain(services);
+    all.collect::<Vec<_>>().join(", ")
+}
+
+fn kind(kind: BindKind) -> &'static str {
+    match kind {
+        BindKind::Unspecified => "unknown",
+        BindKind::Wildcard => "wildcard",
+        BindKind::PodIp => "pod IP",
+        BindKind::Other => "other",
+        BindKind::Localhost => "localhost",
+        BindKind::NotFound => "not found",
+    }
+}
+
+fn bind(bind: &Bind) -> String {
+    let family = match (bind.address.as_str(), bind.ipv4) {
+        ("::", false) => " (IPv6 alone)",
+        _ => "",
+    };
+    let interface = match bind.interface_index {
+        0 => String::new(),
+        index => format!(" at interface {index}"),
+    };
+    format!("{}{family}{interface}", bind.address)
+}
+
+/// A word, and what it means.
+fn change(change: BindChange) -> (&'static str, &'static str) {
+    match change {
+        BindChange::Unspecified => ("unknown", "a newer service tells of it"),
+        BindChange::Lost => (
+            "lost",
+            "not reached in the mesh: the socket is bound to an interface, and ztunnel's connections arrive at loopback's. Bind it to the pod's address instead",
+        ),
+        BindChange::PortTaken => (
+            "port-taken",
+            "ztunnel needs the port: the pod cannot be enrolled while something listens on it",
+        ),
+    }
+}
+
+fn warning(warning: BindWarning) -> (&'static str, &'static str) {
+    match warning {
+        BindWarning::Unspecified => ("unknown", "a newer service tells of it"),
+        BindWarning::LocalhostForwardingMisses => (
+            "localhost-forwarding-misses",
+            "a sidecar that forwards to localhost (Istio's LOCALHOST mode) does not reach it; inpod's modes do",
+        ),
+        BindWarning::LocalhostForwardingExposes => (
+            "localhost-forwarding-exposes",
+            "only a sidecar that forwards to localhost (Istio's LOCALHOST mode) reaches it; without a mesh and in inpod's modes nobody else does",
+        ),
+        BindWarning::FamilyMissing => (
+            "family-missing",
+            "one of the pod's address families is not served, with and without a mesh",
+        ),
+    }
+}
+
+fn failure(pod: &PodBinds) -> Option<String> {
+    let failure = pod.failure.as_ref()?;
+    let who = pod.pod.clone().unwrap_or_default();
+    let who = clean(&format!("{}/{}", who.namespace, who.name));
+    let (reason, message) = (words::reason(failure.reason), clean(&failure.message));
+    let remedy = clean(&failure.remedy);
+    Some(format!(
+        "{who}: {message} [{reason}]\n  What to do: {remedy}\n"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use inpod_proto::types::v1::{Failure, PodRef, Reason};
+
+    use super::*;
+
+    fn pod(name: &str, ports: Vec<PortBinds>) -> PodBinds {
+        PodBinds {
+            pod: Some(PodRef {
+                namespace: "shop".into(),
+                name: name.into(),
+                uid: "u".into(),
+            }),
+            ports,
+            ..PodBinds::default()
+        }
+    }
+
+    fn port(port: u32, kind: BindKind, address: &str) -> PortBinds {
+        let bind = Bind {
+            address: address.to_owned(),
+            ..Bind::default()
+        };
+        PortBinds {
+            protocol: PortProtocol::Tcp.into(),
+            port,
+            kind: kind.into(),
+            binds: vec![bind],
+            ..PortBinds::default()
+        }
+    }
+
+    #[test]
+    fn each_port_has_its_line_and_each_word_its_meaning() {
+        let pods = [
+            pod(
+                "web",
+                vec![
+                    PortBinds {
+                        declared: true,
+                        names: vec!["http".into()],
+                        services: vec!["web".into()],
+                        ..port(80, BindKind::Wildcard, "::")
+                    },
+                    PortBinds {
+                        changes: vec![BindChange::PortTaken.into()],
+                        warnings: vec![BindWarning::FamilyMissing.into()],
+                        ..port(15006, BindKind::PodIp, "10.0.0.2")
+                    },
+                ],
+            ),
+            pod("idle", vec![]),
+            PodBinds {
+                reason: Reason::HostNetwork.into(),
+                ..pod("host", vec![])
+            },
+            PodBinds {
+                failure: Some(Failure {
+                    reason: Reason::NetnsMissing.into(),
+                    message: "no\nsuch path".into(),
+                    remedy: "wait".into(),
+                    ..Failure::default()
+                }),
+                ..pod("gone", vec![])
+            },
+        ];
+        let text = text(&pods);
+        let lines: Vec<_> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(
+            lines[..6],
+            [
+                "NAMESPACE NAME PORT SAID BY BOUND TO ENROLLED WARNING",
+                "shop web 80/TCP container (http), service web wildcard :: (IPv6 alone) unchanged -",
+                "shop web 15006/TCP - pod IP 10.0.0.2 port-taken family-missing",
+                "shop idle - - nothing - - -",
+                "shop host - - HOST_NETWORK - - -",
+                "shop gone - - unknown - - -",
+            ]
+        );
+        assert_eq!(lines[6], "shop/gone: no\\nsuch path [NETNS_MISSING]");
+        assert_eq!(lines[7], "What to do: wait");
+        assert!(lines[8].starts_with("port-taken: ztunnel needs"), "{text}");
+        assert!(lines[9].starts_with("family-missing: "), "{text}");
+        assert_eq!(lines.len(), 10);
+    }
+}
