@@ -132,6 +132,13 @@ impl PodEventsService for Said {
         Ok(Response::new(Box::pin(told)))
     }
 
+    async fn list_binds(
+        &self,
+        _: Request<wire::ListBindsRequest>,
+    ) -> Result<Response<wire::ListBindsResponse>, Status> {
+        never()
+    }
+
     async fn add_pod(
         &self,
         _: Request<wire::AddPodRequest>,

@@ -96,6 +96,10 @@ mod tests {
 
     use super::*;
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a test hands over what it made"
+    )]
     fn owned(kind: &str, name: &str, labels: Value) -> Owner {
         Owner::of(&json!({"metadata": {
             "generateName": "x-",

@@ -298,6 +298,10 @@ fn tell_user(container: &mut Value, user: Option<u64>) {
 mod tests {
     use super::*;
 
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a test hands over what it made"
+    )]
     fn settings(annotations: Value) -> ProxySettings {
         let pod = json!({"metadata": {"annotations": annotations}});
         ProxySettings::of(&Config::default(), &pod).unwrap()

@@ -1,6 +1,10 @@
 //! Twins of the injection goldens of Istio's tests that the template language covers (istio-sidecar-install.md, 10.2);
 //! README.md lists what it does not cover. `UPDATE_GOLDEN=1` writes them.
-#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test that fails panics"
+)]
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 

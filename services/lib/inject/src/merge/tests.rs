@@ -2,6 +2,10 @@ use serde_json::json;
 
 use super::*;
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a test hands over what it made"
+)]
 fn merged(mut base: Value, over: Value) -> Value {
     merge(&mut base, &over);
     base

@@ -17,6 +17,10 @@ fn inject(pod: &Value) -> Value {
     }
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "a test hands over what it made"
+)]
 fn with(container: Value) -> Value {
     json!({"metadata": {"name": "web"}, "spec": {"containers": [container]}})
 }

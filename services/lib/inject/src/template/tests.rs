@@ -5,7 +5,7 @@ use serde_json::json;
 fn refused(text: &str) -> (usize, String) {
     match Template::parse("mine", text).unwrap_err() {
         InvalidConfig::Template { line, why, .. } => (line, why),
-        other => panic!("{other}"),
+        other @ (InvalidConfig::Yaml(_) | InvalidConfig::Field { .. }) => panic!("{other}"),
     }
 }
 
