@@ -87,6 +87,20 @@ impl Api {
         Ok(listed.pods)
     }
 
+    /// What is bound in the pods that a filter leaves.
+    ///
+    /// # Errors
+    ///
+    /// As the service says.
+    pub fn binds(
+        &self,
+        filter: pod_events::ListBindsRequest,
+    ) -> anyhow::Result<Vec<pod_events::PodBinds>> {
+        let mut client = self.pod_events.clone();
+        let listed = self.wait(client.list_binds(asked(filter)))?;
+        Ok(listed.pods)
+    }
+
     /// Whether the agent is ready.
     ///
     /// # Errors

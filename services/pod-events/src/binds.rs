@@ -2,7 +2,7 @@
 //!
 //! Without a mesh a connection arrives at the pod's interface. In the mesh ztunnel takes it and connects to the same
 //! address and port from within the pod's netns, so that it arrives at loopback's. An address is therefore reached with
-//! the mesh exactly where it is reached without; what differs is a socket that is bound to an interface.
+//! the mesh exactly where it is reached without; what differs is a socket that is bound to the pod's interface.
 
 mod judge;
 

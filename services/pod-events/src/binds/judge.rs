@@ -75,15 +75,20 @@ fn bind(socket: &Socket, place: &Place) -> Bind {
 /// How a socket is bound. The numbers of the kinds rise as fewer reach it.
 fn kind(socket: &Socket, place: &Place) -> BindKind {
     let address = socket.address;
-    if address.is_unspecified() {
-        BindKind::Wildcard
-    } else if address.is_loopback() {
+    if is_local(socket) {
         BindKind::Localhost
+    } else if address.is_unspecified() {
+        BindKind::Wildcard
     } else if place.addresses.contains(&address) {
         BindKind::PodIp
     } else {
         BindKind::Other
     }
+}
+
+/// Whether only the pod itself gets to a socket.
+fn is_local(socket: &Socket) -> bool {
+    socket.address.is_loopback() || socket.interface == Some(LOOPBACK)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,18 +114,15 @@ fn takes(socket: &Socket, by: Family) -> bool {
 enum From {
     /// From outside, by the pod's interface.
     Outside,
-    /// From the proxy in the pod, by loopback.
-    Proxy,
+    /// From ztunnel in the pod, by loopback. It bears the client's address, to which a socket that is bound to an
+    /// interface, be it loopback's, has no way back (measured).
+    Ztunnel,
 }
 
 /// Whether a connection to the pod gets to a socket.
 fn is_reached(socket: &Socket, by: Family, from: From) -> bool {
-    let is_arrived_at = match (socket.interface, from) {
-        (None, _) => true,
-        (Some(interface), From::Proxy) => interface == LOOPBACK,
-        (Some(interface), From::Outside) => interface != LOOPBACK,
-    };
-    takes(socket, by) && is_arrived_at && !socket.address.is_loopback()
+    let gets_there = socket.interface.is_none() || from == From::Outside;
+    takes(socket, by) && gets_there && !is_local(socket)
 }
 
 fn changes(port: Port, sockets: &[&Socket], place: &Place) -> Vec<BindChange> {
@@ -131,13 +133,9 @@ fn changes(port: Port, sockets: &[&Socket], place: &Place) -> Vec<BindChange> {
         return vec![BindChange::PortTaken];
     }
     let is_reached = |by, from| sockets.iter().any(|socket| is_reached(socket, by, from));
-    let differs = |before, then| {
-        let mut families = [Family::V4, Family::V6].into_iter();
-        families.any(|by| is_reached(by, before) && !is_reached(by, then))
-    };
-    let lost = differs(From::Outside, From::Proxy).then_some(BindChange::Lost);
-    let exposed = differs(From::Proxy, From::Outside).then_some(BindChange::Exposed);
-    [lost, exposed].into_iter().flatten().collect()
+    let is_lost = |by| is_reached(by, From::Outside) && !is_reached(by, From::Ztunnel);
+    let is_lost = [Family::V4, Family::V6].into_iter().any(is_lost);
+    is_lost.then_some(BindChange::Lost).into_iter().collect()
 }
 
 /// Of a port that somebody speaks of.
@@ -147,7 +145,7 @@ fn warnings(
     sockets: &[&Socket],
     place: &Place,
 ) -> Vec<BindWarning> {
-    let has_localhost = || sockets.iter().any(|socket| socket.address.is_loopback());
+    let has_localhost = || sockets.iter().any(|socket| is_local(socket));
     let is_served = matches!(widest, BindKind::Wildcard | BindKind::PodIp);
     let forwarding = match (protocol, widest) {
         (Protocol::Tcp, BindKind::PodIp | BindKind::Other) if !has_localhost() => {

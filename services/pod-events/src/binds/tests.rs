@@ -1,4 +1,4 @@
-use BindChange::{Exposed, Lost, PortTaken};
+use BindChange::{Lost, PortTaken};
 use BindWarning::{FamilyMissing, LocalhostForwardingExposes, LocalhostForwardingMisses};
 use wire::{BindChange, BindKind, BindWarning, PortBinds};
 
@@ -122,14 +122,19 @@ fn what_is_bound_to_an_interface_is_reached_differently_in_the_mesh() {
     let changes = |sockets| judged(sockets).changes().collect::<Vec<_>>();
     assert_eq!(changes(vec![on_interface("0.0.0.0", 2)]), [Lost]);
     assert_eq!(changes(vec![on_interface("10.0.0.2", 2)]), [Lost]);
-    assert_eq!(changes(vec![on_interface("0.0.0.0", 1)]), [Exposed]);
     // Of the same family another socket takes it.
-    let both = vec![on_interface("0.0.0.0", 2), on_interface("0.0.0.0", 1)];
+    let both = vec![on_interface("0.0.0.0", 2), at("0.0.0.0")];
     assert_eq!(changes(both), []);
+    let no_help = vec![on_interface("0.0.0.0", 2), on_interface("0.0.0.0", 1)];
+    assert_eq!(changes(no_help), [Lost]);
     let other_family = vec![on_interface("0.0.0.0", 2), only_v6()];
     assert_eq!(changes(other_family), [Lost]);
     // Nobody but the pod itself gets there either way.
-    assert_eq!(changes(vec![on_interface("127.0.0.1", 1)]), []);
+    for address in ["127.0.0.1", "0.0.0.0", "10.0.0.2"] {
+        let port = judged(vec![on_interface(address, 1)]);
+        assert_eq!(port.kind(), BindKind::Localhost);
+        assert_eq!(port.changes().count(), 0);
+    }
 }
 
 #[test]
