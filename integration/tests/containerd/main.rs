@@ -10,6 +10,7 @@
 
 mod absent;
 mod bench;
+mod binds;
 mod burst;
 mod chain;
 mod cnitool;

@@ -1,0 +1,161 @@
+//! Servers that bind in one way, and who reaches them.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write as _},
+    net::{IpAddr, SocketAddr, TcpListener},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use integration::{Pod, connect};
+use netns::Netns;
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// A server that tells each client which port answered, and the source that it saw.
+#[derive(Debug)]
+pub(crate) struct Bound(Arc<AtomicBool>);
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A socket of TCP. `both`: one that is bound to `::` takes IPv4 too.
+fn listener(address: SocketAddr, both: bool, interface: Option<&str>) -> io::Result<TcpListener> {
+    let domain = Domain::for_address(address);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+    if domain == Domain::IPV6 {
+        socket.set_only_v6(!both)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind_device(interface.map(str::as_bytes))?;
+    socket.bind(&address.into())?;
+    socket.listen(64)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+impl Bound {
+    pub(crate) fn to(netns: &Netns, address: SocketAddr) -> Self {
+        Self::with(netns, address, true, None)
+    }
+
+    pub(crate) fn with(
+        netns: &Netns,
+        address: SocketAddr,
+        both: bool,
+        interface: Option<&str>,
+    ) -> Self {
+        let listener = netns.within(|| listener(address, both, interface));
+        let listener = listener.unwrap().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                match listener.accept() {
+                    // A client that goes away is no error of the server.
+                    Ok((mut stream, peer)) => {
+                        let source = peer.ip().to_canonical();
+                        writeln!(stream, "{} {source}", address.port()).unwrap_or_default();
+                    }
+                    Err(_) => thread::sleep(Duration::from_millis(2)),
+                }
+            }
+        });
+        Self(stop)
+    }
+}
+
+/// The port that answered, and the source that it saw.
+pub(crate) fn answer(from: &Netns, to: SocketAddr) -> anyhow::Result<(u16, IpAddr)> {
+    let stream = connect(from, to)?;
+    let line = io::read_to_string(stream).context("no answer")?;
+    let (port, source) = line
+        .trim()
+        .split_once(' ')
+        .context("closed without a word")?;
+    Ok((port.parse()?, source.parse()?))
+}
+
+/// How the servers of the table bind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Way {
+    Wildcard,
+    Localhost,
+    PodIp,
+}
+
+pub(crate) const WAYS: [Way; 3] = [Way::Wildcard, Way::Localhost, Way::PodIp];
+
+impl Way {
+    /// The port of the server that a Service leads to; the one without is 1000 higher.
+    pub(crate) fn port(self) -> u16 {
+        match self {
+            Self::Wildcard => 8081,
+            Self::Localhost => 8082,
+            Self::PodIp => 8083,
+        }
+    }
+
+    fn addresses(self, pod: &Pod) -> Vec<IpAddr> {
+        match self {
+            Self::Wildcard => vec![[0_u16; 8].into()],
+            Self::Localhost => vec![[127, 0, 0, 1].into(), [0, 0, 0, 0, 0, 0, 0, 1].into()],
+            Self::PodIp => pod.addresses().into(),
+        }
+    }
+}
+
+/// A server of each way for a port with a Service, and one for a port without.
+pub(crate) fn servers(pod: &Pod) -> Vec<Bound> {
+    let ports = |way: Way| [way.port(), way.port() + 1000].map(|port| (way, port));
+    let all = WAYS.into_iter().flat_map(ports);
+    all.flat_map(|(way, port)| {
+        let addresses = way.addresses(pod).into_iter();
+        addresses.map(move |address| Bound::to(&pod.netns, SocketAddr::new(address, port)))
+    })
+    .collect()
+}
+
+/// Whether a server is reached: by way, with or without a Service, and whether it is IPv6.
+pub(crate) type Table = BTreeMap<(Way, bool, bool), bool>;
+
+/// The table of the design "Inbound forwarding": a server is reached exactly where it is bound to more than localhost.
+pub(crate) fn wanted() -> Table {
+    let rows = WAYS.into_iter().flat_map(|way| {
+        let families = [false, true].map(|v6| [(way, true, v6), (way, false, v6)]);
+        families.into_iter().flatten()
+    });
+    rows.map(|row| (row, row.0 != Way::Localhost)).collect()
+}
+
+/// The table as it is, by `ask`, which gives port and source of an answer. Whoever answers must be the one that was
+/// asked, and see the source that is right.
+pub(crate) fn table(
+    mut ask: impl FnMut(u16, bool, bool) -> anyhow::Result<(u16, IpAddr)>,
+    source: impl Fn(bool, bool) -> IpAddr,
+) -> anyhow::Result<Table> {
+    let mut table = Table::new();
+    for (way, service, v6) in wanted().into_keys() {
+        let port = if service {
+            way.port()
+        } else {
+            way.port() + 1000
+        };
+        let answer = ask(port, service, v6);
+        if let Ok((answered, saw)) = &answer {
+            let source = source(service, v6);
+            ensure!(*answered == port, "{way:?}: {answered} answered for {port}");
+            ensure!(*saw == source, "{way:?}: it saw {saw}, not {source}");
+        }
+        table.insert((way, service, v6), answer.is_ok());
+    }
+    Ok(table)
+}

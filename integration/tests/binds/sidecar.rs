@@ -1,0 +1,207 @@
+//! The same table with a proxy in the pod, under the rules of sidecar mode.
+
+use std::{
+    fs,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::ensure;
+use inpod_proto::{
+    netconfig::v1::{
+        ApplyRulesRequest, ClaimNetnsRequest, NetworkSelection, PortSelection, Redirection,
+        SidecarRedirection, netconfig_service_client::NetconfigServiceClient, redirection::Mode,
+    },
+    types::v1::{NetnsRef, SandboxRef},
+};
+use integration::{PATIENCE, bin, eventually};
+use tokio::runtime::Runtime;
+use tonic::Request;
+
+use crate::{
+    bound::{Table, Way, table, wanted},
+    reachability::Place,
+};
+
+/// The node's ports of Istio's agent, which are never captured.
+const EXCLUDED: [u32; 3] = [15020, 15021, 15090];
+
+fn timed<T>(message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.set_timeout(Duration::from_secs(10));
+    request
+}
+
+/// Redirects a pod to its own proxy, as pod-events would have it done.
+fn redirect(place: &Place) {
+    let sandbox = SandboxRef {
+        network_name: "podnet".into(),
+        container_id: place.server.container_id.clone(),
+        ifname: "eth0".into(),
+    };
+    let addresses = place.server.addresses().map(|it| it.to_string());
+    let claim = ClaimNetnsRequest {
+        sandbox: Some(sandbox.clone()),
+        netns: Some(NetnsRef {
+            path: place.server.path().display().to_string(),
+            ..NetnsRef::default()
+        }),
+        addresses: addresses.to_vec(),
+    };
+    let sidecar = SidecarRedirection {
+        proxy_uids: vec![1337],
+        proxy_gids: vec![1337],
+        inbound_ports: Some(PortSelection {
+            all: true,
+            ..PortSelection::default()
+        }),
+        excluded_inbound_ports: EXCLUDED.into(),
+        outbound_networks: Some(NetworkSelection {
+            all: true,
+            ..NetworkSelection::default()
+        }),
+        ..SidecarRedirection::default()
+    };
+    let apply = ApplyRulesRequest {
+        sandbox: Some(sandbox),
+        redirection: Some(Redirection {
+            mode: Some(Mode::Sidecar(sidecar)),
+        }),
+        probe_addresses: Vec::new(),
+    };
+    let socket = daemon::socket(&place.node.run_dir(), "netconfig");
+    Runtime::new().unwrap().block_on(async {
+        let mut client = NetconfigServiceClient::new(daemon::channel(&socket));
+        client.claim_netns(timed(claim)).await.unwrap();
+        client.apply_rules(timed(apply)).await.unwrap();
+    });
+}
+
+/// A proxy in the pod. Ends with the value.
+struct Proxy {
+    process: Child,
+    told: PathBuf,
+}
+
+impl Proxy {
+    fn start(place: &Place, mode: &str) -> Self {
+        let told = place.node.manifests().with_file_name("sidecar.log");
+        let process = Command::new("nsenter")
+            .arg(format!("--net={}", place.server.path().display()))
+            .arg(bin("sidecar").unwrap())
+            .arg(mode)
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(&told).unwrap())
+            .spawn()
+            .unwrap();
+        let proxy = Self { process, told };
+        eventually("it listens", PATIENCE, || {
+            ensure!(proxy.text().starts_with("listening\n"), "not yet");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        proxy
+    }
+
+    fn text(&self) -> String {
+        fs::read_to_string(&self.told).unwrap()
+    }
+
+    /// Each connection: source, destination, outcome.
+    fn connections(&self) -> Vec<(IpAddr, SocketAddr, String)> {
+        let text = self.text();
+        let line = |line: &str| {
+            let words: Vec<_> = line.split(' ').collect();
+            let [source, destination, outcome] = words[..] else {
+                panic!("{line}");
+            };
+            let source: SocketAddr = source.parse().unwrap();
+            (
+                source.ip(),
+                destination.parse().unwrap(),
+                outcome.to_owned(),
+            )
+        };
+        text.lines().skip(1).map(line).collect()
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // Ended already, or ends now.
+        self.process.kill().unwrap_or_default();
+        self.process.wait().map(drop).unwrap_or_default();
+    }
+}
+
+/// The table; each connection must have come to the proxy once, from the client and for the pod's own address.
+fn through(place: &Place, proxy: &Proxy, seen: [&str; 2]) -> anyhow::Result<Table> {
+    let mut odd = Vec::new();
+    let ask = |port, service, v6| {
+        let before = proxy.connections().len();
+        let answer = place.ask(port, service, v6);
+        let outcome = if answer.is_ok() {
+            "forwarded"
+        } else {
+            "refused"
+        };
+        let destination = SocketAddr::new(place.to(false, v6), port);
+        let wanted = (place.source(service, v6), destination, outcome.to_owned());
+        let taken = proxy.connections().split_off(before);
+        if taken != [wanted] {
+            odd.push(format!("{port}, service: {service}: {taken:?}"));
+        }
+        answer
+    };
+    let table = table(ask, |_, v6| seen[usize::from(v6)].parse().unwrap())?;
+    ensure!(odd.is_empty(), "{odd:?}");
+    Ok(table)
+}
+
+#[test]
+fn a_sidecar_that_connects_from_its_own_address_reaches_what_is_reached_without_it() {
+    let place = Place::new();
+    redirect(&place);
+    let proxy = Proxy::start(&place, "original");
+    let table = through(&place, &proxy, ["127.0.0.6", "::6"]).unwrap();
+    assert_eq!(table, wanted());
+    // One of each request came, and none again.
+    assert_eq!(proxy.connections().len(), table.len());
+}
+
+#[test]
+fn a_sidecar_that_forwards_to_localhost_is_the_one_that_the_warnings_are_of() {
+    let place = Place::new();
+    redirect(&place);
+    let proxy = Proxy::start(&place, "localhost");
+    let table = through(&place, &proxy, ["127.0.0.1", "::1"]).unwrap();
+    let wanted: Table = wanted()
+        .into_keys()
+        .map(|row| (row, row.0 != Way::PodIp))
+        .collect();
+    assert_eq!(table, wanted);
+}
+
+#[test]
+fn a_sidecar_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
+    let place = Place::new();
+    redirect(&place);
+    let proxy = Proxy::start(&place, "unmarked");
+    for v6 in [false, true] {
+        place.ask(Way::Wildcard.port(), false, v6).unwrap_err();
+    }
+    let outcomes: Vec<_> = proxy.connections().into_iter().map(|it| it.2).collect();
+    let loops = outcomes.iter().filter(|outcome| *outcome == "loop").count();
+    assert_eq!(loops, 2, "{outcomes:?}");
+}
+
+#[test]
+fn without_the_rules_the_proxy_sees_nothing_and_it_is_noticed() {
+    let place = Place::new();
+    let proxy = Proxy::start(&place, "original");
+    let error = through(&place, &proxy, ["127.0.0.6", "::6"]).unwrap_err();
+    assert!(error.to_string().contains("it saw"), "{error:#}");
+    assert_eq!(proxy.connections(), []);
+}

@@ -1,0 +1,220 @@
+//! What applications bind in sandboxes of a real containerd is told rightly, and nothing is executed in a container for it.
+
+use std::{
+    fs,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, ensure};
+use inpod_proto::podevents::v1::{BindKind, ListBindsRequest, PodBinds};
+use integration::{PATIENCE, Pod, Spec, eventually, run};
+
+use crate::{image, runtime::Runtime};
+
+/// Where Debian's postgresql-15 and its neighbours put their programs, below a version.
+const POSTGRES: &str = "/usr/lib/postgresql";
+
+/// What is told of the one pod; it must have been seen.
+fn told(runtime: &Runtime) -> anyhow::Result<PodBinds> {
+    let mut pods = runtime.node.api().binds(ListBindsRequest::default())?;
+    let pod = pods.pop().context("no pod")?;
+    ensure!(pods.is_empty() && pod.failure.is_none(), "{pods:?} {pod:?}");
+    Ok(pod)
+}
+
+/// Waits until ports are bound so, and no others.
+fn until_bound(runtime: &Runtime, wanted: &[(u32, BindKind)]) {
+    eventually("it is told", PATIENCE, || {
+        let pod = told(runtime)?;
+        let found: Vec<_> = pod.ports.iter().map(|it| (it.port, it.kind())).collect();
+        ensure!(found == wanted, "{found:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+/// A program of the image in a container of its own, in a pod's network.
+fn contained(runtime: &Runtime, pod: &Pod, id: &str, command: &[&str]) {
+    let network = format!("network:{}", pod.path().display());
+    let cgroup = format!("/binds-{}/{id}", std::process::id());
+    let flags = ["run", "-d", "--snapshotter", "native", "--cgroup", &cgroup];
+    let rest = ["--with-ns", &network, image::NAME, id];
+    runtime.ctr(&[&flags[..], &rest, command].concat()).unwrap();
+}
+
+/// Everything that containerd tells of its tasks. Ends with the value.
+struct Events {
+    process: Child,
+    told: PathBuf,
+}
+
+impl Events {
+    fn of(runtime: &Runtime) -> Self {
+        let told = runtime.dir.join("events");
+        let socket = runtime.dir.join("grpc.sock");
+        let process = Command::new("ctr")
+            .arg("-a")
+            .arg(socket)
+            .args(["-n", "k8s.io", "events"])
+            .stdin(Stdio::null())
+            .stdout(fs::File::create(&told).unwrap())
+            .spawn()
+            .unwrap();
+        Self { process, told }
+    }
+
+    fn executed(&self) -> usize {
+        let text = fs::read_to_string(&self.told).unwrap();
+        text.matches("/tasks/exec-added").count()
+    }
+
+    /// Executes something in a container, and waits until that is told.
+    fn sees_one(&self, runtime: &Runtime, id: &str) {
+        let before = self.executed();
+        eventually("an execution is told", PATIENCE, || {
+            let number = format!("x{}", self.executed() + before);
+            let command = [
+                "tasks",
+                "exec",
+                "--exec-id",
+                &number,
+                id,
+                "/bin/busybox",
+                "true",
+            ];
+            runtime.ctr(&command).map(drop).unwrap_or_default();
+            ensure!(self.executed() > before, "not yet");
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        // Ended already, or ends now.
+        self.process.kill().unwrap_or_default();
+        self.process.wait().map(drop).unwrap_or_default();
+    }
+}
+
+#[test]
+fn servers_in_containers_are_told_by_how_they_bind_and_nothing_is_executed_in_them() {
+    let runtime = Runtime::running().unwrap();
+    let pod = runtime.pod(Spec::new("web")).unwrap();
+    let httpd = |id: &str, to: &str| {
+        let command = ["/bin/busybox", "httpd", "-f", "-p", to];
+        contained(&runtime, &pod, id, &command);
+    };
+    httpd("wildcard", "8081");
+    httpd("localhost", "127.0.0.1:8082");
+    httpd("pod-ip", &format!("{}:8083", pod.v4));
+    let events = Events::of(&runtime);
+    // It hears of executions from here on.
+    events.sees_one(&runtime, "localhost");
+    let before = events.executed();
+    let wanted = [
+        (8081, BindKind::Wildcard),
+        (8082, BindKind::Localhost),
+        (8083, BindKind::PodIp),
+    ];
+    until_bound(&runtime, &wanted);
+    for _ in 0..20 {
+        told(&runtime).unwrap();
+    }
+    assert_eq!(events.executed(), before);
+    events.sees_one(&runtime, "wildcard");
+    for id in ["wildcard", "localhost", "pod-ip"] {
+        runtime
+            .ctr(&["tasks", "kill", "-s", "SIGKILL", id])
+            .unwrap();
+        eventually("its container goes", PATIENCE, || {
+            runtime
+                .ctr(&["tasks", "rm", id])
+                .map(drop)
+                .unwrap_or_default();
+            runtime.ctr(&["containers", "rm", id])
+        })
+        .unwrap();
+    }
+    until_bound(&runtime, &[]);
+    runtime.end(&pod.container_id).unwrap();
+}
+
+/// The programs of PostgreSQL, where it is installed.
+fn postgres() -> Option<PathBuf> {
+    let versions = fs::read_dir(POSTGRES).ok()?;
+    let programs = versions.filter_map(|version| Some(version.ok()?.path().join("bin")));
+    programs.into_iter().find(|it| it.join("initdb").is_file())
+}
+
+/// A program as PostgreSQL's user: it refuses to be root.
+fn as_user<'a>(rest: &[&'a str]) -> Vec<&'a str> {
+    let user = [
+        "setpriv",
+        "--reuid=postgres",
+        "--regid=postgres",
+        "--clear-groups",
+    ];
+    [&user[..], rest].concat()
+}
+
+/// A database in a pod's network. Ends with the value.
+struct Database(Child);
+
+impl Database {
+    fn start(pod: &Pod, program: &str, data: &Path, to: &str) -> Self {
+        let data = data.display().to_string();
+        let (addresses, sockets) = (
+            format!("listen_addresses={to}"),
+            format!("unix_socket_directories={data}"),
+        );
+        let server = [program, "-D", &data, "-c", &addresses, "-c", &sockets];
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", pod.path().display()));
+        command.args(as_user(&server)).stdin(Stdio::null());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        // SIGINT is its fast shutdown: its helpers end with it.
+        let pid = self.0.id().to_string();
+        run("kill", &["-INT", &pid]).map(drop).unwrap_or_default();
+        self.0.wait().map(drop).unwrap_or_default();
+    }
+}
+
+#[test]
+fn a_database_is_told_by_how_it_binds() {
+    let Some(programs) = postgres() else {
+        eprintln!("no PostgreSQL below {POSTGRES} (postgresql): NOT RUN");
+        return;
+    };
+    let runtime = Runtime::running().unwrap();
+    let pod = runtime.pod(Spec::new("db")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().display().to_string();
+    run("chown", &["postgres", &path]).unwrap();
+    let data = dir.path().join("data");
+    let program = |name: &str| programs.join(name).display().to_string();
+    let (initdb, server) = (program("initdb"), program("postgres"));
+    let place = data.display().to_string();
+    let arguments = as_user(&[&initdb, "--no-sync", "-D", &place]);
+    run(arguments[0], &arguments[1..]).unwrap();
+    let own: IpAddr = pod.v4.into();
+    for (to, kind) in [
+        ("localhost".to_owned(), BindKind::Localhost),
+        (own.to_string(), BindKind::PodIp),
+        ("*".to_owned(), BindKind::Wildcard),
+    ] {
+        let _database = Database::start(&pod, &server, &data, &to);
+        until_bound(&runtime, &[(5432, kind)]);
+    }
+    until_bound(&runtime, &[]);
+    runtime.end(&pod.container_id).unwrap();
+}
