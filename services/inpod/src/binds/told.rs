@@ -70,10 +70,12 @@ fn cells(port: &PortBinds) -> Vec<String> {
     let to = port.binds.iter().map(bind).collect::<Vec<_>>().join(", ");
     let changes = port.changes().map(|it| change(it).0).collect::<Vec<_>>();
     let warnings = port.warnings().map(|it| warning(it).0);
-    let enrolled = match port.kind() {
-        BindKind::Unspecified => "unknown".to_owned(),
-        _ if changes.is_empty() => "unchanged".to_owned(),
-        _ => changes.join(", "),
+    let enrolled = if port.kind() == BindKind::Unspecified {
+        "unknown".to_owned()
+    } else if changes.is_empty() {
+        "unchanged".to_owned()
+    } else {
+        changes.join(", ")
     };
     vec![
         format!("{}/{protocol}", port.port),
