@@ -16,12 +16,13 @@ use tonic::{Request, Status, transport::Channel};
 use workload::Reason;
 
 /// Where pod-events may say that something is a defect, and why that is one.
-const DEFECTS: [(&str, &str, usize); 3] = [
+const DEFECTS: [(&str, &str, usize); 4] = [
     (
         "agents.rs",
         "another service's answer breaks the contract",
         1,
     ),
+    ("agents/listeners.rs", "a search has panicked", 1),
     ("registry.rs", "a pod's task has panicked", 1),
     (
         "task/inherit.rs",
