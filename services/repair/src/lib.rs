@@ -4,7 +4,7 @@
 //! The other is what pod-events says: the pod is to be in the mesh, and is not ([`word`]). [`diagnosis`] puts both
 //! together; [`ledger`] remembers since when a pod has been so and says what is to be done, in the order of kindness:
 //! nothing, as long as pod-events puts the rules into the running pod; then a label; then a deletion. Both are pure. What
-//! is to be done, [`acts`] does. This service has no right on the kernel: who repairs in place is pod-events.
+//! is to be done, `acts` does. This service has no right on the kernel: who repairs in place is pod-events.
 //!
 //! Everything is decided from what is seen now; a restart loses how long something has lasted, and nothing else.
 

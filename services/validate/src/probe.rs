@@ -3,7 +3,7 @@
 //! A call proves redirection where it is accepted at one of the proxy's ports and the kernel says of it that it was meant
 //! for another (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). That somebody answers proves nothing: it may be an application.
 //! A proxy that listens already shares its port where it set SO_REUSEPORT and is of the same user, as Envoy does;
-//! otherwise [`table`](crate::table) tells where a call went.
+//! otherwise [`table`] tells where a call went.
 
 use std::{
     io,

@@ -2,7 +2,7 @@
 //!
 //! The steps are those of Istio's webhook, by their names (seeds/002, in the reference; `README.md` has the table):
 //! [`Injector::inject`] asks [`decide`] whether anything is to be done, checks the pod's annotations ([`annotations`]),
-//! gathers the facts and renders the templates ([`Injector::injection_data`]), merges them into the pod ([`merge`]),
+//! gathers the facts and renders the templates (`Injector::injection_data`), merges them into the pod ([`merge`]),
 //! rewrites probes ([`probes`]), writes the status ([`status`]), puts containers into their order ([`order`]), and says
 //! it all as a patch ([`patch::create`]).
 
