@@ -99,6 +99,24 @@ impl Leaving {
     }
 }
 
+const SERVICES: [&str; 3] = ["pod-events", "ztunnel-broker", "netconfig"];
+
+/// Every file and socket that the services keep, by the directory below the run directory.
+fn kept(node: &Node) -> Vec<(&'static str, Vec<String>)> {
+    let of = |name: &'static str| {
+        let dir = node.run_dir().join(name).display().to_string();
+        let found = integration::run("find", &[&dir, "-not", "-type", "d"]).unwrap();
+        (name, found.lines().map(str::to_owned).collect())
+    };
+    SERVICES.into_iter().chain(["netns"]).map(of).collect()
+}
+
+fn stop_all(node: &Node) {
+    for service in SERVICES {
+        node.stop(service, Signal::SIGTERM).unwrap();
+    }
+}
+
 fn rules_of_the_node(node: &Node) -> String {
     let netns = format!("--net={}", node.netns().path().display());
     integration::run("nsenter", &[&netns, "nft", "-s", "list", "ruleset"]).unwrap()
@@ -163,6 +181,35 @@ fn a_node_that_is_left_admits_every_pod_and_comes_back_when_the_word_is_taken_ba
     leaving.say("uninstall");
     let receipt = leaving.left();
     assert!(receipt.contains("3 pods"), "{receipt}");
+}
+
+#[test]
+fn what_services_keep_goes_with_them_once_the_node_is_left_and_stays_at_any_other_end() {
+    let leaving = Leaving::new();
+    let node = leaving.node();
+    stop_all(node);
+    for (directory, files) in kept(node) {
+        assert!(!files.is_empty(), "{directory}: a successor takes it up");
+    }
+    assert!(node.zds_socket().exists());
+    node.start("netconfig").unwrap();
+    node.start("ztunnel-broker").unwrap();
+    leaving.start();
+    node.ready().unwrap();
+    leaving.mesh.between_enrolled_pods().unwrap();
+    leaving.say("uninstall");
+    leaving.left();
+    // A container is started again; what it is told is still needed.
+    leaving.start();
+    leaving.until_condition(false, false, "has left this node: uninstall");
+    node.stop("pod-events", Signal::SIGKILL).unwrap();
+    leaving.start();
+    leaving.until_condition(false, false, "has left this node: uninstall");
+    stop_all(node);
+    for (directory, files) in kept(node) {
+        assert_eq!(files, Vec::<String>::new(), "{directory}");
+    }
+    assert!(!node.zds_socket().exists());
 }
 
 #[test]

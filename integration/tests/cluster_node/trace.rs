@@ -9,13 +9,11 @@ use crate::agent::{Turn, named};
 /// What each question is answered.
 pub(crate) type Answers = BTreeMap<&'static str, String>;
 
-/// Of a node's disk and network. What may stay until the next boot is what `deploy/README.md` names (Uninstall).
+/// Of a node's disk and network. Empty directories may stay: they are the mounts of containers.
 const OF_A_NODE: [&str; 7] = [
     "cd /etc/cni/net.d && ls -A | xargs sha256sum",
     "cd /opt/cni/bin && ls -A | xargs sha256sum",
-    "for dir in /run/inpod /var/lib/inpod; do [ ! -e $dir ] || find $dir -not -type d; done \
-     | grep -vE '^/run/inpod/(installer|netconfig|netns|pod-events|ztunnel-broker)/([a-z]+[.]sock|lock|left|inherited|backend[.]json|pods/[^/]+[.]json)$' \
-     || true",
+    "for dir in /run/inpod /var/lib/inpod /var/run/ztunnel; do [ ! -e $dir ] || find $dir -not -type d; done",
     "nft -s list ruleset",
     "ipset list -name",
     "ip rule && ip -6 rule",

@@ -1,7 +1,7 @@
 //! Leaving the node, step by step. Each step is repeatable, and a stop between two of them loses nothing.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -134,34 +134,15 @@ async fn withdrawn(installer: &Installer) -> Option<String> {
 /// Removes what is in the plugin's directory and the record. The directories themselves may be mounts.
 fn state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
-    empty(&config.on_host(config.plugin_state_dir()))?;
+    let plugins = config.on_host(config.plugin_state_dir());
+    daemon::uds::empty(&plugins).with_context(|| format!("cannot empty {}", plugins.display()))?;
+    drop(fs::remove_dir(&plugins));
     let dir = config.record_dir();
     Record::remove(&dir)?;
     files::remove(&dir.join("lock")).with_context(|| format!("cannot empty {}", dir.display()))?;
     // Others may keep something there, and a mount cannot be removed from within.
     drop(fs::remove_dir(&dir));
     Ok("nothing of it is left".to_owned())
-}
-
-fn empty(dir: &Path) -> anyhow::Result<()> {
-    let cannot = || format!("cannot empty {}", dir.display());
-    let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        other => other.with_context(cannot)?,
-    };
-    for entry in entries {
-        let entry = entry.with_context(cannot)?;
-        let is_dir = entry.file_type().with_context(cannot)?.is_dir();
-        let path = entry.path();
-        let removed = if is_dir {
-            fs::remove_dir_all(&path)
-        } else {
-            fs::remove_file(&path)
-        };
-        removed.with_context(cannot)?;
-    }
-    drop(fs::remove_dir(dir));
-    Ok(())
 }
 
 impl Installer {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use daemon::{Daemon, leave::Marker};
+use daemon::{Daemon, Leave, leave::Marker};
 
 use crate::{
     SERVICE,
@@ -72,6 +72,8 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
 async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     let mut is_told = false;
     while let Some(how) = leaving::asked(leave_file, marker).filter(|how| marker.is_set(*how)) {
+        // What says so is needed until Kubernetes takes this pod away.
+        daemon.forget(how == Leave::Uninstall);
         let why = format!("inpod has left this node as it was asked to ({how})");
         if !std::mem::replace(&mut is_told, true) {
             tracing::warn!("{why}");
@@ -81,6 +83,7 @@ async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
         }
         tokio::time::sleep(ASK).await;
     }
+    daemon.forget(false);
 }
 
 /// Waits until something has happened, it is time, or inpod is to leave.

@@ -10,6 +10,7 @@ mod choice;
 mod claims;
 mod config;
 mod conntrack;
+mod departure;
 pub mod discover;
 pub mod error;
 mod events;
@@ -116,12 +117,15 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     tasks.spawn(host::follow::run(Arc::clone(&host), Arc::clone(&claims)));
     tasks.spawn(netns_sock::serve(broker, claims, daemon.clone()));
     let handler = Handler::new(reader, netns_roots, writer, probe_sources, host, &daemon);
-    // The tasks end with the set.
-    daemon
-        .server()
-        .add_service(NetconfigServiceServer::new(handler))
-        .serve()
-        .await
+    let server = daemon.server();
+    let server = server.add_service(NetconfigServiceServer::new(handler));
+    server.serve().await?;
+    // The broker's socket is served until then.
+    tasks.shutdown().await;
+    if daemon.forgets() {
+        netns_sock::remove(&daemon)?;
+    }
+    Ok(())
 }
 
 async fn chosen(setting: Setting, daemon: &Daemon) -> anyhow::Result<Chosen> {

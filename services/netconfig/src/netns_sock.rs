@@ -3,11 +3,15 @@
 use std::{
     io,
     os::fd::{AsFd as _, AsRawFd as _},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
-use daemon::{Daemon, uds::BindError};
+use daemon::{
+    Daemon,
+    uds::{self, BindError},
+};
 use inpod_proto::{
     Class,
     netconfig::v1::{
@@ -15,6 +19,7 @@ use inpod_proto::{
     },
     required,
 };
+use nix::sys::socket::SockType;
 use prost::Message as _;
 use sendfd::SendWithFd as _;
 use tokio::{
@@ -40,7 +45,16 @@ const DESCRIPTOR_FOLLOWS: [u8; 1] = [0];
 
 /// Listens in a directory of its own, so that it can be shared with the broker alone.
 pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
-    daemon::uds::bind(&daemon.directory("netns").join("netns.sock"))
+    uds::bind(&socket(daemon))
+}
+
+/// Removes the socket when nobody listens any more.
+pub(crate) fn remove(daemon: &Daemon) -> Result<(), BindError> {
+    uds::remove(&socket(daemon), SockType::Stream)
+}
+
+fn socket(daemon: &Daemon) -> PathBuf {
+    daemon.directory("netns").join("netns.sock")
 }
 
 /// Serves one request per connection.

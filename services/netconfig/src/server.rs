@@ -29,6 +29,7 @@ use workload::{NetnsRef, SandboxRef};
 use crate::{
     apply::{self, Applied, Planned, Removed, Writer},
     claims::{Claim, Claims, proof},
+    departure::Departure,
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     events::Reader,
@@ -52,6 +53,7 @@ pub(crate) struct Handler {
     /// Held by the self-test that is under way.
     self_test: Arc<tokio::sync::Mutex<()>>,
     host: Arc<Host>,
+    departure: Departure,
     instance_id: String,
     shutdown: Shutdown,
     metrics: Metrics,
@@ -80,6 +82,7 @@ impl Handler {
             probe_sources,
             self_test: Arc::default(),
             host,
+            departure: Departure::new(daemon),
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
             metrics,
@@ -182,6 +185,7 @@ impl NetconfigService for Handler {
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let probed = probes::parse(&request.probe_addresses).map_err(invalid)?;
         let claim = self.claim_of(request.sandbox)?;
+        self.departure.is_off();
         let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
         let applied = self.in_turn("apply", claim, |applied: &Applied| applied.changed, move |claim| {
             let applied = probes::apply(&host, claim, &probed, || {
@@ -266,10 +270,11 @@ impl NetconfigService for Handler {
 
     async fn leave_node(&self, _request: Request<LeaveNodeRequest>) -> Answer<LeaveNodeResponse> {
         let host = Arc::clone(&self.host);
-        let cleared = detached(blocking(move || host.clear()));
+        let changed = detached(blocking(move || host.clear())).await?;
+        self.departure.is_due();
         Ok(Response::new(LeaveNodeResponse {
             instance_id: self.instance_id.clone(),
-            changed: cleared.await?,
+            changed,
         }))
     }
 

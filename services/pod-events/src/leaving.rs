@@ -101,7 +101,10 @@ impl Departure {
 
     /// Says what is to become of inpod here. What is left to do for it.
     fn begin(&self, leave: Option<Leave>) -> Option<Leave> {
-        if let Some(leave) = leave.filter(|leave| self.marker.is_set(*leave)) {
+        let left = leave.filter(|leave| self.marker.is_set(*leave));
+        // What says so is needed until Kubernetes takes this pod away.
+        self.daemon.forget(left == Some(Leave::Uninstall));
+        if let Some(leave) = left {
             // The process was started again: nothing is left to be ready for.
             let message = format!("inpod has left this node: {leave}");
             self.conditions().require(CONDITION, &message);

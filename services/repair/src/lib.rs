@@ -47,6 +47,8 @@ pub const SERVICE: Service = Service {
 ///
 /// When it cannot be known how the API server is reached, or the socket cannot be had.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
+    // It keeps nothing but its socket.
+    daemon.forget(true);
     let client = client::client(config.kubeconfig())
         .await
         .map_err(StartError::Client)?;

@@ -40,7 +40,9 @@ mod fixture;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use daemon::uds;
 use inpod_proto::ztunnelbroker::v1::ztunnel_broker_service_server::ZtunnelBrokerServiceServer;
+use nix::sys::socket::SockType;
 
 use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler, zds::Listener};
 
@@ -92,5 +94,11 @@ pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
         hub.stop();
         Ok(())
     };
-    tokio::try_join!(server.serve(), ztunnels).map(|((), ())| ())
+    tokio::try_join!(server.serve(), ztunnels)?;
+    // Where there is no pod, nothing here is of use to a successor.
+    if hub.is_seeded() && hub.desired() == 0 {
+        daemon.forget(true);
+        uds::remove(&config.zds_socket, SockType::SeqPacket)?;
+    }
+    Ok(())
 }

@@ -39,7 +39,10 @@ use std::{
     io::{self, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -77,6 +80,8 @@ pub struct Daemon {
     readiness: Readiness,
     metrics: Metrics,
     max_calls: usize,
+    /// Whether nothing that it keeps is of use after its end.
+    forgets: Arc<AtomicBool>,
     /// Nobody else is this service while this lives.
     _alone: Arc<uds::Way>,
 }
@@ -110,6 +115,27 @@ impl Daemon {
     /// Stops the process as a first SIGTERM does: what it serves is drained.
     pub fn stop(&self) {
         self.stop.now();
+    }
+
+    /// Says whether this process's end is also that of all it keeps: then it empties its directory, its socket and lock
+    /// with the rest, as the last thing it does. At first it does not, since a successor takes up what is there.
+    pub fn forget(&self, all: bool) {
+        self.forgets.store(all, Ordering::Relaxed);
+    }
+
+    /// Whether that was said last.
+    pub fn forgets(&self) -> bool {
+        self.forgets.load(Ordering::Relaxed)
+    }
+
+    fn sweep(&self) {
+        if !self.forgets() {
+            return;
+        }
+        let directory = self.directory(self.service.name);
+        if let Err(error) = uds::empty(&directory) {
+            tracing::warn!(%error, directory = %directory.display(), "Cannot remove what was kept");
+        }
     }
 
     /// What is depended on, and whether the service is ready. Ready from the start where nothing is required.
@@ -200,6 +226,7 @@ where
         let result = run(settings, daemon.clone()).await;
         exporter.flush().await;
         result?;
+        daemon.sweep();
         tracing::info!("Stopped");
         Ok(())
     })
@@ -241,6 +268,7 @@ fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
         metrics: Metrics::new(&service, &readiness),
         readiness,
         max_calls: common.max_calls.get(),
+        forgets: Arc::default(),
         _alone: Arc::new(uds::alone(&directory)?),
         service,
         instance_id: instance_id()?.into(),

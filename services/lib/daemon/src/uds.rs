@@ -90,7 +90,7 @@ pub fn bind(path: &Path) -> Result<UnixListener, BindError> {
 /// The way to a socket is free, and nobody else may take it: for as long as this lives other starts wait.
 #[derive(Debug)]
 #[must_use = "another start could take the way as soon as this is dropped: listen first"]
-pub struct Way(#[expect(dead_code, reason = "held, not read")] Flock<fs::File>);
+pub struct Way(Flock<fs::File>);
 
 /// How long another start may take.
 const START: Duration = Duration::from_secs(2);
@@ -130,8 +130,57 @@ fn lock(directory: &Path) -> Result<Way, BindError> {
 pub(crate) fn alone(directory: &Path) -> Result<Way, BindError> {
     let mut options = fs::OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(0o600);
-    let served = || BindError::Served(directory.to_owned());
-    wait_for(options.open(directory.join("lock")), directory, served)
+    let path = directory.join("lock");
+    loop {
+        let served = || BindError::Served(directory.to_owned());
+        let way = wait_for(options.open(&path), directory, served)?;
+        // The one that was waited for may have emptied the directory: the next start would lock another file.
+        if way.is_at(&path) {
+            return Ok(way);
+        }
+    }
+}
+
+impl Way {
+    /// Whether what is locked stands there.
+    fn is_at(&self, path: &Path) -> bool {
+        let found = fs::metadata(path).and_then(|there| Ok((there, self.0.metadata()?)));
+        found
+            .is_ok_and(|(there, locked)| (there.dev(), there.ino()) == (locked.dev(), locked.ino()))
+    }
+}
+
+/// Removes what is in a directory, if there is one. The directory itself may be a mount, and stays.
+///
+/// # Errors
+///
+/// When something in it cannot be removed.
+pub fn empty(directory: &Path) -> io::Result<()> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        other => other?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let remove = match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all,
+            false => fs::remove_file,
+        };
+        remove(entry.path())?;
+    }
+    Ok(())
+}
+
+/// Removes a socket that this process has ceased to serve. One that is served is another's by now.
+///
+/// # Errors
+///
+/// See [`BindError`].
+pub fn remove(path: &Path, kind: SockType) -> Result<(), BindError> {
+    match clear(path, kind) {
+        Err(BindError::Served(_)) => Ok(()),
+        other => other,
+    }
 }
 
 /// Locks a file that belongs to a directory; the kernel lets go of it with the process.

@@ -46,6 +46,7 @@ async fn start() -> Running {
         metrics: Metrics::new(&service, &readiness),
         readiness,
         max_calls: 4,
+        forgets: Arc::default(),
         _alone: Arc::new(uds::alone(dir.path()).unwrap()),
     };
     let served = tokio::spawn(daemon.server().serve());

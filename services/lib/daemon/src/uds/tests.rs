@@ -149,6 +149,64 @@ fn a_directory_has_one_process_and_is_free_with_its_end() {
     drop(alone(dir.path()).unwrap());
 }
 
+#[test]
+fn one_that_waits_for_a_directory_that_is_emptied_meanwhile_has_it_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = alone(dir.path()).unwrap();
+    thread::scope(|scope| {
+        let second = scope.spawn(|| alone(dir.path()).unwrap());
+        // It has opened the file that is about to go.
+        let waits = || {
+            let locks = fs::read_to_string("/proc/locks").unwrap();
+            let inode = fs::metadata(dir.path().join("lock")).unwrap().ino();
+            let fds = fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let open = fds.filter_map(|fd| fs::metadata(fd.path()).ok());
+            let times = open.filter(|found| found.ino() == inode).count();
+            times >= 2 && locks.contains(&format!(":{inode} "))
+        };
+        let deadline = Instant::now() + START;
+        while !waits() {
+            assert!(Instant::now() < deadline, "nobody waits");
+            thread::yield_now();
+        }
+        empty(dir.path()).unwrap();
+        drop(first);
+        let second = second.join().unwrap();
+        let third = alone(dir.path()).unwrap_err();
+        assert!(matches!(third, BindError::Served(_)), "{third}");
+        drop(second);
+    });
+}
+
+#[tokio::test]
+async fn a_socket_is_removed_by_the_one_that_served_it_and_another_s_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("grpc.sock");
+    let mine = bind(&path).unwrap();
+    remove(&path, SockType::Stream).unwrap();
+    assert!(path.exists(), "it is served");
+    drop(mine);
+    remove(&path, SockType::Stream).unwrap();
+    assert!(!path.exists());
+    remove(&path, SockType::Stream).unwrap();
+}
+
+#[test]
+fn a_directory_is_emptied_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let below = dir.path().join("pods");
+    fs::create_dir(&below).unwrap();
+    fs::write(below.join("1.json"), "{}").unwrap();
+    fs::write(dir.path().join("left"), "uninstall").unwrap();
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("kept"), "").unwrap();
+    std::os::unix::fs::symlink(outside.path(), dir.path().join("link")).unwrap();
+    empty(dir.path()).unwrap();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    assert!(outside.path().join("kept").exists(), "no link is followed");
+    empty(&dir.path().join("absent")).unwrap();
+}
+
 #[tokio::test]
 async fn a_path_over_107_bytes_is_refused_with_its_length() {
     let error = bind(&Path::new("/tmp").join("x".repeat(200)))

@@ -1,0 +1,40 @@
+//! A node that was left: what is remembered of this boot goes with the process, unless a pod is redirected again before.
+
+use daemon::{Daemon, Leave, leave::Marker};
+
+use crate::SERVICE;
+
+/// Whether the process is the last one here for now.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    daemon: Daemon,
+    marker: Marker,
+}
+
+impl Departure {
+    /// As it was before this start.
+    pub(crate) fn new(daemon: &Daemon) -> Self {
+        let marker = Marker::of(&daemon.directory(SERVICE.name));
+        daemon.forget(marker.is_set(Leave::Uninstall));
+        Self {
+            daemon: daemon.clone(),
+            marker,
+        }
+    }
+
+    /// Nothing of ours is on the node's network or in a pod.
+    pub(crate) fn is_due(&self) {
+        if let Err(error) = self.marker.set(Leave::Uninstall) {
+            tracing::warn!(%error, "Cannot remember that this node was left");
+        }
+        self.daemon.forget(true);
+    }
+
+    /// A pod is to be redirected.
+    pub(crate) fn is_off(&self) {
+        self.daemon.forget(false);
+        if let Err(error) = self.marker.clear() {
+            tracing::warn!(%error, "Cannot forget that this node was left");
+        }
+    }
+}
