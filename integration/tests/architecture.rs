@@ -66,10 +66,17 @@ fn kubernetes_is_known_to_pod_events_repair_and_the_client_for_people_alone() {
     let metadata = metadata();
     for name in ["kube", "k8s-openapi"] {
         assert!(
-            users_of(&metadata, name).is_subset(&set(&["pod-events", "repair", "inpod"])),
+            users_of(&metadata, name).is_subset(&set(&[
+                "kubernetes",
+                "pod-events",
+                "repair",
+                "inpod"
+            ])),
             "{name}"
         );
     }
+    let agents = set(&["pod-events", "repair"]);
+    assert!(users_of(&metadata, "kubernetes").is_subset(&agents));
 }
 
 #[test]

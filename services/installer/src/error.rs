@@ -108,15 +108,3 @@ fn hint(error: &io::Error) -> &'static str {
         ""
     }
 }
-
-/// An error and its causes, in one line.
-pub(crate) fn line(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
-}

@@ -11,10 +11,12 @@ use anyhow::Context as _;
 use chain::{Directory, OURS};
 use nix::fcntl::{Flock, FlockArg};
 
+use workload::with_causes;
+
 use crate::{
     binary::{self, Installed, Stamp},
     config::Config,
-    error::{BinaryError, ChainError, line},
+    error::{BinaryError, ChainError},
     files,
     leave::{self, Return},
     metrics::Metrics,
@@ -101,7 +103,7 @@ impl Installer {
     /// Looks at everything and does what is to be done.
     pub(crate) fn cycle(&mut self, now: Instant) -> Outcome {
         self.places = dirs(&self.config);
-        let binary = self.binary().map_err(|error| line(&error));
+        let binary = self.binary().map_err(|error| with_causes(&error));
         // An entry without a plugin fails every pod: the chain waits for the plugin, unless it is in there already.
         let chain = if binary.is_ok() || !self.record.files.is_empty() {
             self.chain(now)
@@ -118,7 +120,7 @@ impl Installer {
                 Err("a file was changed at the same moment".to_owned()),
                 Some(COALESCE),
             ),
-            Err(error) => (Err(line(&error)), Some(RETRY)),
+            Err(error) => (Err(with_causes(&error)), Some(RETRY)),
         };
         let retry = binary.is_err().then_some(RETRY);
         self.tell(&binary, &chain);
@@ -148,7 +150,7 @@ impl Installer {
     }
 
     fn directory(&self) -> Result<(), String> {
-        let directory = Directory::read(&self.conf_dir()).map_err(|error| line(&error))?;
+        let directory = Directory::read(&self.conf_dir()).map_err(|error| with_causes(&error))?;
         match directory.in_the_way().next() {
             None => Ok(()),
             Some((name, why)) => Err(format!(
@@ -174,7 +176,7 @@ impl Installer {
             self.record.binary = Some(target);
             self.save().map_err(|error| BinaryError::Write {
                 path: self.config.record_dir(),
-                source: std::io::Error::other(line(&error)),
+                source: std::io::Error::other(with_causes(&error)),
             })?;
         }
         let installed = binary::install(source, &dir);
@@ -182,7 +184,7 @@ impl Installer {
             // Nothing was put there: whoever does it now is not undone by us.
             self.record.binary = None;
             self.save().unwrap_or_else(|error| {
-                tracing::warn!(why = line(&error), "Cannot write the record");
+                tracing::warn!(why = with_causes(&error), "Cannot write the record");
             });
         }
         self.metrics.installed(match &installed {

@@ -3,7 +3,7 @@
 use std::io;
 
 use netns::{EnterError, OpenError};
-use workload::{Failure, InvalidIdentifier, NetnsId, PodUid, Reason, SandboxRef};
+use workload::{Failure, InvalidIdentifier, NetnsId, PodUid, Reason, SandboxRef, with_causes};
 
 pub use crate::{
     apply::NoIpv6, backend::BackendError, host::HostError, iptables::ProgramError,
@@ -286,20 +286,9 @@ pub(crate) trait IntoFailure: std::error::Error + Sized {
     fn into_failure(self) -> Failure {
         Failure {
             undo_failures: self.undo_failures().to_vec(),
-            ..Failure::new(self.reason(), chain(&self)).at_field(self.field())
+            ..Failure::new(self.reason(), with_causes(&self)).at_field(self.field())
         }
     }
-}
-
-/// An error with its causes, in one sentence.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 impl IntoFailure for ApplyError {

@@ -44,9 +44,9 @@ use std::{
 
 use daemon::Readiness;
 use prometheus_client::metrics::counter::Counter;
-use workload::SandboxRef;
+use workload::{SandboxRef, with_causes};
 
-use crate::{error::chain, iptables::Variant, rules::name_of};
+use crate::{iptables::Variant, rules::name_of};
 use eni::Eni;
 use guard::{Budget, Orphans, Spent};
 use state::State;
@@ -175,7 +175,7 @@ impl Host {
         let result = state.set(&name, addresses);
         let result = result.map_err(|cause| {
             let undone = state.set(&name, &before);
-            let undo_failures = undone.err().map(|error| chain(&error));
+            let undo_failures = undone.err().map(|error| with_causes(&error));
             Unnamed {
                 cause,
                 undo_failures: undo_failures.into_iter().collect(),
@@ -259,7 +259,7 @@ impl Host {
                     );
                 }
                 Err(error) => {
-                    let error = chain(&error);
+                    let error = with_causes(&error);
                     tracing::warn!(sandbox = name, error, "Cannot clear the probe set");
                 }
             }
@@ -291,7 +291,7 @@ impl Host {
     }
 
     fn checked(&self, state: &mut State, now: Instant, because: Because) -> Result<(), String> {
-        let told = |error: HostError| chain(&error);
+        let told = |error: HostError| with_causes(&error);
         let differences = match state.read().map_err(told)? {
             Some(differences) => differences,
             None if state.in_use => vec!["all of it is gone".to_owned()],

@@ -12,14 +12,14 @@ use tokio::{
 };
 use workload::{NamespaceName, NodeName, PodName, PodUid};
 
+use ::kubernetes::ReachError;
+
 use crate::{
     config::{Config, PodsFrom},
     pod::{Namespace, Pod},
 };
 
 pub use directory::DirectoryError;
-pub use kubernetes::KubernetesError;
-pub(crate) use kubernetes::told_of_api;
 pub use shared_map::SharedMap;
 
 /// A pod's name in its namespace: pods of one name succeed each other.
@@ -137,7 +137,7 @@ pub enum SourceError {
     Directory(#[from] DirectoryError),
     /// Kubernetes.
     #[error(transparent)]
-    Kubernetes(#[from] KubernetesError),
+    Kubernetes(#[from] ReachError),
 }
 
 /// What is read.

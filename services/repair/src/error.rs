@@ -1,37 +1,4 @@
-//! Why this service cannot start, and what the API server says when it does not do what it is asked.
-
-use std::path::PathBuf;
-
-use kube::config::{InClusterError, KubeconfigError};
-
-/// Why the service cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The API server cannot be asked.
-    #[error(transparent)]
-    Client(ClientError),
-}
-
-/// Why it cannot be known how to reach Kubernetes.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// There is no service account in this pod.
-    #[error(
-        "cannot reach Kubernetes as a pod's service account; give a file with the setting kubeconfig"
-    )]
-    ServiceAccount(#[source] InClusterError),
-    /// A kubeconfig that cannot be read or says too little.
-    #[error("setting kubeconfig: cannot use {}", .path.display())]
-    Kubeconfig {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: KubeconfigError,
-    },
-    /// Keys or certificates that cannot be used.
-    #[error("cannot make a client of Kubernetes")]
-    Client(#[source] kube::Error),
-}
+//! What the API server says when it does not do what it is asked.
 
 /// What became of a change that the API server was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,44 +10,17 @@ pub enum ChangeError {
 }
 
 impl ChangeError {
-    /// A pod that is not there is 404. One that is another, or has another resourceVersion, is 409 (a precondition); a
-    /// patch that names another UID is 422 and blames `metadata.uid` (apimachinery, `ValidateObjectMetaUpdate`).
+    /// A pod that is not there is 404; one that has another resourceVersion is 409 (a precondition).
     pub(crate) fn of(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else {
-            return Self::Failed(told_of_api(error));
+            return Self::Failed(kubernetes::told(error));
         };
-        let causes = status.details.iter().flat_map(|details| &details.causes);
-        let blames_uid = causes
-            .into_iter()
-            .any(|cause| cause.field == "metadata.uid");
         match status.code {
             404 | 409 => Self::Changed,
-            422 if blames_uid => Self::Changed,
-            _ => Self::Failed(told_of_api(error)),
+            _ if kubernetes::blames_uid(status) => Self::Changed,
+            _ => Self::Failed(kubernetes::told(error)),
         }
     }
-}
-
-/// What an API call failed of, for people. A refusal names verb and resource.
-pub(crate) fn told_of_api(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return format!("the API server answers {}: {}", status.code, status.message);
-    }
-    format!("the API server does not answer: {}", chain(error))
-}
-
-/// An error and its causes, as far as each says something new.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@
 
 mod acts;
 pub mod broken;
-mod client;
 pub mod config;
 pub mod diagnosis;
 mod enrollments;
@@ -23,13 +22,14 @@ pub mod metrics;
 pub mod pods;
 pub mod word;
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use daemon::{Daemon, Service};
+use kube::{Client, client::ClientBuilder};
+use kubernetes::ReachError;
 
 use crate::{
-    config::Config, enrollments::Enrollments, error::StartError, keeper::Keeper, metrics::Metrics,
-    pods::Pods,
+    config::Config, enrollments::Enrollments, keeper::Keeper, metrics::Metrics, pods::Pods,
 };
 
 /// What this service is.
@@ -49,9 +49,7 @@ pub const SERVICE: Service = Service {
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     // It keeps nothing but its socket.
     daemon.forget(true);
-    let client = client::client(config.kubeconfig())
-        .await
-        .map_err(StartError::Client)?;
+    let client = client(config.kubeconfig()).await?;
     let metrics = daemon.metrics().register(Metrics::register);
     daemon.readiness().require(
         pods::CONDITION,
@@ -70,4 +68,11 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         }
     };
     tokio::try_join!(daemon.server().serve(), work).map(|((), ())| ())
+}
+
+/// A client, without asking anybody yet.
+async fn client(kubeconfig: Option<&Path>) -> Result<Client, ReachError> {
+    let config = kubernetes::config(kubeconfig).await?;
+    let builder = ClientBuilder::try_from(config).map_err(ReachError::client(kubeconfig))?;
+    Ok(builder.build())
 }

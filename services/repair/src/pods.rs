@@ -17,12 +17,11 @@ use kube::{
     },
 };
 use tokio::sync::watch;
-use workload::{PodRef, PodUid};
+use workload::{PodRef, PodUid, with_causes};
 
 use crate::{
     broken::{Broken, Criteria},
     config::Config,
-    error::chain,
 };
 
 /// The condition of the watch, which holds readiness up.
@@ -138,7 +137,10 @@ impl Follower {
             match event {
                 Ok(event) => self.take(event),
                 Err(error) => {
-                    let why = format!("cannot watch the pods of this node: {}", chain(&error));
+                    let why = format!(
+                        "cannot watch the pods of this node: {}",
+                        with_causes(&error)
+                    );
                     self.conditions.set(CONDITION, Err(why));
                 }
             }

@@ -18,8 +18,9 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener};
 
+use workload::with_causes;
+
 use crate::{
-    error::chain,
     hub::Hub,
     pace::Pace,
     peer::{Candidate, Impostor, Peer, Policy},
@@ -184,7 +185,7 @@ impl Door {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now().into_std();
         if let Some(more) = refusals.count(&error.whence(), now) {
-            let error = chain(error);
+            let error = with_causes(error);
             tracing::warn!(target: "audit", error, unwritten = more, "Refused a connection to ZDS");
         }
     }

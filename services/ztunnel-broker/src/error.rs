@@ -1,10 +1,10 @@
 //! What can go wrong with a call, an enum per operation, and the one place that says how each looks on the wire.
 
-use std::{fmt::Write as _, time::Duration};
+use std::time::Duration;
 
 use inpod_proto::Invalid;
 use tonic::Status;
-use workload::{Failure, Reason};
+use workload::{Failure, Reason, with_causes};
 
 use crate::{
     descriptors::FetchError, desired::ChangeError, sessions::SessionId, verdict::Unserved,
@@ -137,7 +137,7 @@ impl From<AddError> for Failure {
             AddError::FetchLate => Reason::DescriptorUnavailable,
             AddError::Unserved(unserved) => reason_of_unserved(unserved),
         };
-        let message = chain(&error);
+        let message = with_causes(&error);
         match error {
             AddError::Request(invalid) => invalid.into(),
             AddError::NoNetns => Self::new(reason, message).at_field("workload.netns"),
@@ -163,7 +163,7 @@ impl From<RemoveError> for Failure {
             RemoveError::Instance(_) => Reason::InstanceMismatch,
             RemoveError::Change(change) => reason_of_change(change),
         };
-        let message = chain(&error);
+        let message = with_causes(&error);
         match error {
             RemoveError::Request(invalid) => invalid.into(),
             RemoveError::Instance(_) | RemoveError::Change(_) => Self::new(reason, message),
@@ -205,17 +205,6 @@ fn reason_of_unserved(error: &Unserved) -> Reason {
         Unserved::Quarantined { .. } => Reason::ZtunnelQuarantined,
         Unserved::Stopping => Reason::DependencyUnavailable,
     }
-}
-
-/// An error and its causes, in one line.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        write!(text, ": {error}").unwrap_or_default();
-        cause = error.source();
-    }
-    text
 }
 
 /// A failed operation as its caller sees it.

@@ -17,12 +17,12 @@ use tokio::{
     sync::{Notify, broadcast, watch},
     time::{Instant, timeout_at},
 };
-use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload};
+use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload, with_causes};
 
 use crate::{
     descriptors::{Descriptor, Descriptors, FetchError},
     desired::ChangeError,
-    error::{AddError, chain},
+    error::AddError,
     ledger::Ledger,
     message::Message,
     metrics::Metrics,
@@ -182,7 +182,7 @@ impl Hub {
             let failed = self.fetch_round().await;
             // Once per change of the number: a netconfig that is away must not fill the log.
             if let Some((sandbox, error)) = failed.first().filter(|_| failed.len() != reported) {
-                let (missing, error) = (failed.len(), chain(error));
+                let (missing, error) = (failed.len(), with_causes(error));
                 tracing::warn!(missing, %sandbox, error, "Descriptors are missing");
             }
             reported = failed.len();

@@ -18,11 +18,10 @@ use nix::{
 use prost::Message as _;
 use tokio::time::Instant;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
-use workload::PodUid;
+use workload::{PodUid, with_causes};
 
 use crate::{
     door::{self, Door},
-    error::chain,
     hub::Hub,
     message::Message,
     nack::Nack,
@@ -155,7 +154,7 @@ pub(crate) async fn attend(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
     let (cgroup, pod) = (cgroup.as_deref(), pod_uid.as_ref().map(PodUid::as_str));
     tracing::info!(session = %id, peer.pid = pid, peer.cgroup = cgroup, peer.pod.uid = pod, "ztunnel connected");
     let Err(error) = converse(&socket, hub, id, &peer).await;
-    let why = chain(&error);
+    let why = with_causes(&error);
     tracing::warn!(session = %id, peer.pid = pid, error = why, "ztunnel's session ended");
     hub.disconnect(id, &why);
     drop(guard);

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use crate::Reason;
 
@@ -54,4 +54,17 @@ impl std::fmt::Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl Error for Failure {}
+
+/// An error and its causes in one sentence, as far as each says something new.
+pub fn with_causes(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let more = cause.to_string();
+        if text.contains(&more) {
+            text
+        } else {
+            format!("{text}: {more}")
+        }
+    })
+}

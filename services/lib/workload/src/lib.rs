@@ -16,7 +16,7 @@ mod reason;
 mod sandbox;
 
 pub use enrollment::Enrollment;
-pub use failure::Failure;
+pub use failure::{Failure, with_causes};
 pub use identifier::InvalidIdentifier;
 pub use netns::{NetnsId, NetnsRef};
 pub use pod::{

@@ -1,12 +1,12 @@
 //! Takes a netns's redirection away.
 
 use netns::Netns;
-use workload::SandboxRef;
+use workload::{SandboxRef, with_causes};
 
 use super::{ATTEMPTS, Writer, make_so};
 use crate::{
     backend::{Backend, BackendError, Change},
-    error::{ApplyError, RemoveError, chain},
+    error::{ApplyError, RemoveError},
     inspect,
     link::Link,
     plan::State,
@@ -72,7 +72,7 @@ impl Writer {
         let seen = self.read(link)?;
         let mut failures = Vec::new();
         let mut note = |result: Result<(), BackendError>| {
-            failures.extend(result.err().map(|error| chain(&error)));
+            failures.extend(result.err().map(|error| with_causes(&error)));
         };
         for (backend, _) in &seen.seen {
             note(clear(link, *backend));
@@ -98,7 +98,7 @@ impl Writer {
         }
         if seen.tag().is_some_and(|tag| tag.migrates) {
             let switched = link.set_migrates(false);
-            failures.extend(switched.err().map(|error| chain(&error)));
+            failures.extend(switched.err().map(|error| with_causes(&error)));
         }
         failures.extend(left(&self.read(link)?));
         RemoveError::unless_empty(failures)

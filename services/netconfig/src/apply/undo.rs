@@ -1,7 +1,8 @@
 use super::ATTEMPTS;
+use workload::with_causes;
+
 use crate::{
     backend::{BackendError, Change, NewTable, Observed, ObservedTable},
-    error::chain,
     link::Link,
     plan::{Plan, State},
     routes::Item,
@@ -42,15 +43,19 @@ impl Undo {
         }
         let mut failures = Vec::new();
         if self.rewritten {
-            failures.extend(self.restore(link, plan).err().map(|error| chain(&error)));
+            failures.extend(
+                self.restore(link, plan)
+                    .err()
+                    .map(|error| with_causes(&error)),
+            );
         }
         for item in self.added.iter().rev() {
             let deleted = link.routes.delete(*item);
-            failures.extend(deleted.err().map(|error| chain(&error)));
+            failures.extend(deleted.err().map(|error| with_causes(&error)));
         }
         if self.switched {
             let switched = link.set_migrates(false);
-            failures.extend(switched.err().map(|error| chain(&error)));
+            failures.extend(switched.err().map(|error| with_causes(&error)));
         }
         failures
     }

@@ -6,9 +6,10 @@ use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 
+use workload::with_causes;
+
 use crate::{
     backend::{BackendError, Change, NewTable, RuleBackend},
-    error::chain,
     iptables::{Iptables, Programs, Variant},
     nftables::Nftables,
     rules::ambient,
@@ -100,7 +101,7 @@ impl Evidence {
 fn result(tried: Result<(), BackendError>) -> Trial {
     match tried {
         Ok(()) => Trial::Usable,
-        Err(error) => Trial::Refused(chain(&error)),
+        Err(error) => Trial::Refused(with_causes(&error)),
     }
 }
 

@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, io, sync::Arc};
 
 use tokio::task::spawn_blocking;
-use workload::{NetnsId, SandboxRef};
+use workload::{NetnsId, SandboxRef, with_causes};
 
 use super::{
     Queue,
@@ -15,7 +15,7 @@ use super::{
     number::number_of,
     socket::{Subject, Unpolled},
 };
-use crate::{claims::Claim, error::chain, metrics::Drift};
+use crate::{claims::Claim, metrics::Drift};
 
 /// For a socket in a claimed netns. It hears of that netns alone, and there are two for each.
 const OWN_ROOM: usize = 256 * 1024;
@@ -146,7 +146,7 @@ impl Ears {
         let (opened, room) = (Arc::clone(claim), self.options.room.min(OWN_ROOM));
         let sockets = spawn_blocking(move || {
             let sockets = opened.netns.within(|| sockets(room, false));
-            sockets.map_err(|error| chain(&error))
+            sockets.map_err(|error| with_causes(&error))
         });
         let sockets = sockets.await.map_err(|error| error.to_string())??;
         let hearer = || Hearer {
@@ -178,7 +178,7 @@ async fn number(claim: &Arc<Claim>) -> Result<i32, String> {
     let claim = Arc::clone(claim);
     let number = spawn_blocking(move || number_of(&claim.netns)).await;
     let number = number.map_err(|error| error.to_string())?;
-    number.map_err(|error| chain(&error))
+    number.map_err(|error| with_causes(&error))
 }
 
 /// One for each subject.

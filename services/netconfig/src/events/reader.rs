@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use tokio::{sync::OwnedMutexGuard, task::spawn_blocking};
-use workload::SandboxRef;
+use workload::{SandboxRef, with_causes};
 
 use crate::{
     apply::{Observation, Writer},
     claims::{Claim, Claims, State},
-    error::{VerifyError, chain},
+    error::VerifyError,
     metrics::Drift,
 };
 
@@ -82,7 +82,7 @@ impl Reader {
         match self.writer.observe(&claim.netns) {
             Ok(observation) => (self.tell(claim, observation), Attempt::Read),
             Err(error) => {
-                let text = chain(&error);
+                let text = with_causes(&error);
                 tracing::warn!(sandbox = %claim.sandbox, error = text, "Cannot read a netns");
                 (self.tell_failure(claim, &error), Attempt::Failed)
             }

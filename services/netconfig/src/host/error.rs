@@ -1,9 +1,9 @@
 use std::{io, net::IpAddr};
 
-use workload::Reason;
+use workload::{Reason, with_causes};
 
 use super::selector::Unselected;
-use crate::{error::chain, netlink::KernelError};
+use crate::netlink::KernelError;
 
 /// Why the node's probe set is not as it should be.
 #[derive(Debug, thiserror::Error)]
@@ -78,7 +78,7 @@ pub struct RunError {
 
 /// A change of the probe set that failed, and what is left of it.
 #[derive(Debug, thiserror::Error)]
-#[error("{}", chain(cause))]
+#[error("{}", with_causes(cause))]
 pub struct Unnamed {
     /// Why.
     pub cause: HostError,

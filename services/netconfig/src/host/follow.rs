@@ -6,12 +6,11 @@ use tokio::{
     sync::broadcast::error::RecvError,
     time::{MissedTickBehavior, interval},
 };
-use workload::SandboxRef;
+use workload::{SandboxRef, with_causes};
 
 use super::Host;
 use crate::{
     claims::{Claims, Event},
-    error::chain,
     rules::name_of,
 };
 
@@ -45,7 +44,7 @@ pub(crate) async fn release(host: &Arc<Host>, claims: &Arc<Claims>, sandbox: San
     let work = move || {
         let result = host.release_unless(&sandbox, || claims.find(&sandbox).is_some());
         if let Err(error) = result {
-            let error = chain(&error);
+            let error = with_causes(&error);
             tracing::warn!(%sandbox, error, "Addresses of a released sandbox stay in the probe set");
         }
     };

@@ -1,9 +1,11 @@
 //! Programs of iptables in the node's netns, started as those in pods' are.
 
 use super::{RunError, iptables::Runner};
+use workload::with_causes;
+
 use crate::{
     backend::Backend,
-    error::{chain, reason_of_program},
+    error::reason_of_program,
     family::Family,
     iptables::{ProgramError, Programs, Variant},
     link::variant_of,
@@ -31,7 +33,7 @@ impl Runner for AtHome {
 fn failed(error: &ProgramError) -> RunError {
     RunError {
         reason: reason_of_program(error),
-        message: chain(error),
+        message: with_causes(error),
     }
 }
 

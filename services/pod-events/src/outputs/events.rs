@@ -4,10 +4,9 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client,
-    runtime::events::{Event, EventType, Recorder, Reporter},
+    runtime::events::{Event, EventType, Recorder},
 };
 use tokio::{
     sync::mpsc,
@@ -16,13 +15,9 @@ use tokio::{
 use workload::{NodeName, PodRef, Reason};
 
 use super::{Kind, metrics::Counted};
-use crate::source::told_of_api;
 
 /// How many Events wait for the API server.
 pub(super) const QUEUE: usize = 256;
-
-/// Who tells, for `kubectl describe`; its instance is the node.
-const CONTROLLER: &str = super::REPORTER;
 
 /// What the Events are about: Event v1 wants a verb.
 const ACTION: &str = "Redirect";
@@ -35,10 +30,6 @@ const WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 
 /// An Event that could not be told for so long is of no use.
 const STALE: Duration = Duration::from_secs(300);
-
-/// What the API server takes of a note and of an instance's name, in bytes (Event v1).
-const LONGEST_NOTE: usize = 1024;
-const LONGEST_INSTANCE: usize = 128;
 
 /// Something to tell of a pod.
 #[derive(Clone, Debug)]
@@ -57,11 +48,7 @@ pub(super) async fn send(
     mut queue: mpsc::Receiver<Letter>,
     counted: Counted,
 ) {
-    let reporter = Reporter {
-        controller: CONTROLLER.to_owned(),
-        instance: Some(cut(node.as_str(), LONGEST_INSTANCE).to_owned()),
-    };
-    let recorder = Recorder::new(client, reporter);
+    let recorder = Recorder::new(client, kubernetes::reporter(super::REPORTER, &node));
     while let Some(letter) = queue.recv().await {
         match deliver(&recorder, &letter).await {
             Ok(()) => counted.event("sent"),
@@ -74,13 +61,13 @@ pub(super) async fn send(
 }
 
 async fn deliver(recorder: &Recorder, letter: &Letter) -> Result<(), String> {
-    let (event, regarding) = (event_of(letter), regarding(&letter.pod));
+    let (event, regarding) = (event_of(letter), kubernetes::regarding(&letter.pod));
     let [mut wait, longest] = WAITS;
     loop {
         let why = match timeout(ANSWER, recorder.publish(&event, &regarding)).await {
             Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) if is_final(&error) => return Err(told_of_api(&error)),
-            Ok(Err(error)) => told_of_api(&error),
+            Ok(Err(error)) if kubernetes::is_final(&error) => return Err(kubernetes::told(&error)),
+            Ok(Err(error)) => kubernetes::told(&error),
             Err(_) => "the API server does not answer in time".to_owned(),
         };
         if letter.written.elapsed() + wait >= STALE {
@@ -89,11 +76,6 @@ async fn deliver(recorder: &Recorder, letter: &Letter) -> Result<(), String> {
         sleep(wait.mul_f64(fastrand::f64().mul_add(0.5, 0.5))).await;
         wait = longest.min(wait * 2);
     }
-}
-
-/// Whether another attempt would be answered alike.
-fn is_final(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
 }
 
 fn event_of(letter: &Letter) -> Event {
@@ -107,20 +89,9 @@ fn event_of(letter: &Letter) -> Event {
     Event {
         type_,
         reason: camel_case(letter.reason.name()),
-        note: Some(cut(&note, LONGEST_NOTE).to_owned()),
+        note: Some(kubernetes::note(&note)),
         action: ACTION.to_owned(),
         secondary: None,
-    }
-}
-
-fn regarding(pod: &PodRef) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Pod".to_owned()),
-        namespace: Some(pod.namespace.to_string()),
-        name: Some(pod.name.to_string()),
-        uid: Some(pod.uid.to_string()),
-        ..ObjectReference::default()
     }
 }
 
@@ -130,12 +101,6 @@ fn camel_case(name: &str) -> String {
     words
         .map(|(first, rest)| format!("{first}{}", rest.to_lowercase()))
         .collect()
-}
-
-/// As much of a text as has room.
-fn cut(text: &str, longest: usize) -> &str {
-    let end = text.floor_char_boundary(longest);
-    text.get(..end).unwrap_or(text)
 }
 
 #[cfg(test)]
@@ -161,12 +126,10 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_says_what_helps_and_a_note_has_no_more_than_the_server_takes() {
+    fn a_warning_says_what_helps() {
         let note = |message: &str, kind| event_of(&letter(kind, message)).note.unwrap();
         let remedy = Reason::ZtunnelRefused.remedy();
         assert_eq!(note("No", Kind::Warning), format!("No. {remedy}"));
         assert_eq!(note("Yes", Kind::Normal), "Yes");
-        let long = note(&"\u{e4}".repeat(2000), Kind::Warning);
-        assert_eq!(long.len(), LONGEST_NOTE);
     }
 }

@@ -13,7 +13,6 @@ use tokio::time::timeout;
 use workload::keys;
 
 use super::ledger::{Answer, Order};
-use crate::source::told_of_api;
 
 /// How long the API server may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -40,7 +39,7 @@ pub(super) async fn patch(client: Client, order: &Order) -> Answer {
 }
 
 fn answer_of(error: &kube::Error) -> Answer {
-    let words = told_of_api(error);
+    let words = kubernetes::told(error);
     let kube::Error::Api(status) = error else {
         return Answer::Unanswered(words);
     };
@@ -53,16 +52,11 @@ fn answer_of(error: &kube::Error) -> Answer {
     }
 }
 
-/// Whether the pod of that name has another UID. A patch cannot change a UID, so one that names another is refused:
-/// Kubernetes 1.34 answers 422 and blames `metadata.uid` (apimachinery, `ValidateObjectMetaUpdate`); where the UID is
-/// checked as a precondition of storage it is a 409.
+/// Whether the pod of that name has another UID. Where that is checked as a precondition of storage, only the words of
+/// the 409 say so.
 fn is_of_another(status: &Status) -> bool {
-    let causes = status.details.iter().flat_map(|details| &details.causes);
-    let names_uid = causes
-        .into_iter()
-        .any(|cause| cause.field == "metadata.uid");
     let is_precondition = status.code == 409 && status.message.contains("UID");
-    is_precondition || (matches!(status.code, 409 | 422) && names_uid)
+    is_precondition || kubernetes::blames_uid(status)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use std::{
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{Api, core::PartialObjectMeta};
 use tokio::sync::watch;
-use workload::NamespaceName;
+use workload::{NamespaceName, with_causes};
 
 use super::{Health, Inventory, PodKey, Scope};
 use crate::pod::{Namespace, Pod};
@@ -30,7 +30,6 @@ use follow::{Follower, Told};
 use layer::{Layer, News, Progress, Seen};
 use pulse::Pulse;
 
-pub use client::KubernetesError;
 pub(super) use client::client;
 pub(super) use lookup::Lookup;
 
@@ -122,7 +121,7 @@ fn seen_pod(pod: k8s::Pod) -> Seen<PodKey, Pod> {
         version: version(meta.resource_version.as_deref()),
         parsed: Pod::try_from(pod)
             .map(|pod| ((pod.pod.namespace.clone(), pod.pod.name.clone()), pod))
-            .map_err(|error| chain(&error)),
+            .map_err(|error| with_causes(&error)),
     }
 }
 
@@ -143,7 +142,7 @@ fn seen_namespace(
             read,
         )
         .map(|namespace| (namespace.name.clone(), namespace))
-        .map_err(|error| chain(&error)),
+        .map_err(|error| with_causes(&error)),
     }
 }
 
@@ -224,26 +223,4 @@ impl Store {
             (Progress::Listing, _) | (_, Progress::Listing) => None,
         }
     }
-}
-
-/// An error and its causes, as far as each says something new.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let more = error.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        cause = error.source();
-    }
-    text
-}
-
-/// What an API call or a watch failed of, for people. A refusal names verb and resource.
-pub(crate) fn told_of_api(error: &kube::Error) -> String {
-    if let kube::Error::Api(status) = error {
-        return format!("the API server answers {}: {}", status.code, status.message);
-    }
-    format!("the API server does not answer: {}", chain(error))
 }

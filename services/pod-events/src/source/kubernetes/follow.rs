@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Known, Store, pace::Pace, pulse::Pulse, told_of_api};
+use super::{Known, Store, pace::Pace, pulse::Pulse};
 
 /// Between two attempts to watch, the wait doubles from the first to the second, less up to a half by chance.
 const WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
@@ -78,7 +78,7 @@ impl End {
         } else {
             matches!(error, kube::Error::SerdeError(_))
         };
-        let why = told_of_api(error);
+        let why = kubernetes::told(error);
         if is_of_place {
             Self::Forgotten(why)
         } else {
@@ -215,7 +215,7 @@ where
             WatchEvent::Deleted(object) => (object.resource_version(), Some(Told::Deleted(object))),
             WatchEvent::Bookmark(bookmark) => (Some(bookmark.metadata.resource_version), None),
             WatchEvent::Error(status) => {
-                return Some(End::Forgotten(told_of_api(&kube::Error::Api(status))));
+                return Some(End::Forgotten(kubernetes::told(&kube::Error::Api(status))));
             }
         };
         // Where an object is without one, the place stays as it was.

@@ -7,7 +7,7 @@ use kube::{Api, Client, core::PartialObjectMeta};
 use tokio::time::{Instant, sleep, timeout_at};
 use workload::NamespaceName;
 
-use super::{Known, pace::Pace, seen_namespace, seen_pod, told_of_api};
+use super::{Known, pace::Pace, seen_namespace, seen_pod};
 use crate::{
     pod::Pod,
     source::{Inventory, Learnt, PodKey, Scope},
@@ -154,8 +154,8 @@ impl Lookup {
             }
             sleep(rest).await;
             match timeout_at(until.min(Instant::now() + ANSWER), ask()).await {
-                Ok(Err(error)) if !self.pace.rest().is_zero() => refusal = told_of_api(&error),
-                Ok(answer) => return answer.map_err(|error| told_of_api(&error)),
+                Ok(Err(error)) if !self.pace.rest().is_zero() => refusal = kubernetes::told(&error),
+                Ok(answer) => return answer.map_err(|error| kubernetes::told(&error)),
                 Err(_) => return Err("the API server does not answer in time".to_owned()),
             }
         }

@@ -9,8 +9,6 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::told_of_api;
-
 /// How long the server may be silent before it is asked, less up to a quarter by chance. A cluster of 5,000 quiet nodes
 /// asks at most 334 times a second, a kubelet's leases alone are 500.
 const QUIET: Duration = Duration::from_secs(20);
@@ -68,7 +66,7 @@ async fn speaks(client: &Client) -> Result<(), String> {
     let question = question.map_err(|error| error.to_string())?;
     match timeout(ANSWER, client.request_text(question)).await {
         Ok(Ok(_) | Err(kube::Error::Api(_))) => Ok(()),
-        Ok(Err(error)) => Err(told_of_api(&error)),
+        Ok(Err(error)) => Err(kubernetes::told(&error)),
         Err(_) => Err("the API server does not answer".to_owned()),
     }
 }

@@ -1,0 +1,59 @@
+//! What an Event says beside its words.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::runtime::events::Reporter;
+use workload::{NodeName, PodRef};
+
+/// What the API server takes of a note and of an instance's name, in bytes (Event v1).
+const LONGEST_NOTE: usize = 1024;
+const LONGEST_INSTANCE: usize = 128;
+
+/// Who tells, for `kubectl describe`. Its instance is the node.
+pub fn reporter(controller: &str, node: &NodeName) -> Reporter {
+    Reporter {
+        controller: controller.to_owned(),
+        instance: Some(cut(node.as_str(), LONGEST_INSTANCE).to_owned()),
+    }
+}
+
+/// The pod that an Event is about.
+pub fn regarding(pod: &PodRef) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        namespace: Some(pod.namespace.to_string()),
+        name: Some(pod.name.to_string()),
+        uid: Some(pod.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+/// As much of a text as a note has room for.
+pub fn note(text: &str) -> String {
+    cut(text, LONGEST_NOTE).to_owned()
+}
+
+fn cut(text: &str, longest: usize) -> &str {
+    let end = text.floor_char_boundary(longest);
+    text.get(..end).unwrap_or(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_has_no_more_than_the_server_takes_and_ends_with_a_whole_letter() {
+        assert_eq!(note("short"), "short");
+        assert_eq!(note(&"\u{e4}".repeat(2000)).len(), LONGEST_NOTE);
+        assert_eq!(note(&"\u{20ac}".repeat(2000)).len(), LONGEST_NOTE - 1);
+    }
+
+    #[test]
+    fn the_instance_of_a_reporter_is_its_node_as_far_as_there_is_room() {
+        let name: NodeName = "n".repeat(200).parse().unwrap();
+        let reporter = reporter("inpod.io/repair", &name);
+        assert_eq!(reporter.controller, "inpod.io/repair");
+        assert_eq!(reporter.instance.unwrap().len(), LONGEST_INSTANCE);
+    }
+}

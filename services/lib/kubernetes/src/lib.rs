@@ -1,0 +1,74 @@
+//! How a service of a node reaches the API server, and how it tells people what became of that.
+//!
+//! What is asked, and what an answer means, is the matter of the service that asks.
+
+mod event;
+mod reach;
+
+pub use event::{note, regarding, reporter};
+pub use reach::{ReachError, config};
+
+use workload::with_causes;
+
+/// What an API call or a watch failed of, for people. A refusal names verb and resource.
+pub fn told(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error {
+        return format!("the API server answers {}: {}", status.code, status.message);
+    }
+    format!("the API server does not answer: {}", with_causes(error))
+}
+
+/// Whether another attempt would be answered alike.
+pub fn is_final(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if (400..500).contains(&status.code) && status.code != 429)
+}
+
+/// Whether a change is refused because the pod of that name is another one by now. Nobody may change a UID, so a patch
+/// that names another is refused with 422, and a precondition with 409; both blame `metadata.uid` (apimachinery,
+/// `ValidateObjectMetaUpdate`).
+pub fn blames_uid(status: &kube::core::Status) -> bool {
+    let mut causes = status.details.iter().flat_map(|details| &details.causes);
+    matches!(status.code, 409 | 422) && causes.any(|cause| cause.field == "metadata.uid")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn answer(code: u16, field: &str) -> kube::core::Status {
+        let causes = json!([{"field": field}]);
+        let status = json!({"code": code, "message": "no", "details": {"causes": causes}});
+        serde_json::from_value(status).unwrap()
+    }
+
+    #[test]
+    fn an_answer_is_told_by_its_code_and_words() {
+        let error = kube::Error::Api(Box::new(answer(403, "")));
+        assert_eq!(told(&error), "the API server answers 403: no");
+    }
+
+    #[test]
+    fn only_what_the_server_answers_itself_is_final_and_429_is_not() {
+        for (code, expected) in [
+            (400, true),
+            (404, true),
+            (422, true),
+            (429, false),
+            (500, false),
+        ] {
+            let error = kube::Error::Api(Box::new(answer(code, "")));
+            assert_eq!(is_final(&error), expected, "{code}");
+        }
+        assert!(!is_final(&kube::Error::LinesCodecMaxLineLengthExceeded));
+    }
+
+    #[test]
+    fn another_uid_is_blamed_by_its_field() {
+        assert!(blames_uid(&answer(409, "metadata.uid")));
+        assert!(blames_uid(&answer(422, "metadata.uid")));
+        assert!(!blames_uid(&answer(422, "metadata.name")));
+        assert!(!blames_uid(&answer(403, "metadata.uid")));
+    }
+}
