@@ -477,6 +477,39 @@ fn refused_adds_are_told_with_their_reason_and_not_too_often() {
 }
 
 #[test]
+fn a_sidecars_annotation_that_refuses_adds_is_one_event_with_its_name_and_is_not_told_too_often() {
+    const PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+    let cluster = Cluster::shared();
+    let mut object = cluster.object("web", None);
+    object["metadata"]["annotations"] = json!({"sidecar.istio.io/status": "{}", PORTS: "http"});
+    let proxy = json!({"name": "istio-proxy", "image": "proxyv2", "args": ["proxy", "sidecar"]});
+    object["spec"]["containers"]
+        .as_array_mut()
+        .unwrap()
+        .push(proxy);
+    let uid = cluster.create(&object);
+    cluster.until_shown("web");
+    let pod = cluster.sandbox("web", &uid);
+    for _ in 0..6 {
+        let outcome = cluster.node.call(Call::add, &pod).run().unwrap();
+        assert!(outcome.stdout.contains("INVALID_FIELD"), "{outcome:?}");
+    }
+    assert_eq!(pod.traces().unwrap(), NOTHING);
+    let event = until_event(&cluster, "web", "InvalidField");
+    assert_eq!(event["type"], "Warning");
+    assert_eq!(event["reportingController"], "inpod.io/pod-events");
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains(PORTS) && note.contains("; give "), "{note}");
+    // What is told of another pod afterwards shows that no more was told of this one.
+    cluster.pod("other", Some("ambient"));
+    until_borne(&cluster, "other", Some("enabled"));
+    let told = events(&cluster, "web", "InvalidField");
+    assert_eq!(told.len(), 1, "{told:?}");
+    let sent = counted(&cluster, "inpod_pod_events_events_total{result=\"sent\"}");
+    assert!((1..=3).contains(&sent), "{sent} were told");
+}
+
+#[test]
 fn a_server_that_forbids_the_patch_is_a_condition_in_its_words_and_the_pod_is_in_the_mesh_all_the_same()
  {
     let cluster = Cluster::own();

@@ -30,13 +30,31 @@ struct Said {
     changes: broadcast::Sender<Event>,
 }
 
+impl Said {
+    fn new() -> Self {
+        Self {
+            pods: Mutex::default(),
+            changes: broadcast::channel(64).0,
+        }
+    }
+}
+
 /// Ends with the value.
 pub(crate) struct Fake {
     said: Arc<Said>,
-    _runtime: Runtime,
+    /// `None`: it serves nobody.
+    _runtime: Option<Runtime>,
 }
 
 impl Fake {
+    /// One that leaves the socket to the real one.
+    pub(crate) fn silent() -> Self {
+        Self {
+            said: Arc::new(Said::new()),
+            _runtime: None,
+        }
+    }
+
     /// Serves on the socket of pod-events.
     pub(crate) fn start(run_dir: &Path) -> Self {
         let directory = run_dir.join("pod-events");
@@ -44,10 +62,7 @@ impl Fake {
         let socket = directory.join("grpc.sock");
         fs::remove_file(&socket).unwrap_or_default();
         let runtime = Runtime::new().unwrap();
-        let said = Arc::new(Said {
-            pods: Mutex::default(),
-            changes: broadcast::channel(64).0,
-        });
+        let said = Arc::new(Said::new());
         let listener = runtime
             .block_on(async { UnixListener::bind(&socket) })
             .unwrap();
@@ -56,7 +71,7 @@ impl Fake {
         runtime.spawn(server.serve_with_incoming(UnixListenerStream::new(listener)));
         Self {
             said,
-            _runtime: runtime,
+            _runtime: Some(runtime),
         }
     }
 

@@ -12,10 +12,11 @@ mod cluster;
 mod fake;
 mod real;
 mod rights;
+mod sidecar;
 
 use std::{
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
@@ -77,25 +78,41 @@ pub(crate) struct Desk {
     pub(crate) server: Arc<ApiServer>,
     pub(crate) node: Node,
     pub(crate) namespace: String,
+    /// Of repair's identity.
+    kubeconfig: PathBuf,
     said: Fake,
     way: Way,
 }
 
 impl Desk {
     pub(crate) fn new(way: Way) -> Self {
+        Self::beside(way, "kubeconfig", Fake::start)
+    }
+
+    /// Beside the real pod-events and netconfig, which need no more for pods with a sidecar.
+    pub(crate) fn real(way: Way) -> Self {
+        let desk = Self::beside(way, "kubeconfig-of-repair", |_| Fake::silent());
+        desk.node.start("netconfig").unwrap();
+        desk.node.start("pod-events").unwrap();
+        desk
+    }
+
+    fn beside(way: Way, kubeconfig: &str, said: impl FnOnce(&Path) -> Fake) -> Self {
         let server = server(way);
         let node = Node::of_cluster(&server).unwrap();
-        let kubeconfig = server.kubeconfig_for("inpod-repair", node.name()).unwrap();
-        fs::write(node.kubeconfig(), kubeconfig).unwrap();
+        let kubeconfig = node.kubeconfig().with_file_name(kubeconfig);
+        let identity = server.kubeconfig_for("inpod-repair", node.name());
+        fs::write(&kubeconfig, identity.unwrap()).unwrap();
         let namespace = format!("repair-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         let object =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
         server.create("/api/v1/namespaces", &object).unwrap();
-        let said = Fake::start(&node.run_dir());
+        let said = said(&node.run_dir());
         Self {
             server,
             node,
             namespace,
+            kubeconfig,
             said,
             way,
         }
@@ -107,7 +124,7 @@ impl Desk {
             matches!(self.way, Way::Label),
             matches!(self.way, Way::Delete),
         );
-        let kubeconfig = self.node.kubeconfig().display().to_string();
+        let kubeconfig = self.kubeconfig.display().to_string();
         let (wait, label, delete) = (wait.to_string(), label.to_string(), delete.to_string());
         let usual = [
             ["--peer", "uid"],
@@ -151,8 +168,13 @@ impl Desk {
             "metadata": {"name": name, "namespace": self.namespace, "labels": labels, "annotations": {"sidecar.istio.io/status": "{}"}},
             "spec": {"nodeName": node, "initContainers": [container("istio-validation")], "containers": [container("app")]},
         });
+        self.create(&pod)
+    }
+
+    /// A pod as it is written; its UID.
+    fn create(&self, pod: &Value) -> String {
         let path = format!("/api/v1/namespaces/{}/pods", self.namespace);
-        let made = self.server.create(&path, &pod).unwrap();
+        let made = self.server.create(&path, pod).unwrap();
         made.pointer("/metadata/uid")
             .and_then(Value::as_str)
             .unwrap()

@@ -1,0 +1,239 @@
+//! Pods with a sidecar for which no ADD was called, beside the real pod-events and netconfig: their init container is the
+//! real `validate`, run as the proxy's user in the pod.
+
+use std::{path::PathBuf, process::Command, sync::OnceLock, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use inpod_proto::podevents::v1::PodState;
+use integration::{Cgroups, Inhabitant, PATIENCE, Pod, Spec, bin, eventually, run};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::{Desk, LABEL, Way, stays};
+
+const MODE: &str = "sidecar.istio.io/interceptionMode";
+
+/// pod-events looks for a pod that it has not found yet at least every 30 s.
+const FOUND: Duration = Duration::from_secs(60);
+
+const NOTHING: Vec<String> = Vec::new();
+
+/// The program, where every user can run it.
+fn program() -> &'static PathBuf {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let path = PathBuf::from(format!("/run/validate-{}", std::process::id()));
+        // By a process of its own: what another thread starts meanwhile would hold the copy open for writing.
+        let from = bin("validate").unwrap();
+        let words = [
+            "-m".as_ref(),
+            "755".as_ref(),
+            from.as_os_str(),
+            path.as_os_str(),
+        ];
+        run("install", &words).unwrap();
+        path
+    })
+}
+
+/// The pod `web`, whose sandbox was made while the plugin was missing.
+struct Missed<'a> {
+    desk: &'a Desk,
+    pod: Pod,
+    // Ends before its cgroup goes.
+    _process: Inhabitant,
+    _cgroups: Cgroups,
+}
+
+impl<'a> Missed<'a> {
+    fn new(desk: &'a Desk, mode: Option<&str>) -> Self {
+        let uid = desk.create(&object(desk, mode));
+        let spec = Spec {
+            namespace: desk.namespace.clone(),
+            uid,
+            ..Spec::new("web")
+        };
+        let pod = desk.node.sandbox(spec).unwrap();
+        let cgroups = Cgroups::new().unwrap();
+        let process = Inhabitant::of(&pod).unwrap();
+        cgroups.put(&pod, process.pid()).unwrap();
+        let all = pod.addresses().map(|address| json!({"ip": address}));
+        let status = json!({"status": {"phase": "Pending", "podIP": pod.v4, "podIPs": all}});
+        let path = format!("{}/status", desk.path("web"));
+        desk.server.patch(&path, &status).unwrap();
+        Self {
+            desk,
+            pod,
+            _process: process,
+            _cgroups: cgroups,
+        }
+    }
+
+    /// The exit code of the init container, as it is run now.
+    fn validate(&self) -> i32 {
+        let net = format!("--net={}", self.pod.path().display());
+        let ended = Command::new("nsenter")
+            .args([&net, "setpriv", "--no-new-privs", "--bounding-set=-all"])
+            .args(["--inh-caps=-all", "--clear-groups"])
+            .args(["--reuid", "1337", "--regid", "1337"])
+            .arg(program())
+            .args(["--timeout", "2s"])
+            .env_clear()
+            .output()
+            .unwrap();
+        ended.status.code().unwrap()
+    }
+
+    fn annotate(&self, mode: &str) {
+        let change = json!({"metadata": {"annotations": {MODE: mode}}});
+        let Desk { server, .. } = self.desk;
+        server.patch(&self.desk.path("web"), &change).unwrap();
+    }
+
+    fn until_redirected(&self) {
+        eventually("it is redirected", FOUND, || {
+            let known = self.desk.node.explain(&self.pod.spec)?;
+            ensure!(known.state() == PodState::Enrolled, "{known:?}");
+            let rules = known.rules.context("no rules reported")?;
+            ensure!(rules.differences.is_empty(), "{:?}", rules.differences);
+            anyhow::Ok(())
+        })
+        .unwrap();
+    }
+
+    /// Until pod-events says that it cannot do what the annotation asks for.
+    fn until_refused(&self) {
+        eventually("the failure is told", FOUND, || {
+            let known = self.desk.node.explain(&self.pod.spec)?;
+            let failure = known.last_failure.context("no failure")?;
+            ensure!(failure.field == MODE, "{failure:?}");
+            anyhow::Ok(())
+        })
+        .unwrap();
+        assert_eq!(self.pod.traces().unwrap(), NOTHING);
+    }
+}
+
+/// A pod of the node as an injector leaves it.
+fn object(desk: &Desk, mode: Option<&str>) -> Value {
+    let proxy = json!({"name": "istio-proxy", "image": "proxyv2", "args": ["proxy", "sidecar"],
+        "securityContext": {"runAsUser": 1337, "runAsGroup": 1337}});
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "web",
+            "namespace": desk.namespace,
+            "annotations": {"sidecar.istio.io/status": "{}", MODE: mode.unwrap_or("REDIRECT")},
+        },
+        "spec": {
+            "nodeName": desk.node.name(),
+            "initContainers": [{"name": "istio-validation", "image": "validate"}],
+            "containers": [{"name": "app", "image": "app"}, proxy],
+        },
+    })
+}
+
+/// What pod-events told of the pod with the reason that it has for what is malformed.
+fn told(desk: &Desk) -> Vec<Value> {
+    let namespace = &desk.namespace;
+    let path = format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events");
+    let all = desk.server.get(&path).unwrap();
+    let all = all.pointer("/items").and_then(Value::as_array).unwrap();
+    let of_pod_events = all.iter().filter(|event| {
+        event["reason"] == "InvalidField"
+            && event["reportingController"] == "inpod.io/pod-events"
+            && event.pointer("/regarding/name") == Some(&"web".into())
+    });
+    of_pod_events.cloned().collect()
+}
+
+#[test]
+fn one_that_failed_its_validation_is_redirected_in_place_passes_and_is_left_alone_with_every_way_on()
+ {
+    let desk = Desk::real(Way::Delete);
+    desk.start(3600, &["--label-pods", "true"]);
+    desk.node.stop("netconfig", Signal::SIGKILL).unwrap();
+    let missed = Missed::new(&desk, None);
+    let code = missed.validate();
+    assert_eq!(code, 126);
+    desk.fail("web", code);
+    stays(
+        Duration::from_secs(3),
+        "nobody can redirect it, and it is given time",
+        || desk.pods("repair", "success") + desk.pods("repair", "fail") == 0,
+    );
+    assert_eq!(missed.pod.traces().unwrap(), NOTHING);
+    desk.node.start("netconfig").unwrap();
+    missed.until_redirected();
+    desk.until_counted("repair", "success", 1);
+    let note = desk.event("web", "RepairBrokenPod", "Normal");
+    assert!(note.contains("redirected now"), "{note}");
+    assert_eq!(missed.validate(), 0);
+    desk.pass("web");
+    stays(Duration::from_secs(2), "it is left alone", || {
+        desk.is_there("web") && desk.pods("repair", "success") == 1
+    });
+    for way in ["label", "delete"] {
+        for came in ["success", "skip", "fail"] {
+            assert_eq!(desk.pods(way, came), 0, "{way} {came}");
+        }
+    }
+    assert_eq!(desk.pod("web").unwrap().pointer(LABEL), None);
+    assert_eq!(desk.counted("inpod_repair_pods_amiss"), 0);
+}
+
+#[test]
+fn one_whose_annotation_is_malformed_is_labelled_with_that_and_loses_the_label_when_it_is_mended() {
+    let desk = Desk::real(Way::Label);
+    let missed = Missed::new(&desk, Some("nft"));
+    desk.fail("web", missed.validate());
+    missed.until_refused();
+    desk.start(1, &[]);
+    desk.until_labelled("web", Some("true"));
+    desk.until_counted("repair", "fail", 1);
+    for reason in ["RepairBrokenPod", "LabelBrokenPod"] {
+        let note = desk.event("web", reason, "Warning");
+        assert!(note.contains(MODE), "{reason}: {note}");
+    }
+    assert_eq!(missed.pod.traces().unwrap(), NOTHING);
+    missed.annotate("REDIRECT");
+    missed.until_redirected();
+    desk.until_counted("repair", "success", 1);
+    desk.pass("web");
+    desk.until_labelled("web", None);
+    assert_eq!(missed.validate(), 0);
+    assert!(desk.is_there("web"));
+}
+
+#[test]
+fn one_whose_annotation_is_malformed_is_deleted_where_that_is_on() {
+    let desk = Desk::real(Way::Delete);
+    let missed = Missed::new(&desk, Some("nft"));
+    desk.fail("web", missed.validate());
+    missed.until_refused();
+    desk.start(1, &[]);
+    desk.until_gone("web");
+    desk.until_counted("delete", "success", 1);
+    let note = desk.event("web", "DeleteBrokenPod", "Warning");
+    assert!(note.contains(MODE), "{note}");
+}
+
+/// pod-events tries again and again, and says it once.
+#[test]
+fn what_is_malformed_of_a_pod_that_runs_is_one_event_with_the_annotations_name() {
+    let desk = Desk::real(Way::Repair);
+    let missed = Missed::new(&desk, Some("nft"));
+    missed.until_refused();
+    let event = eventually("it is told", PATIENCE, || {
+        told(&desk).into_iter().next().context("no Event")
+    })
+    .unwrap();
+    assert_eq!(event["type"], "Warning");
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains(MODE) && note.contains("; give "), "{note}");
+    stays(Duration::from_secs(5), "it is told once", || {
+        let all = told(&desk);
+        all.len() == 1 && all.iter().all(|event| event["series"].is_null())
+    });
+}
