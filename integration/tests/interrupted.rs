@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use inpod_proto::podevents::v1::PodState;
+use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
 use integration::{
     Call, Held, Moment, Node, Outcome, PATIENCE, Pod, Proxy, Running, SERVICES, Spec, Step,
     eventually,
@@ -24,6 +24,10 @@ const ADD: [&str; 4] = ["AddPod", "ClaimNetns", "AddWorkload", "ApplyRules"];
 /// The calls of a DEL. The last two are made at once.
 const DEL: [&str; 3] = ["DeletePod", "RemoveWorkload", "ReleaseNetns"];
 
+/// Those of a pod with a sidecar: nobody but netconfig is asked.
+const ADD_SIDECAR: [&str; 3] = ["AddPod", "ClaimNetns", "ApplyRules"];
+const DEL_SIDECAR: [&str; 2] = ["DeletePod", "ReleaseNetns"];
+
 /// How long a plugin has whose deadline is to pass, in seconds.
 const SHORT: u64 = 2;
 
@@ -33,6 +37,13 @@ enum Event {
     PluginKilled,
     DeadlinePassed,
     Killed(&'static str),
+}
+
+/// To whom a pod's traffic is led.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Ztunnel,
+    Sidecar,
 }
 
 /// Where a pod stands in everybody's eyes.
@@ -51,16 +62,22 @@ struct Bench {
     proxy: Proxy,
     behind: PathBuf,
     node: Node,
+    to: To,
 }
 
 impl Bench {
     fn new() -> anyhow::Result<Self> {
+        Self::of(To::Ztunnel)
+    }
+
+    fn of(to: To) -> anyhow::Result<Self> {
         let node = Node::new()?;
         let behind = node.run_dir().with_file_name("behind");
         let bench = Self {
             proxy: Proxy::start(&node.run_dir(), &behind)?,
             behind,
             node,
+            to,
         };
         SERVICES
             .iter()
@@ -78,6 +95,14 @@ impl Bench {
                 .node
                 .start_at(&self.behind, process, &["--peer", "uid"]),
         }
+    }
+
+    /// The pod that something happens to.
+    fn sandbox(&self) -> anyhow::Result<Pod> {
+        self.node.sandbox(match self.to {
+            To::Ztunnel => Spec::new("a").ambient(),
+            To::Sidecar => Spec::new("a").injected(),
+        })
     }
 
     /// A plugin that asks through the proxy.
@@ -151,17 +176,19 @@ impl Bench {
             .iter()
             .all(|port| rules.listening_ports.contains(port));
         let acknowledged = known.ztunnels.iter().any(|report| report.state == "added");
+        let by_ztunnel = match self.to {
+            To::Ztunnel => [served, listed, listens, acknowledged],
+            // Which the proxy does itself.
+            To::Sidecar => [!served, !listed, !listens, known.ztunnels.is_empty()],
+        };
         let inside = [
             known.state() == PodState::Enrolled,
             claimed,
-            served,
-            listed,
             recorded,
             !traces.is_empty(),
             redirected,
-            listens,
-            acknowledged,
         ];
+        let inside: Vec<_> = inside.into_iter().chain(by_ztunnel).collect();
         let outside = [
             known.state() == PodState::Out,
             !claimed,
@@ -200,7 +227,7 @@ impl Bench {
 
     /// An ADD that something happens to.
     fn add(&self, step: Step, event: Event) -> anyhow::Result<()> {
-        let pod = self.node.sandbox(Spec::new("a").ambient())?;
+        let pod = self.sandbox()?;
         let call = self.call(Call::add, &pod);
         let outcome = self.interrupt(&limited(&call, event), step, event)?;
         let whole = self.whole(&pod, &[Whole::In, Whole::Out])?;
@@ -216,7 +243,7 @@ impl Bench {
 
     /// A DEL that something happens to.
     fn del(&self, step: Step, event: Event) -> anyhow::Result<()> {
-        let pod = self.node.sandbox(Spec::new("a").ambient())?;
+        let pod = self.sandbox()?;
         let added = self.call(Call::add, &pod).run()?;
         ensure!(added.code == 0, "{added:?}");
         let call = self.call(Call::del, &pod);
@@ -236,12 +263,18 @@ impl Bench {
 
     /// Something happens at each step, before it and after it, of an ADD and of a DEL.
     fn at_each_step(&self, event: Event) -> anyhow::Result<()> {
-        let both = |method| [Moment::Before, Moment::After].map(|moment| Step { method, moment });
-        for step in ADD.into_iter().flat_map(both) {
+        let both = |method: &&'static str| {
+            [Moment::Before, Moment::After].map(|moment| Step { method, moment })
+        };
+        let (adds, dels) = match self.to {
+            To::Ztunnel => (&ADD[..], &DEL[..]),
+            To::Sidecar => (&ADD_SIDECAR[..], &DEL_SIDECAR[..]),
+        };
+        for step in adds.iter().flat_map(both) {
             let done = self.add(step, event);
             done.with_context(|| format!("ADD, {event:?} at {step:?}"))?;
         }
-        for step in DEL.into_iter().flat_map(both) {
+        for step in dels.iter().flat_map(both) {
             let done = self.del(step, event);
             done.with_context(|| format!("DEL, {event:?} at {step:?}"))?;
         }
@@ -321,6 +354,59 @@ fn whenever_the_broker_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_su
 fn whenever_ztunnel_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
     let bench = Bench::new().unwrap();
     bench.at_each_step(Event::Killed("ztunnel")).unwrap();
+}
+
+#[test]
+fn whatever_is_killed_a_pod_with_a_sidecar_is_wholly_in_or_out_and_a_repetition_succeeds() {
+    let bench = Bench::of(To::Sidecar).unwrap();
+    for event in [
+        Event::PluginKilled,
+        Event::DeadlinePassed,
+        Event::Killed("pod-events"),
+        Event::Killed("netconfig"),
+    ] {
+        bench.at_each_step(event).unwrap();
+    }
+}
+
+/// netconfig has applied the rules, and pod-events has not written that down.
+#[test]
+fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_again_and_told() {
+    let bench = Bench::of(To::Sidecar).unwrap();
+    let (pod, step) = (
+        bench.sandbox().unwrap(),
+        Step {
+            method: "ApplyRules",
+            moment: Moment::After,
+        },
+    );
+    // With the handles that the kernel gave them: others after they were written anew.
+    let rules = || pod.exec(&["nft", "-s", "-a", "list", "ruleset"]).unwrap();
+    let held = bench.proxy.hold(step);
+    let call = bench.call(Call::add, &pod);
+    let running = call.start().unwrap();
+    held.reached().unwrap();
+    let before = rules();
+    assert!(before.contains("15006"), "{before}");
+    let [written]: [PathBuf; 1] = bench.checkpoint().unwrap().try_into().unwrap();
+    let written = fs::read_to_string(&written).unwrap();
+    assert!(!written.contains("fingerprint"), "{written}");
+    bench.node.stop("pod-events", Signal::SIGKILL).unwrap();
+    held.release();
+    // The plugin is gone as well, so that nobody asks again.
+    drop(running.kill());
+    bench.start("pod-events").unwrap();
+    bench.whole(&pod, &[Whole::In]).unwrap();
+    // What was begun may have been taken back first: no ADD was answered.
+    let after = rules();
+    let known = bench.node.explain(&pod.spec).unwrap();
+    assert_eq!(known.reason(), Reason::SidecarInjected);
+    assert!(known.last_failure.is_none(), "{known:?}");
+    assert!(known.drift.iter().all(|drift| drift.count == 0));
+    assert!(!known.rules.unwrap().fingerprint.is_empty());
+    bench.again(&call).unwrap();
+    assert_eq!(rules(), after, "written without need");
+    bench.whole(&pod, &[Whole::In]).unwrap();
 }
 
 /// Holding a call must not itself be an interruption: otherwise the tests above would show something else.
