@@ -1,9 +1,11 @@
 //! Makes a netns's redirection so, compares, tells what it would do, and takes it away: reads everything, decides
 //! (`plan`), does it step by step, and reads everything back.
 
+mod observe;
 mod remove;
 mod undo;
 
+pub use observe::Observation;
 pub use remove::{Phase, Removed};
 
 use netns::Netns;
@@ -84,17 +86,6 @@ pub struct Planned {
     pub transaction: String,
 }
 
-/// What rules a netns bears.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Observation {
-    /// The tag of ours; `None` where there are none.
-    pub tag: Option<Tag>,
-    /// Whether what is there is exactly what bears the tag's fingerprint, routes and sysctl included.
-    pub intact: bool,
-    /// What ours are written with.
-    pub backend: Option<Backend>,
-}
-
 impl Writer {
     /// What a pod is written with that is written with nothing.
     pub fn backend(&self) -> Backend {
@@ -113,18 +104,19 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Applied, ApplyError> {
-        let (plan, changed) = self.with_link(netns, |link| {
+        let (plan, changed, proxies) = self.with_link(netns, |link| {
             let before = self.read(link)?;
             let plan = self.plan(link, &before, redirection)?;
             let changed = make_so(link, &plan, before, sandbox)?;
-            Ok::<_, ApplyError>((plan, changed))
+            let proxies = link.proxies(&plan.tables);
+            Ok::<_, ApplyError>((plan, changed, proxies))
         })?;
         Ok(Applied {
             fingerprint: plan.fingerprint,
             backend: plan.backend,
             changed,
             direct_flows: if redirection.keeps_existing() {
-                inspect::direct_flows(netns)?
+                inspect::direct_flows(netns, &proxies)?
             } else {
                 0
             },
@@ -168,27 +160,6 @@ impl Writer {
                 transaction: plan::print(&steps, &state, &plan, |backend, seen, change| {
                     link.script(backend, seen, change)
                 }),
-            })
-        })
-    }
-
-    /// What rules a netns bears.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be read.
-    pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
-            let (tag, backend) = (state.tag(), state.backend());
-            let intact = match (&tag, backend) {
-                (Some(tag), Some(backend)) => plan::is_intact(&state, backend, tag.fingerprint),
-                _ => false,
-            };
-            Ok(Observation {
-                tag,
-                intact,
-                backend,
             })
         })
     }
@@ -295,6 +266,9 @@ fn forward(
     for step in steps {
         take(link, plan, step, tag, undo)?;
     }
+    if plan.needs_address() {
+        link.routes.until_led()?;
+    }
     let state = link.read(plan.backend)?;
     match plan.differences(&state) {
         differences if differences.is_empty() => Ok(()),
@@ -326,7 +300,7 @@ fn take(
             undo.begun = true;
         }
         Step::ForgetStrangers => link.nftables.forget_strangers()?,
-        Step::Settle => inspect::settle(link.netns),
+        Step::Settle => inspect::settle(link.netns, &link.proxies(&plan.tables)),
         Step::Write(change) => {
             undo.rewritten = true;
             let seen = if undo.begun {

@@ -405,7 +405,8 @@ fn reason_of_backend(error: &BackendError) -> Reason {
 
 pub(crate) fn reason_of_program(error: &ProgramError) -> Reason {
     match error {
-        ProgramError::Missing { .. } => Reason::BackendUnavailable,
+        // Both are over with nf_tables, which may ask.
+        ProgramError::Missing { .. } | ProgramError::OwnersRefused(_) => Reason::BackendUnavailable,
         ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,
         ProgramError::Spawn { .. }
         | ProgramError::Lock { .. }

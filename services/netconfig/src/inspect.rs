@@ -32,16 +32,32 @@ pub struct Sockets {
     /// Established connections that ztunnel holds: on its ports, and those of other ports that TPROXY led to it. A
     /// kernel without sock_diag does not tell the latter, and they count as direct.
     pub captured_flows: u32,
-    /// Established connections that go past ztunnel.
+    /// Established connections that go past ztunnel, or past the sidecar.
     pub direct_flows: u32,
 }
 
-/// Looks at the TCP sockets of a netns.
+/// The users, as this process numbers them, whose sockets are a sidecar's: what those open goes past nobody.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxies(BTreeSet<u32>);
+
+impl Proxies {
+    /// These users. By default there are none.
+    pub fn of(users: impl IntoIterator<Item = u32>) -> Self {
+        Self(users.into_iter().collect())
+    }
+
+    /// A socket of which nobody tells whose it is is none of theirs.
+    fn own(&self, socket: &tcp::Socket) -> bool {
+        socket.user.is_some_and(|user| self.0.contains(&user))
+    }
+}
+
+/// Looks at the TCP sockets of a netns, in which `proxies` are a sidecar's.
 ///
 /// # Errors
 ///
 /// When it cannot be entered, or the kernel does not tell.
-pub fn sockets(netns: &Netns) -> Result<Sockets, InspectError> {
+pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError> {
     let sockets = read(netns)?;
     let listening = sockets
         .iter()
@@ -49,7 +65,7 @@ pub fn sockets(netns: &Netns) -> Result<Sockets, InspectError> {
     Ok(Sockets {
         listening_ports: listening.map(|socket| socket.local.port()).collect(),
         captured_flows: flows::captured(&sockets),
-        direct_flows: flows::direct(&sockets),
+        direct_flows: flows::direct(&sockets, proxies),
     })
 }
 
@@ -62,14 +78,14 @@ pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
     Ok(flows::captured(&read(netns)?))
 }
 
-/// How many established TCP connections go past ztunnel: not with the pod itself, and not ztunnel's own. A kernel
+/// How many established TCP connections go past ztunnel, or past a sidecar: not with the pod itself, and not their own. A kernel
 /// without sock_diag does not tell those to the outside from the application's, and they are counted too.
 ///
 /// # Errors
 ///
 /// As of [`sockets`].
-pub fn direct_flows(netns: &Netns) -> Result<u32, InspectError> {
-    Ok(flows::direct(&read(netns)?))
+pub fn direct_flows(netns: &Netns, proxies: &Proxies) -> Result<u32, InspectError> {
+    Ok(flows::direct(&read(netns)?, proxies))
 }
 
 fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {

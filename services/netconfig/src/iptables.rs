@@ -131,16 +131,25 @@ impl<'a> Iptables<'a> {
         change: &Change,
         session: &Session,
     ) -> ProgramError {
-        if !matches!(refusal, ProgramError::Refused { .. }) {
+        let ProgramError::Refused { line, .. } = &refusal else {
             return refusal;
-        }
+        };
+        let is_about_owners = is_about_owners(line.as_deref(), change);
         match self.read_in(session) {
             Ok(now) if is_overtaken(&now, seen, change) => {
                 ProgramError::Overtaken(Box::new(refusal))
             }
+            Ok(_) | Err(_) if is_about_owners => ProgramError::OwnersRefused(Box::new(refusal)),
             Ok(_) | Err(_) => refusal,
         }
     }
+}
+
+/// Whether a refused line asks whose socket sends a packet. The kernel tells iptables-legacy of a whole table alone.
+fn is_about_owners(line: Option<&str>, change: &Change) -> bool {
+    let asks = change.create.iter().any(|new| new.table.asks_for_owners());
+    let is_named = |line: &str| line.contains(" -m owner ") || line.trim() == "COMMIT";
+    asks && line.is_some_and(is_named)
 }
 
 /// Whether anything is neither as it was nor as it was to be.

@@ -8,6 +8,7 @@ use netns::{EnterError, Netns};
 use crate::{
     backend::{Backend, BackendError, Change, Observed, RuleBackend},
     family::Family,
+    inspect::Proxies,
     iptables::{Iptables, Programs, Variant},
     netlink::KernelError,
     nftables::Nftables,
@@ -30,6 +31,9 @@ const COUNTERS: &str = "/proc/thread-self/net/snmp";
 
 /// Connections that were begun, from here and from elsewhere (RFC 4022). Those that are merely passed on do not count.
 const BEGUN: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
+
+/// Root, as this process numbers users.
+const ROOT: u32 = 0;
 
 /// How chains are named by inpod and by Istio's node agent, in tables of iptables.
 const CHAIN_PREFIXES: [&str; 2] = ["INPOD_", "ISTIO_"];
@@ -61,7 +65,8 @@ pub(crate) struct Link<'a> {
 struct Facts {
     has_ipv6: bool,
     has_legacy_tables: bool,
-    has_other_users: bool,
+    /// Root of the user namespace that owns the netns, as this process numbers users.
+    root: u32,
     has_connected: bool,
     migrates: Option<bool>,
 }
@@ -96,7 +101,7 @@ impl<'a> Link<'a> {
                 facts: Facts {
                     has_ipv6: sysctls.has_ipv6(),
                     has_legacy_tables: LEGACY_TABLES.iter().any(is_filled),
-                    has_other_users: sysctls.has_other_users()?,
+                    root: sysctls.root()?,
                     has_connected: fs::read_to_string(COUNTERS)
                         .map_or(true, |text| has_begun(&text)),
                     migrates: sysctls.migrates()?,
@@ -116,11 +121,19 @@ impl<'a> Link<'a> {
         }
     }
 
-    /// Whether another user namespace owns the netns (`hostUsers: false`). From outside of that one the kernel lets
+    /// Whether another user namespace owns the netns (`hostUsers: false`), as far as that can be told: where its root is
+    /// the same user as root of ours, it is taken for ours. From outside of that one the kernel lets
     /// iptables not ask for users and groups (owner_check in net/netfilter/xt_owner.c); nf_tables may, and both mean
     /// the numbers of that namespace (kernel-facts.md, 15).
     pub(crate) fn has_other_users(&self) -> bool {
-        self.facts.has_other_users
+        self.facts.root != ROOT
+    }
+
+    /// The users whose sockets tables take for a sidecar's. Those of another user namespace are numbered from its root
+    /// on, as a kubelet maps them (`hostUsers: false`).
+    pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
+        let users = tables.into_iter().flat_map(Table::users);
+        Proxies::of(users.filter_map(|user| self.facts.root.checked_add(user)))
     }
 
     /// Reads everything back: what the backend holds that is to be used if nothing is there, and every other one of

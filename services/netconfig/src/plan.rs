@@ -9,7 +9,7 @@ use crate::{
     backend::{Backend, Observed},
     family::Family,
     marks::ZTUNNEL_DNS_PORT,
-    routes::{self, Item, Routing},
+    routes::{self, Item, Part, Routing},
     rules::{
         Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, TableFamily, Tag, Transport,
         ambient::RAW, sidecar::RETURNING_V6,
@@ -71,7 +71,8 @@ impl State {
         self.routing.ours(uses_address)
     }
 
-    fn our_tables(&self) -> impl Iterator<Item = &Table> {
+    /// What is there of ours, whichever backend holds it.
+    pub(crate) fn our_tables(&self) -> impl Iterator<Item = &Table> {
         let tables = self.seen.iter().flat_map(|(_, seen)| &seen.tables);
         tables.map(|seen| &seen.table)
     }
@@ -152,6 +153,11 @@ impl Plan {
             first: Vec::new(),
             routing,
         }
+    }
+
+    /// Whether the address from which a sidecar's proxy calls the application belongs to it.
+    pub(crate) fn needs_address(&self) -> bool {
+        self.routing.contains(&(Family::V6, Part::Address))
     }
 
     /// Whether what Istio's sidecar installer left is to be replaced.

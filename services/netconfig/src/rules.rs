@@ -140,6 +140,19 @@ impl Table {
         })
     }
 
+    /// The users that it asks for: those that a sidecar's proxy runs as, once for each rule that does.
+    pub(crate) fn users(&self) -> impl Iterator<Item = u32> {
+        let rules = self.chains.iter().flat_map(|chain| &chain.rules);
+        let user = |expr: &Expr| {
+            if let Expr::FromUser(user) = expr {
+                Some(*user)
+            } else {
+                None
+            }
+        };
+        rules.flat_map(|rule| &rule.0).filter_map(user)
+    }
+
     /// Whether there is an expression in a rule of it of which something holds.
     pub(crate) fn has(&self, holds: impl Fn(&Expr) -> bool) -> bool {
         let mut rules = self.chains.iter().flat_map(|chain| &chain.rules);

@@ -341,7 +341,9 @@ impl NetconfigService for Handler {
         request: Request<InspectNetnsRequest>,
     ) -> Answer<InspectNetnsResponse> {
         let (peer, target) = (peer::of(&request), request.into_inner().target);
-        let answer = self.look_into(&peer, target, look::inspect).await?;
+        let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
+        let look = move |subject: &_| look::inspect(subject, &claims, &writer);
+        let answer = self.look_into(&peer, target, look).await?;
         Ok(Response::new(InspectNetnsResponse {
             instance_id: self.instance_id.clone(),
             ..answer

@@ -32,9 +32,6 @@ const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
 /// Of every netns. To whom it belongs tells whose the netns is.
 const OWNED: &str = "sys/net/ipv4/ip_forward";
 
-/// Root, as the calling process numbers users.
-const ROOT: u32 = 0;
-
 /// How often a mount is looked through. Making and unmounting one takes 20 to 30 us; each netns that was looked at
 /// through it makes the first look at another one 0.1 to 0.3 us longer per sysctl (measured, Linux 6.18).
 const VISITS: u32 = 32;
@@ -130,12 +127,11 @@ impl Visit {
         }
     }
 
-    /// Whether another user namespace owns the netns, as far as that can be told: a netns's sysctls belong to root of
-    /// the user namespace that owns it (`net_ctl_set_ownership` in net/sysctl_net.c). Where that is the same user as root
-    /// of ours, it is taken for ours.
-    pub(crate) fn has_other_users(&self) -> io::Result<bool> {
+    /// Root of the user namespace that owns the netns, as the calling process numbers users: a netns's sysctls belong to
+    /// it (`net_ctl_set_ownership` in net/sysctl_net.c).
+    pub(crate) fn root(&self) -> io::Result<u32> {
         let owned = self.open(OWNED, OFlag::O_RDONLY)?;
-        Ok(owned.metadata()?.uid() != ROOT)
+        Ok(owned.metadata()?.uid())
     }
 
     fn read(&self, path: &str) -> io::Result<String> {

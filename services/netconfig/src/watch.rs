@@ -93,6 +93,7 @@ fn describe(state: &State) -> WatchDriftResponse {
         tag,
         intact,
         backend,
+        proxies: _,
     } = &state.observation;
     let fingerprint = tag.as_ref().map(|tag| tag.fingerprint.to_string());
     let backend = backend.map_or(v1::Backend::Unspecified, Into::into);

@@ -14,7 +14,7 @@ use std::{
 use netconfig::{
     apply::Phase,
     error::ApplyError,
-    inspect,
+    inspect::{self, Proxies},
     rules::{Tag, scenarios},
 };
 
@@ -434,7 +434,7 @@ fn a_refused_transaction_takes_routes_and_rules_back() {
 #[test]
 fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_ports_are_flows() {
     let fresh = Fresh::new();
-    let nothing = inspect::sockets(&fresh.netns).unwrap();
+    let nothing = inspect::sockets(&fresh.netns, &Proxies::default()).unwrap();
     assert_eq!(nothing, inspect::Sockets::default());
     let listen = |address| fresh.run(move || TcpListener::bind(address).unwrap());
     let listeners = ["127.0.0.1:15006", "[::1]:15008", "127.0.0.1:8080"].map(listen);
@@ -444,7 +444,7 @@ fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_p
         let client = fresh.run(move || TcpStream::connect(address).unwrap());
         flows.push((client, listener.accept().unwrap()));
     }
-    let seen = inspect::sockets(&fresh.netns).unwrap();
+    let seen = inspect::sockets(&fresh.netns, &Proxies::default()).unwrap();
     assert_eq!(
         seen.listening_ports.into_iter().collect::<Vec<_>>(),
         [8080, 15006, 15008]
@@ -453,7 +453,9 @@ fn tcp_sockets_of_both_families_are_seen_and_only_established_ones_on_ztunnels_p
     drop((flows, listeners));
     // A process that another test starts holds every socket from its fork to its exec.
     let deadline = Instant::now() + Duration::from_secs(5);
-    while inspect::sockets(&fresh.netns).unwrap() != inspect::Sockets::default() {
+    while inspect::sockets(&fresh.netns, &Proxies::default()).unwrap()
+        != inspect::Sockets::default()
+    {
         assert!(
             Instant::now() < deadline,
             "sockets that were closed are still seen"

@@ -128,6 +128,7 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
         // INET_DIAG_MARK comes unasked, to a caller with CAP_NET_ADMIN alone (inet_diag_msg_attrs_fill in
         // net/ipv4/inet_diag.c).
         mark: attributes.get_mark().ok(),
+        user: Some(message.uid),
         for_others: is_for_others(attributes),
     }
 }
@@ -150,6 +151,7 @@ mod tests {
         message.sockid.set_dport(40000);
         message.sockid.dst[..4].copy_from_slice(&[10, 9, 0, 2]);
         message.state = LISTEN;
+        message.uid = 1337;
         let of = |payload: &[u8]| {
             let (message, attributes) =
                 <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(payload);
@@ -160,6 +162,7 @@ mod tests {
             remote: "10.9.0.2:40000".parse().unwrap(),
             state: tcp::State::Listening,
             mark: None,
+            user: Some(1337),
             for_others: false,
         };
         assert_eq!(of(message.as_slice()), wanted);

@@ -1,9 +1,15 @@
-//! Which connections of a netns ztunnel carries, and which go past it.
+//! Which connections of a netns ztunnel or a sidecar carries, and which go past it.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use super::tcp::{Socket, State};
-use crate::marks::{FROM_ZTUNNEL, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS};
+use super::{
+    Proxies,
+    tcp::{Socket, State},
+};
+use crate::{
+    marks::{FROM_ZTUNNEL, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
+    rules::sidecar::RETURNING_V6,
+};
 
 /// Ports of ztunnel that outbound connections are led to: its end bears the application's address as the remote one.
 const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
@@ -17,10 +23,10 @@ pub(super) fn captured(sockets: &[Socket]) -> u32 {
     }))
 }
 
-/// Connections that go past ztunnel. Not ztunnel's own, by port or mark; not the pod's with itself, nor those that
+/// Connections that go past ztunnel, or past a sidecar. Not ztunnel's own, by port or mark, nor a sidecar's, by user; not the pod's with itself, nor those that
 /// ztunnel opens to the application in the name of a client, of which both ends are here; and not the application's
 /// end of what was led to ztunnel.
-pub(super) fn direct(sockets: &[Socket]) -> u32 {
+pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     let ends = ends_of(sockets);
     let led_away: BTreeSet<_> = established(sockets)
         .filter(|socket| OUTBOUND_PORTS.contains(&socket.local.port()))
@@ -29,15 +35,16 @@ pub(super) fn direct(sockets: &[Socket]) -> u32 {
     count(established(sockets).filter(|socket| {
         !is_loopback(socket)
             && !is_ztunnels(socket)
+            && !proxies.own(socket)
             && !is_between(socket, &ends)
             && !socket.for_others
             && !led_away.contains(&socket.local)
     }))
 }
 
-/// Whether a connection may leave the netns without ztunnel, as far as its own end tells.
-pub(super) fn goes_out(socket: &Socket) -> bool {
-    !is_loopback(socket) && !is_ztunnels(socket) && !socket.for_others
+/// Whether a connection may leave the netns without ztunnel or a sidecar, as far as its own end tells.
+pub(super) fn goes_out(socket: &Socket, proxies: &Proxies) -> bool {
+    !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.for_others
 }
 
 pub(super) fn is_established(socket: &Socket) -> bool {
@@ -69,10 +76,11 @@ fn is_taken_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
     socket.for_others && !is_loopback(socket) && !is_between(socket, ends)
 }
 
+/// A sidecar calls the application from an address of its own on `lo`, which of IPv6 is not called a loopback one.
 fn is_loopback(socket: &Socket) -> bool {
     [socket.local, socket.remote]
         .iter()
-        .any(|end| end.ip().is_loopback())
+        .any(|end| end.ip().is_loopback() || end.ip() == RETURNING_V6)
 }
 
 /// Where the kernel does not tell marks, ztunnel's own connections to the outside are not known for what they are.
@@ -90,6 +98,11 @@ fn count<'a>(sockets: impl Iterator<Item = &'a Socket>) -> u32 {
 mod tests {
     use super::*;
 
+    /// Where no sidecar is.
+    fn direct(sockets: &[Socket]) -> u32 {
+        super::direct(sockets, &Proxies::default())
+    }
+
     const POD: &str = "10.9.0.1";
     const CLIENT: &str = "10.9.0.2:40000";
     const SERVER: &str = "10.9.0.3:80";
@@ -100,6 +113,7 @@ mod tests {
             remote: remote.parse().unwrap(),
             state: State::Established,
             mark: Some(0),
+            user: Some(0),
             for_others: false,
         }
     }
@@ -219,5 +233,34 @@ mod tests {
         // Another connection of the application stays direct.
         let ztunnel = socket("127.0.0.1:15001", &at(51000));
         assert_eq!(direct(&[socket(&at(51001), SERVER), ztunnel]), 1);
+    }
+
+    #[test]
+    fn what_a_sidecar_opens_is_not_direct_and_what_others_open_is() {
+        let of = |user| Socket {
+            user,
+            ..socket(&at(51000), SERVER)
+        };
+        let proxies = Proxies::of([1337, 2000]);
+        for (user, wanted) in [(Some(1337), 0), (Some(2000), 0), (Some(1000), 1), (None, 1)] {
+            let sockets = [of(user)];
+            assert_eq!(super::direct(&sockets, &proxies), wanted, "{user:?}");
+            assert_eq!(goes_out(&of(user), &proxies), wanted == 1, "{user:?}");
+        }
+        assert_eq!(direct(&[of(Some(1337))]), 1, "where no sidecar is");
+    }
+
+    #[test]
+    fn a_sidecars_call_of_the_application_is_not_direct_at_either_end() {
+        for ends in [
+            ("127.0.0.6:40000", "10.9.0.1:8080"),
+            ("[::6]:40000", "[fd09::1]:8080"),
+        ] {
+            for (local, remote) in [ends, (ends.1, ends.0)] {
+                let socket = socket(local, remote);
+                assert_eq!(direct(&[socket]), 0, "{local}");
+                assert!(!goes_out(&socket, &Proxies::default()), "{local}");
+            }
+        }
     }
 }

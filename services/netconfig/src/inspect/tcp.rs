@@ -13,6 +13,8 @@ pub(super) struct Socket {
     pub(super) state: State,
     /// What it marks its packets with; `None` where the kernel does not tell.
     pub(super) mark: Option<u32>,
+    /// Who opened it, as this process numbers users; `None` where nobody tells.
+    pub(super) user: Option<u32>,
     /// Whether it takes what is addressed to others, or was accepted by one that does, whose options it bears: it is
     /// transparent, and not made to speak from an address of others (IP_TRANSPARENT without IP_FREEBIND of ip(7)).
     /// `false` where the kernel does not tell.
@@ -36,6 +38,8 @@ fn parse_line(line: &str) -> Option<Socket> {
     let mut words = line.split_ascii_whitespace();
     let (_number, local, remote, state) =
         (words.next()?, words.next()?, words.next()?, words.next()?);
+    // After the queues, the timer and the retransmissions.
+    let user = words.nth(3).and_then(|user| user.parse().ok());
     Some(Socket {
         local: end(local)?,
         remote: end(remote)?,
@@ -45,6 +49,7 @@ fn parse_line(line: &str) -> Option<Socket> {
             _ => State::Other,
         },
         mark: None,
+        user,
         for_others: false,
     })
 }
@@ -79,7 +84,7 @@ mod tests {
     /// As x86 and arm64 print it.
     const V4: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 00000000:3A9E 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
-   1: 0200000A:3A99 0100000A:9C40 01 00000000:00000000 00:00000000 00000000     0        0 2 1 0 20 4 30 10 -1
+   1: 0200000A:3A99 0100000A:9C40 01 00000000:00000000 00:00000000 00000000  1337        0 2 1 0 20 4 30 10 -1
    2: 0200000A:3A99 0100000A:9C40 06 00000000:00000000 00:00000000 00000000     0        0 3 1 0 20 4 30 10 -1
 ";
     const V6: &str = "\
@@ -94,6 +99,7 @@ mod tests {
             remote: remote.parse().unwrap(),
             state,
             mark: None,
+            user: None,
             for_others: false,
         }
     }
@@ -102,10 +108,17 @@ mod tests {
     #[cfg(target_endian = "little")]
     fn both_ends_and_states_are_read_and_the_heading_is_not() {
         let found: Vec<_> = parse(V4).collect();
+        let of = |user, socket| Socket {
+            user: Some(user),
+            ..socket
+        };
         let wanted = [
-            socket("0.0.0.0:15006", "0.0.0.0:0", State::Listening),
-            socket("10.0.0.2:15001", "10.0.0.1:40000", State::Established),
-            socket("10.0.0.2:15001", "10.0.0.1:40000", State::Other),
+            of(0, socket("0.0.0.0:15006", "0.0.0.0:0", State::Listening)),
+            of(
+                1337,
+                socket("10.0.0.2:15001", "10.0.0.1:40000", State::Established),
+            ),
+            of(0, socket("10.0.0.2:15001", "10.0.0.1:40000", State::Other)),
         ];
         assert_eq!(found, wanted);
     }

@@ -55,6 +55,11 @@ pub enum ProgramError {
         /// The first lines of what it said.
         message: String,
     },
+    /// It did not, at a rule that asks whose socket sends a packet, or at the end of a table that has such a rule.
+    #[error(
+        "iptables may not ask here whose socket sends a packet, as in a pod with users of its own: {0}"
+    )]
+    OwnersRefused(Box<Self>),
     /// The same, after somebody else had changed the rules.
     #[error("somebody else changed the rules meanwhile: {0}")]
     Overtaken(Box<Self>),
@@ -79,6 +84,7 @@ impl ProgramError {
             | Self::Locked { .. }
             | Self::Lock { .. }
             | Self::Refused { .. }
+            | Self::OwnersRefused(_)
             | Self::Unreadable { .. } => false,
         }
     }

@@ -1,6 +1,9 @@
 //! Routes, ip rules and addresses in messages.
 
-use std::io;
+use std::{
+    io, thread,
+    time::{Duration, Instant},
+};
 
 use netlink_bindings::{
     rt_addr::{self, Ifaddrmsg, IterableAddrAttrs, OpGetaddrDump},
@@ -26,8 +29,17 @@ use crate::{
 /// Of `lo`, in every netns (LOOPBACK_IFINDEX).
 const LOOPBACK: u32 = 1;
 
+/// IFA_F_TENTATIVE (linux/if_addr.h).
+const TENTATIVE: u8 = 0x40;
+
 /// The length of an address of IPv6 that stands for itself.
 const WHOLE: u8 = 128;
+
+/// How long the kernel may take to lead packets to a new address. On an idle machine it takes less than a millisecond.
+const LED: Duration = Duration::from_secs(3);
+
+/// Between two looks whether it does.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// What Istio's sidecar installer leads to the proxy: every bit of the mark counts.
 const INCUMBENTS: Mark = OF_PROXY.whole();
@@ -97,12 +109,7 @@ impl Routes {
 
     /// The kernel tells who made an address since Linux 5.18, and has made one of `lo` itself.
     fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
-        let header = Ifaddrmsg {
-            ifa_family: Family::V6.number(),
-            ..Ifaddrmsg::new()
-        };
-        let request = rt_addr::Request::new().op_getaddr_dump(&header);
-        for payload in self.0.dump_family("read the addresses", &request)? {
+        for payload in self.dump_addresses()? {
             let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
             if header.ifa_index == LOOPBACK {
                 let maker = attributes.get_proto();
@@ -113,6 +120,15 @@ impl Routes {
             }
         }
         Ok(())
+    }
+
+    fn dump_addresses(&mut self) -> Result<Vec<Vec<u8>>, KernelError> {
+        let header = Ifaddrmsg {
+            ifa_family: Family::V6.number(),
+            ..Ifaddrmsg::new()
+        };
+        let request = rt_addr::Request::new().op_getaddr_dump(&header);
+        self.0.dump_family("read the addresses", &request)
     }
 
     /// Adds one; one that is there already is not touched.
@@ -140,6 +156,46 @@ impl Routes {
             Part::IncumbentRule(_) => Ok(()),
         };
         forgive(result, &[nix::Error::EEXIST])
+    }
+
+    /// Waits until the kernel leads packets to the address. It does so a moment after it has it, by a worker of its own
+    /// (addrconf_dad_work in net/ipv6/addrconf.c); until then no socket can be bound to it.
+    pub(crate) fn until_led(&mut self) -> Result<(), KernelError> {
+        let deadline = Instant::now() + LED;
+        while !(self.is_firm()? && self.is_led()?) {
+            if Instant::now() >= deadline {
+                let act = format!("lead packets to {RETURNING_V6}, for which `lo` has to be up");
+                return Err(KernelError::silent(&act));
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
+
+    /// Whether the address is one that the kernel has looked at, by the same worker.
+    fn is_firm(&mut self) -> Result<bool, KernelError> {
+        let addresses = self.dump_addresses()?;
+        Ok(addresses.iter().any(|payload| {
+            let (header, attributes) = OpGetaddrDump::decode_reply(payload);
+            header.ifa_index == LOOPBACK
+                && header.ifa_flags & TENTATIVE == 0
+                && is_returning(&header, &attributes)
+        }))
+    }
+
+    fn is_led(&mut self) -> Result<bool, KernelError> {
+        let header = Rtmsg {
+            rtm_family: Family::V6.number(),
+            ..Rtmsg::new()
+        };
+        let request = rt_route::Request::new().op_getroute_dump(&header);
+        let routes = self.0.dump_family("read the IPv6 routes", &request)?;
+        Ok(routes.iter().any(|payload| {
+            let (header, attributes) = OpGetrouteDump::decode_reply(payload);
+            let to = attributes.get_dst();
+            (header.rtm_type, header.rtm_dst_len) == (TYPE_LOCAL, WHOLE)
+                && to.is_ok_and(|to| to == RETURNING_V6)
+        }))
     }
 
     /// Makes one that another made ours. There is no moment without it.

@@ -13,7 +13,7 @@ use inpod_proto::{
 };
 use netns::Netns;
 use tonic::Status;
-use workload::ContainerId;
+use workload::{ContainerId, with_causes};
 
 use super::{
     Handler,
@@ -21,9 +21,11 @@ use super::{
     work::blocking,
 };
 use crate::{
-    claims::{Claim, proof},
+    apply::{Observation, Writer},
+    claims::{Claim, Claims, proof},
     error::ClaimError,
-    inspect, radar,
+    inspect::{self, Proxies},
+    radar,
 };
 
 /// Which netns a call is about.
@@ -97,10 +99,31 @@ impl Handler {
     }
 }
 
+/// Whose sockets are a sidecar's: what was seen last of what is claimed, which costs nothing.
+fn proxies(subject: &Subject, claims: &Claims, writer: &Writer) -> Proxies {
+    let told = match subject {
+        Subject::Claimed(claim) => claims.told(claim),
+        Subject::Open(_) => None,
+    };
+    if let Some(state) = told {
+        return state.observation.proxies.clone();
+    }
+    let observed = writer.observe(subject.netns()).unwrap_or_else(|error| {
+        let error = with_causes(&error);
+        tracing::debug!(error, "Cannot tell whether a sidecar is in a netns");
+        Observation::default()
+    });
+    observed.proxies
+}
+
 /// Everything that InspectNetns tells.
-pub(super) fn inspect(subject: &Subject) -> Result<InspectNetnsResponse, ClaimError> {
+pub(super) fn inspect(
+    subject: &Subject,
+    claims: &Claims,
+    writer: &Writer,
+) -> Result<InspectNetnsResponse, ClaimError> {
     let netns = subject.netns();
-    let sockets = inspect::sockets(netns)?;
+    let sockets = inspect::sockets(netns, &proxies(subject, claims, writer))?;
     let container_id = subject.container_id().map(ContainerId::as_str);
     let processes = inspect::processes(netns, container_id)?;
     let addresses = inspect::addresses(netns)?;

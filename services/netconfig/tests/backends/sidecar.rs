@@ -1,6 +1,8 @@
 //! A sidecar's redirection by every backend: mended, changed and taken away, and what Istio's sidecar installer left in
 //! each of the three forms in which it writes.
 
+use std::net::TcpListener;
+
 use netconfig::{
     Backend,
     apply::Phase,
@@ -243,6 +245,23 @@ fn every_single_rule_that_is_deleted_is_told_and_mended() {
     let wanted = Redirection::ruleset(&by_tproxy()).tables;
     let wanted = wanted.iter().flat_map(|table| &table.chains);
     assert_eq!(count, wanted.map(|chain| chain.rules.len()).sum::<usize>());
+}
+
+/// The kernel gives the address its way by a worker of its own: whoever is told that the rules are there must not meet
+/// what is not yet so.
+#[test]
+fn what_was_applied_is_as_it_belongs_and_can_be_used_at_once_two_hundred_times() {
+    let (fresh, ours) = (Fresh::new(), scenario("basic"));
+    for round in 0..200 {
+        assert!(apply(Backend::Nftables, &fresh, &ours), "{round}");
+        let told = differences(Backend::Nftables, &fresh, &ours);
+        let bound = fresh.run(|| TcpListener::bind("[::6]:0").map(drop));
+        assert!(bound.is_ok(), "{round}: {bound:?}");
+        assert_eq!(told, [""; 0], "{round}");
+        let before = everything(&fresh);
+        assert!(before.contains("local ::6 dev lo"), "{round}: {before}");
+        remove(Backend::Nftables, &fresh, Phase::Final);
+    }
 }
 
 /// Of somebody who was there before us.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use netconfig::{
-    inspect,
+    inspect::{self, Proxies},
     rules::{Ambient, InboundCapture, Redirection},
 };
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -94,9 +94,10 @@ fn connect(
 }
 
 fn flows(pod: &Fresh) -> (u32, u32) {
-    let sockets = inspect::sockets(&pod.netns).unwrap();
+    let none = Proxies::default();
+    let sockets = inspect::sockets(&pod.netns, &none).unwrap();
     assert_eq!(
-        inspect::direct_flows(&pod.netns).unwrap(),
+        inspect::direct_flows(&pod.netns, &none).unwrap(),
         sockets.direct_flows
     );
     assert_eq!(

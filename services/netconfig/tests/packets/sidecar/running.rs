@@ -1,6 +1,13 @@
 //! A pod that runs already is given its redirection, as one is for which the plugin was missing.
 
-use netconfig::{apply::Phase, inspect};
+use std::time::{Duration, Instant};
+
+use netconfig::{
+    Backend,
+    apply::{Applied, Phase},
+    inspect::{self, Proxies},
+    rules::{Redirection, Sidecar},
+};
 
 use super::{
     mesh::{APPLICATION, EVERYWHERE, Mesh, PRIVILEGED, PROXY},
@@ -37,6 +44,62 @@ fn connections_from_before_end_but_for_the_proxys_own() {
             }
             world.remove(Phase::Final);
         }
+    }
+}
+
+/// The proxy's own, to its control plane for one, goes on for ever.
+#[test]
+fn nobody_waits_for_the_proxys_own_connections_and_others_have_a_second_to_end() {
+    let mesh = Mesh::new(Backend::Nftables, Pod::Dual, PROXY, Role::Answers);
+    let world = &mesh.world;
+    let redirection = Redirection::Sidecar(settings::basic());
+    let second = Duration::from_secs(1);
+    let waits = || {
+        let began = Instant::now();
+        assert!(world.redirect(&redirection).changed);
+        let took = began.elapsed();
+        world.remove(Phase::Final);
+        took >= second
+    };
+    let hold = |owner| {
+        let families = world.families().iter();
+        let out = families.map(|family| Dial::tcp(Place::Pod, outside(*family), EVERYWHERE));
+        out.map(|dial| held(world, &dial.of(owner)))
+            .collect::<Vec<_>>()
+    };
+    let _proxys = hold(PROXY);
+    // A busy machine may take as long for the rules themselves, and not every time.
+    assert!((0..10).any(|_| !waits()), "it waits each time");
+    let _others = hold(APPLICATION);
+    assert!(waits(), "it does not wait");
+}
+
+/// Counted are those of the application that go on past the proxy; without its rules nobody is a proxy.
+#[test]
+fn the_proxys_own_connections_are_not_direct_and_those_that_go_past_it_are() {
+    for backend in BACKENDS {
+        let mesh = Mesh::new(*backend, Pod::Dual, PROXY, Role::Answers);
+        let world = &mesh.world;
+        let mut flows = Vec::new();
+        for family in world.families() {
+            let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE);
+            flows.extend([PROXY, APPLICATION].map(|owner| held(world, &out.clone().of(owner))));
+        }
+        let seen = || {
+            let proxies = world.writer.observe(&world.pod.netns).unwrap().proxies;
+            inspect::sockets(&world.pod.netns, &proxies)
+                .unwrap()
+                .direct_flows
+        };
+        assert_eq!(seen(), 4, "{backend}");
+        let keeps = Redirection::Sidecar(Sidecar {
+            keep_existing_connections: true,
+            ..settings::basic()
+        });
+        let Applied { direct_flows, .. } = world.redirect(&keeps);
+        assert_eq!((direct_flows, seen()), (2, 2), "{backend}");
+        let all = inspect::direct_flows(&world.pod.netns, &Proxies::default());
+        assert_eq!(all.unwrap(), 4, "{backend}");
     }
 }
 

@@ -1,5 +1,7 @@
 //! What Istio's sidecar installer left is taken over while everything goes on.
 
+use std::time::{Duration, Instant};
+
 use netconfig::{Backend, Family, apply::Phase};
 
 use super::{
@@ -16,7 +18,7 @@ use crate::{
     matrix::{HANDS, all, run_all},
     probe::{Dial, Evidence, Flow, Step, at_once},
     stand_in::By,
-    world::{BACKENDS, Place, Pod, outside, pod},
+    world::{BACKENDS, Place, Pod, World, outside, pod},
 };
 
 /// What a client does all the time, and what comes of it before and after.
@@ -67,6 +69,16 @@ fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_
     assert_eq!(failures.concat(), [""; 0]);
 }
 
+/// The kernel leads packets to a new address of IPv6 a moment after it has it (addrconf_dad_work in
+/// net/ipv6/addrconf.c), and nobody waits for that who adds one by ip.
+fn wait_for_address(world: &World) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let way = "local ::6 dev lo";
+    while !world.pod.ip("-6 route show table local").contains(way) {
+        assert!(Instant::now() < deadline, "no way to ::6");
+    }
+}
+
 fn take_over(form: Backend, backend: Backend, left: Left) -> Vec<String> {
     let by_tproxy = left == Left::Tproxy;
     let owner = if by_tproxy { PRIVILEGED } else { PROXY };
@@ -79,7 +91,7 @@ fn take_over(form: Backend, backend: Backend, left: Left) -> Vec<String> {
     };
     let world = &mesh.world;
     istio_sidecar::leave(form, left, &world.pod);
-    mesh.wait_for_address();
+    wait_for_address(world);
     let checks = observed(world.families(), by_tproxy);
     let always = always(world.families(), left);
     let mut failures = run_all(world, &checks);

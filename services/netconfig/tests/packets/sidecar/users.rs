@@ -6,19 +6,22 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use netconfig::{Backend, error::ApplyError, rules::Redirection};
+use netconfig::{
+    Backend, BackendError, ProgramError, error::ApplyError, inspect, rules::Redirection,
+};
 use nix::sched::{CloneFlags, setns};
 
 use super::{
     checks::checks,
-    mesh::{Mesh, PROXY},
+    mesh::{EVERYWHERE, Mesh, PROXY},
     process::Role,
     settings,
 };
 use crate::{
     matrix::run_all,
+    probe::Dial,
     support::{Fresh, sandbox},
-    world::{BACKENDS, Pod},
+    world::{BACKENDS, Place, Pod, outside},
 };
 
 /// Where the users of such pods begin on this machine, and how many there are, as a kubelet has it.
@@ -91,7 +94,6 @@ fn in_a_netns_of_another_user_namespace_its_own_users_are_meant() {
             let redirection = Redirection::Sidecar(settings.clone());
             let applied = world.redirect(&redirection);
             assert_eq!(applied.backend, Backend::Nftables, "{backend}");
-            mesh.wait_for_address();
             let checks = checks(&settings, world.families());
             assert_eq!(run_all(world, &checks), [""; 0], "{backend}");
             let verified = world.writer.verify(&world.pod.netns, &redirection);
@@ -99,6 +101,24 @@ fn in_a_netns_of_another_user_namespace_its_own_users_are_meant() {
             assert!(!world.redirect(&redirection).changed, "{backend}");
         }
     }
+}
+
+#[test]
+fn in_a_netns_of_another_user_namespace_its_own_proxys_connections_are_not_direct() {
+    let holder = Holder::start();
+    let mesh = mesh(Backend::Nftables, &holder);
+    let world = &mesh.world;
+    mesh.apply(&settings::basic());
+    let mut held = Vec::new();
+    for family in world.families() {
+        let out = Dial::tcp(Place::Pod, outside(*family), EVERYWHERE).of(PROXY);
+        held.push(out.hold(world).0.unwrap());
+    }
+    let proxies = world.writer.observe(&world.pod.netns).unwrap().proxies;
+    assert_eq!(proxies, inspect::Proxies::of([FIRST + PROXY.user]));
+    let direct = |proxies| inspect::direct_flows(&world.pod.netns, proxies).unwrap();
+    assert_eq!(direct(&proxies), 0);
+    assert_eq!(direct(&inspect::Proxies::of([PROXY.user])), 2);
 }
 
 /// Negative control: the machine's numbers of the same users mean nobody there.
@@ -124,8 +144,8 @@ fn the_machines_numbers_of_those_users_are_not_meant() {
     );
 }
 
-/// Where the kernel does not tell that the users are others', since both have the same root, iptables refuses the whole
-/// and names the line.
+/// Where the kernel does not tell that the users are others', since both have the same root, iptables refuses the whole,
+/// and it is known for what it is: the nft variant names the line, the legacy one the table's end.
 #[test]
 fn where_iptables_refuses_to_ask_for_owners_nothing_is_left() {
     let mut command = Command::new("unshare");
@@ -143,11 +163,23 @@ fn where_iptables_refuses_to_ask_for_owners_nothing_is_left() {
     let fresh = holder.enter();
     let before = fresh.nft("list ruleset");
     let redirection = Redirection::Sidecar(settings::basic());
-    let writer = crate::world::writer(Backend::IptablesNft);
-    let refused = writer.apply(&fresh.netns, &redirection, &sandbox("c1"));
-    let error = refused.unwrap_err();
-    let told = format!("{error:?}");
-    assert!(matches!(error, ApplyError::Backend { .. }), "{told}");
-    assert!(told.contains("--uid-owner 1337"), "{told}");
-    assert_eq!(fresh.nft("list ruleset"), before);
+    for (backend, line) in [
+        (Backend::IptablesNft, "--uid-owner 1337"),
+        (Backend::IptablesLegacy, "COMMIT"),
+    ] {
+        let writer = crate::world::writer(backend);
+        let refused = writer.apply(&fresh.netns, &redirection, &sandbox("c1"));
+        let error = refused.unwrap_err();
+        let told = format!("{error:?}");
+        let ApplyError::Backend {
+            source: BackendError::Program(ProgramError::OwnersRefused(refusal)),
+            undo_failures,
+        } = error
+        else {
+            panic!("{backend}: {told}");
+        };
+        assert!(refusal.to_string().contains(line), "{backend}: {told}");
+        assert_eq!(undo_failures, [""; 0], "{backend}");
+        assert_eq!(fresh.nft("list ruleset"), before, "{backend}");
+    }
 }
