@@ -30,6 +30,38 @@ fn breaks(
     patient.until_well(before);
 }
 
+/// It has no API server here, and is not ready.
+#[test]
+fn repair_is_looked_at_where_it_is_deployed() {
+    let patient = Patient::new();
+    let before = patient.verdicts();
+    assert!(!before.keys().any(|(_, subject)| subject.contains("repair")));
+    let kubeconfig = patient.node.run_dir().with_file_name("kubeconfig");
+    let nowhere = "{apiVersion: v1, kind: Config, current-context: it, contexts: [{name: it, context: {cluster: it, user: it}}], \
+                   clusters: [{name: it, cluster: {server: 'http://127.0.0.1:1'}}], users: [{name: it, user: {token: it}}]}";
+    fs::write(&kubeconfig, nowhere).unwrap();
+    let start = || {
+        let settings = [
+            "--peer",
+            "uid",
+            "--node-name",
+            patient.node.name(),
+            "--kubeconfig",
+            kubeconfig.to_str().unwrap(),
+        ];
+        patient.node.start_with("repair", &settings).unwrap();
+    };
+    let told = [
+        ("CONDITION_BAD", "repair/pods", "failed"),
+        ("SERVICE_NOT_READY", "repair", "failed"),
+    ];
+    let stop = || patient.node.stop("repair", Signal::SIGTERM).unwrap();
+    breaks(&patient, &before, &told, start, stop);
+    let now = patient.verdicts();
+    let of_socket = ("SERVICE_SILENT".to_owned(), "repair".to_owned());
+    assert_eq!(now.get(&of_socket).map(String::as_str), Some("unknown"));
+}
+
 #[test]
 fn the_chain() {
     let patient = Patient::new();

@@ -17,7 +17,35 @@ enum Is {
 
 /// Metrics that other services and `daemon` register: the component or all of them, the name with its unit, what it is,
 /// where it is registered, and under which name.
-const OTHERS: [(&str, &str, Is, &str, &str); 17] = [
+const OTHERS: [(&str, &str, Is, &str, &str); 21] = [
+    (
+        "repair",
+        "pods",
+        Is::Counter,
+        "repair/src/metrics.rs",
+        "pods",
+    ),
+    (
+        "repair",
+        "pods_amiss",
+        Is::Gauge,
+        "repair/src/metrics.rs",
+        "pods_amiss",
+    ),
+    (
+        "injector",
+        "reviews",
+        Is::Counter,
+        "injector/src/metrics.rs",
+        "reviews",
+    ),
+    (
+        "injector",
+        "reloads",
+        Is::Counter,
+        "injector/src/metrics.rs",
+        "reloads",
+    ),
     (
         "netconfig",
         "rules_duration_seconds",
@@ -139,7 +167,14 @@ const OTHERS: [(&str, &str, Is, &str, &str); 17] = [
     ),
 ];
 
-const COMPONENTS: [&str; 4] = ["pod_events", "netconfig", "ztunnel_broker", "installer"];
+const COMPONENTS: [&str; 6] = [
+    "pod_events",
+    "netconfig",
+    "ztunnel_broker",
+    "installer",
+    "repair",
+    "injector",
+];
 
 /// The names of a metric's samples.
 fn samples(name: &str, is: Is) -> Vec<String> {

@@ -11,7 +11,9 @@ mod judge;
 mod mounts;
 mod report;
 
-pub(crate) use gather::{INSTALLER_STATE, PATIENCE, Places, SERVICES, metrics, network_chain};
+pub(crate) use gather::{
+    AT_WILL, INSTALLER_STATE, PATIENCE, Places, SERVICES, metrics, network_chain,
+};
 
 use crate::{arguments::Format, ask::Node, error::AskError, out::Out, root::Root};
 use check::Check;

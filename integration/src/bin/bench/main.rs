@@ -34,6 +34,10 @@ fn main() -> anyhow::Result<()> {
         reconcile::reconcile(samples, size()?)?;
         return say(&format!("\nload after: {}", load().trim()));
     }
+    if only == "repair" {
+        reconcile::repair(size()?.pods)?;
+        return say(&format!("\nload after: {}", load().trim()));
+    }
     if matches!(&*only, "" | "broker") {
         broker::broker(samples)?;
     }

@@ -3,6 +3,7 @@
 
 mod adds;
 mod cluster;
+mod repair;
 mod restart;
 mod scale;
 
@@ -12,6 +13,7 @@ use anyhow::Context as _;
 use integration::{ApiServer, Node};
 
 use cluster::Cluster;
+pub(crate) use repair::repair;
 
 /// How many pods a node has, and how many namespaces its cluster.
 #[derive(Clone, Copy, Debug)]

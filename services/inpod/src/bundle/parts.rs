@@ -52,7 +52,9 @@ pub(super) async fn all(
     people(node, to).await?;
     netns(node, to).await?;
     broker(node, to).await?;
-    for service in doctor::SERVICES {
+    let is_here = |service: &&str| node.socket(service).exists();
+    let at_will = doctor::AT_WILL.into_iter().filter(is_here);
+    for service in doctor::SERVICES.into_iter().chain(at_will) {
         to.add(
             &format!("metrics/{service}.txt"),
             doctor::metrics(node, service),

@@ -25,6 +25,9 @@ pub(crate) const INSTALLER: &str = "installer";
 /// Who serves a socket, in the order in which they depend on each other.
 pub(crate) const SERVICES: [&str; 4] = ["netconfig", "ztunnel-broker", "pod-events", INSTALLER];
 
+/// Who may serve a socket on a node besides: whose directory is not there is not deployed, and nobody misses it.
+pub(crate) const AT_WILL: [&str; 2] = ["repair", "injector"];
+
 /// An answer is not waited for longer: a node on which something hangs is just what this is for.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 

@@ -6,7 +6,7 @@ use tokio::{net::UnixStream, time::timeout};
 
 use super::{
     super::facts::{Process, Service},
-    PATIENCE, SERVICES,
+    AT_WILL, PATIENCE, SERVICES,
     process::process,
     state::inode,
 };
@@ -19,8 +19,11 @@ use crate::{
 /// All of them at once.
 pub(super) async fn all(root: &Root, node: &Node, run_dir: &str) -> Vec<Service> {
     let [a, b, c, d] = SERVICES.map(|name| service(root, node, run_dir, name));
-    let (a, b, c, d) = tokio::join!(a, b, c, d);
-    vec![a, b, c, d]
+    let [e, f] = AT_WILL.map(|name| service(root, node, run_dir, name));
+    let (a, b, c, d, e, f) = tokio::join!(a, b, c, d, e, f);
+    let is_here = |service: &Service| !matches!(service.directory, Ok(None));
+    let at_will = [e, f].into_iter().filter(is_here);
+    [a, b, c, d].into_iter().chain(at_will).collect()
 }
 
 async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) -> Service {

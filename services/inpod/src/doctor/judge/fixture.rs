@@ -62,7 +62,7 @@ pub(super) fn state(container: &str, intact: bool, backend: Backend) -> NetnsSta
     }
 }
 
-fn healthy_service(pid: i32, name: &'static str) -> Service {
+pub(super) fn healthy_service(pid: i32, name: &'static str) -> Service {
     Service {
         name,
         directory: Ok(Some(inode(Kind::Directory, 0o700))),

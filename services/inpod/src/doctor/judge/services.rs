@@ -7,7 +7,7 @@ use super::{
         check::Check,
         codes::{Code, Verdict},
         facts::{Facts, Kind, Service},
-        gather::INSTALLER,
+        gather::{AT_WILL, INSTALLER},
     },
     openness,
 };
@@ -15,8 +15,15 @@ use super::{
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks: Vec<Check> = facts.services.iter().flat_map(service).collect();
     let told = told(facts, &checks);
+    let cause = cause_for_repair(&checks, &told);
     for check in &mut checks {
         match (check.code, check.subject.as_str()) {
+            (Code::ConditionBad, "repair/pod-events" | "repair/pods")
+            | (Code::ServiceNotReady, "repair")
+                if check.verdict == Verdict::Failed =>
+            {
+                follow_from(check, cause.as_deref());
+            }
             (Code::ServiceNotReady, "pod-events") => follow(check, &told),
             (Code::ConditionBad, BROKERS) if is_without_ztunnel(facts) => {
                 let found = format!("this follows from {}", Code::ZtunnelAbsent);
@@ -44,6 +51,25 @@ const BROKERS: &str = "ztunnel-broker/ztunnel";
 fn is_without_ztunnel(facts: &Facts) -> bool {
     let workloads = facts.workloads.as_ref();
     workloads.is_ok_and(|it| it.sessions.is_empty())
+}
+
+/// What is wrong already with pod-events, or with the API server as it sees it, and so with repair as well.
+fn cause_for_repair(known: &[Check], told: &[Check]) -> Option<String> {
+    let is_failed = |check: &&Check| check.verdict == Verdict::Failed;
+    let of_pod_events = |check: &&Check| check.subject == "pod-events";
+    let of_its_pods = |check: &&Check| check.subject == "pod-events/pods";
+    let away = known.iter().filter(of_pod_events).find(is_failed);
+    let blind = || told.iter().filter(of_its_pods).find(is_failed);
+    let cause = away.or_else(blind)?;
+    Some(format!("{} of {}", cause.code, cause.subject))
+}
+
+fn follow_from(check: &mut Check, cause: Option<&str>) {
+    if let Some(cause) = cause {
+        let found = format!("{}; this follows from {cause}", check.found);
+        let subject = check.subject.clone();
+        *check = Check::unknown(check.code, &subject, found);
+    }
 }
 
 /// pod-events is not ready for want of its conditions: where each of these follows from something else, so does that.
@@ -93,6 +119,10 @@ fn absent(service: &Service) -> Check {
         Ok(Some(_)) => "its directory is there, and no socket in it",
         Ok(None) | Err(_) => "its directory is not there",
     };
+    // The node's directory outlives a service that is taken away.
+    if AT_WILL.contains(&name) {
+        return Check::unknown(Code::SocketMissing, name, found);
+    }
     if name == INSTALLER && matches!(service.directory, Ok(None)) {
         return Check::holds(Code::InstallerAbsent, name, found);
     }
@@ -102,6 +132,11 @@ fn absent(service: &Service) -> Check {
 fn answer(service: &Service) -> Vec<Check> {
     let name = service.name;
     let ready = match &service.ready {
+        // A socket outlives a service, too.
+        Err(why) if AT_WILL.contains(&name) && service.process.is_err() => {
+            let found = format!("{why}: it has stopped, or was taken off this node");
+            return vec![Check::unknown(Code::ServiceSilent, name, found)];
+        }
         Err(why) => return vec![Check::holds(Code::ServiceSilent, name, why)],
         Ok(ready) => ready,
     };

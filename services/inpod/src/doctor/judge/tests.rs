@@ -11,7 +11,7 @@ use super::{
         codes::{Code, Verdict},
         facts::Presence,
     },
-    fixture::{healthy, inode, network, networks, service, state},
+    fixture::{healthy, healthy_service, inode, network, networks, service, state},
     *,
 };
 
@@ -276,6 +276,71 @@ fn what_follows_from_a_service_that_is_away_is_not_told_as_a_failure_of_its_own(
         follows.found.contains("SERVICE_SILENT of netconfig"),
         "{follows:?}"
     );
+}
+
+/// A node that has repair, too.
+fn with_repair() -> Facts {
+    let mut facts = healthy();
+    let conditions = ["pods", "pod-events"].map(|name| (name.to_owned(), true));
+    facts.services.push(super::super::facts::Service {
+        conditions: conditions.into(),
+        ..healthy_service(20, "repair")
+    });
+    facts
+}
+
+#[test]
+fn repair_is_looked_at_where_it_is_and_missed_nowhere() {
+    let mut facts = with_repair();
+    let checks = judge(&facts);
+    assert_eq!(wrong(&checks), []);
+    let subjects: Vec<_> = checks.iter().map(|it| it.subject.as_str()).collect();
+    for subject in ["repair", "repair/pods", "repair/pod-events"] {
+        assert!(subjects.contains(&subject), "{subject}");
+    }
+    // What is left of it where it was taken away.
+    service(&mut facts, "repair").ready = Err("connection refused".to_owned());
+    service(&mut facts, "repair").process = Err("connection refused".to_owned());
+    assert_eq!(wrong(&judge(&facts)), []);
+    service(&mut facts, "repair").socket = Ok(None);
+    assert_eq!(wrong(&judge(&facts)), []);
+    // One that hangs.
+    let mut facts = with_repair();
+    service(&mut facts, "repair").ready = Err("no answer within 5 s".to_owned());
+    assert_eq!(
+        wrong(&judge(&facts)),
+        [(Code::ServiceSilent, Verdict::Failed)]
+    );
+}
+
+#[test]
+fn what_repair_says_follows_from_what_is_wrong_with_pod_events() {
+    let bad = |facts: &mut Facts, name: &str| {
+        let conditions = &mut service(facts, "repair").conditions;
+        conditions.insert(name.to_owned(), false);
+    };
+    let mut alone = with_repair();
+    bad(&mut alone, "pods");
+    service(&mut alone, "repair").ready = Ok(false);
+    let told = [
+        (Code::ServiceNotReady, Verdict::Failed),
+        (Code::ConditionBad, Verdict::Failed),
+    ];
+    assert_eq!(wrong(&judge(&alone)), told);
+    // The API server is away for both.
+    condition(&mut alone, "pods");
+    assert_eq!(wrong(&judge(&alone)), [told[1]]);
+    let mut deaf = with_repair();
+    bad(&mut deaf, "pod-events");
+    assert_eq!(wrong(&judge(&deaf)), [told[1]]);
+    service(&mut deaf, "pod-events").ready = Err("connection refused".to_owned());
+    service(&mut deaf, "pod-events").process = Err("connection refused".to_owned());
+    let wrong = wrong(&judge(&deaf));
+    assert!(
+        wrong.contains(&(Code::ServiceSilent, Verdict::Failed)),
+        "{wrong:?}"
+    );
+    assert!(!wrong.contains(&told[1]), "{wrong:?}");
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! The memory of repair on a node with pods, all of which are as they should be.
+
+use std::{fs, path::Path, sync::Arc, thread, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use integration::{ApiServer, PATIENCE, eventually};
+use tokio::runtime::Runtime;
+
+use super::Cluster;
+use crate::say;
+
+/// What it has asked for and been told is there by then.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// Prints a table with a row for a node without pods and one for a full one.
+pub(crate) fn repair(pods: usize) -> anyhow::Result<()> {
+    let server = Arc::new(ApiServer::start()?);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let manifest = root
+        .context("the crate is in a tree")?
+        .join("deploy/manifests/repair.yaml");
+    server.apply(&fs::read_to_string(manifest)?)?;
+    say("\n### repair: resident memory\n\n| pods of the node, enrolled | KiB |\n|---|---|")?;
+    for count in [0, pods] {
+        let cluster = Cluster::full(&server, count)?;
+        let resident = resident(&cluster)?;
+        say(&format!("| {} | {resident} |", cluster.pods()))?;
+    }
+    Ok(())
+}
+
+fn resident(cluster: &Cluster) -> anyhow::Result<u64> {
+    let node = &cluster.node;
+    let kubeconfig = node.kubeconfig().with_file_name("kubeconfig-of-repair");
+    let identity = cluster.server.kubeconfig_for("inpod-repair", node.name())?;
+    fs::write(&kubeconfig, identity)?;
+    let path = kubeconfig.display().to_string();
+    let settings = [
+        "--peer",
+        "uid",
+        "--node-name",
+        node.name(),
+        "--kubeconfig",
+        &path,
+    ];
+    node.start_with("repair", &settings)?;
+    let (socket, runtime) = (daemon::socket(&node.run_dir(), "repair"), Runtime::new()?);
+    eventually("repair is ready and hears pod-events", PATIENCE, || {
+        let text = runtime.block_on(daemon::metrics::fetch(&socket));
+        let text = text.map_err(anyhow::Error::msg)?;
+        for wanted in [
+            "inpod_repair_ready 1",
+            "inpod_repair_condition{name=\"pod-events\"} 1",
+        ] {
+            ensure!(text.lines().any(|line| line == wanted), "not yet: {wanted}");
+        }
+        anyhow::Ok(())
+    })?;
+    thread::sleep(SETTLED);
+    node.resident("repair")
+}
