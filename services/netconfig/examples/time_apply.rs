@@ -1,4 +1,4 @@
-//! How long an apply takes on a fresh netns, and once more on the same. Needs root. A backend that is iptables is run
+//! How long an apply takes on a fresh netns, and once more on the same; and one of a sidecar on a fresh one. Needs root. A backend that is iptables is run
 //! through netconfig's binary, which is to be named.
 //!
 //! `cargo run --release -p netconfig --example time_apply -- 200`
@@ -16,7 +16,7 @@ use anyhow::Context as _;
 use netconfig::{
     Backend, Programs,
     apply::Writer,
-    rules::{Ambient, Redirection},
+    rules::{Ambient, Redirection, scenarios},
 };
 use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
@@ -32,19 +32,28 @@ fn main() -> anyhow::Result<()> {
         ifname: "eth0".parse()?,
     };
     let (writer, ambient) = (writer()?, Redirection::Ambient(Ambient::default()));
+    let mut sidecars = scenarios::sidecar::all();
+    let sidecar = sidecars.find(|(name, _)| *name == "basic");
+    let (_, sidecar) = sidecar.context("no such scenario")?;
+    let sidecar = Redirection::Sidecar(sidecar);
     let (mut fresh, mut again, mut compared) = (Vec::new(), Vec::new(), Vec::new());
+    let mut of_sidecars = Vec::new();
     let mut held = Vec::new();
     for _ in 0..count {
         let netns = new_netns()?;
         fresh.push(timed(|| writer.apply(&netns, &ambient, &sandbox))?);
         again.push(timed(|| writer.apply(&netns, &ambient, &sandbox))?);
         compared.push(timed(|| writer.verify(&netns, &ambient))?);
+        let other = new_netns()?;
+        of_sidecars.push(timed(|| writer.apply(&other, &sidecar, &sandbox))?);
+        held.push(other);
         // The kernel's work of taking a netns down is none of ours.
         held.push(netns);
     }
     report("apply, fresh netns", fresh)?;
     report("apply, nothing to do", again)?;
     report("verify", compared)?;
+    report("apply of a sidecar, fresh netns", of_sidecars)?;
     Ok(())
 }
 

@@ -39,7 +39,7 @@ const WHOLE: u8 = 128;
 const LED: Duration = Duration::from_secs(3);
 
 /// Between two looks whether it does.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOK_AGAIN: Duration = Duration::from_micros(250);
 
 /// What Istio's sidecar installer leads to the proxy: every bit of the mark counts.
 const INCUMBENTS: Mark = OF_PROXY.whole();

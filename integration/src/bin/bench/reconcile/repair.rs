@@ -22,7 +22,10 @@ pub(crate) fn repair(pods: usize) -> anyhow::Result<()> {
     server.apply(&fs::read_to_string(manifest)?)?;
     say("\n### repair: resident memory\n\n| pods of the node, enrolled | KiB |\n|---|---|")?;
     for count in [0, pods] {
-        let cluster = Cluster::full(&server, count)?;
+        let cluster = match count {
+            0 => Cluster::empty(&server)?,
+            _ => Cluster::full(&server, count)?,
+        };
         let resident = resident(&cluster)?;
         say(&format!("| {} | {resident} |", cluster.pods()))?;
     }
