@@ -5,6 +5,7 @@ use serde_json::Value;
 use workload::injection::{self, keys};
 
 use crate::{
+    bootstrap,
     error::{InjectError, told, yaml},
     tree,
 };
@@ -27,6 +28,7 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::EXCLUDE_INTERFACES, interfaces),
     (keys::KUBEVIRT_INTERFACES, interfaces),
     (workload::keys::REROUTE_VIRTUAL_INTERFACES, interfaces),
+    (workload::keys::DEFAULT_ENDPOINTS, endpoints),
     (keys::REWRITE_PROBES, truth),
     (keys::NATIVE_SIDECAR, yes_or_no),
     (keys::PROXY_CONFIG, proxy_config),
@@ -105,6 +107,10 @@ fn all_or_networks(text: &str) -> Result<(), String> {
 fn interfaces(text: &str) -> Result<(), String> {
     let found = injection::interfaces(text);
     found.map(drop).map_err(|error| error.to_string())
+}
+
+fn endpoints(text: &str) -> Result<(), String> {
+    bootstrap::parse(text).map(drop)
 }
 
 fn truth(text: &str) -> Result<(), String> {

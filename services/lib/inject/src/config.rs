@@ -78,7 +78,7 @@ pub struct Config {
     pub default_templates: Vec<String>,
     /// Names that stand for lists of templates.
     pub aliases: BTreeMap<String, Vec<String>>,
-    /// Templates by name, besides the built-in `sidecar`, which one of that name replaces.
+    /// Templates by name, besides the built-in `sidecar` and `standalone`, which one of such a name replaces.
     pub templates: BTreeMap<String, String>,
     /// Whether the node redirects traffic; false: a container of each pod does.
     pub cni: bool,
@@ -137,6 +137,8 @@ pub struct Proxy {
     pub agent_log_level: String,
     /// Where the proxy's agent answers probes, where neither the pod nor `proxyConfig` says it.
     pub status_port: u16,
+    /// Whether the built-in bootstrap listens on IPv6 too; false where the nodes' kernels have none.
+    pub ipv6: bool,
     /// The proxy's resources, as Kubernetes has them, where no annotation says any.
     pub resources: Map<String, Value>,
 }
@@ -193,6 +195,7 @@ impl Default for Proxy {
             component_log_level: text("misc:error"),
             agent_log_level: text("default:info"),
             status_port: 15020,
+            ipv6: true,
             resources: resources.as_object().cloned().unwrap_or_default(),
         }
     }

@@ -7,6 +7,7 @@
 //! it all as a patch ([`patch::create`]).
 
 pub mod annotations;
+mod bootstrap;
 pub mod config;
 pub mod decide;
 pub mod error;
@@ -72,8 +73,11 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Injector {
     config: Config,
-    templates: Vec<(String, Template)>,
+    templates: Vec<Named>,
 }
+
+/// A template by its name.
+type Named = (String, Template);
 
 impl Injector {
     /// Checks a configuration and reads its templates.
@@ -111,9 +115,11 @@ impl Injector {
         annotations::check(request.pod)?;
         // What is templated looks at the pod as its author wrote it; what is merged into is the pod as it came.
         let original = previous::strip(request.pod);
-        let proxy = ProxySettings::of(&self.config, &original)?;
+        let templates = self.selected(&original)?;
+        let mut proxy = ProxySettings::of(&self.config, &original)?;
+        let bootstrap = self.bootstrap(&templates, &original, &mut proxy)?;
         let facts = Facts::gather(&self.config, &proxy, &original, request)?;
-        let rendered = self.injection_data(&original, &proxy, &facts)?;
+        let rendered = self.injection_data(&templates, &proxy, &facts, bootstrap.as_deref())?;
         let rendered = overrides::without_own_volumes(proxy::placed(rendered, &proxy), &original);
         let mut pod = request.pod.clone();
         let declared = overrides::take(&mut pod, &original, &rendered, &proxy);
@@ -131,24 +137,36 @@ impl Injector {
     /// The selected templates, rendered and merged in their order.
     fn injection_data(
         &self,
-        original: &Value,
+        templates: &[&Named],
         proxy: &ProxySettings,
         facts: &Facts,
+        bootstrap: Option<&str>,
     ) -> Result<Value, InjectError> {
         let conditions = Conditions::of(&self.config, proxy);
         let mut rendered = Value::Object(serde_json::Map::new());
-        for name in self.selected(original)? {
-            let named = self.templates.iter().find(|(known, _)| *known == name);
-            let unknown = || InjectError::UnknownTemplate(name.clone());
-            let (_, template) = named.ok_or_else(unknown)?;
-            let part = template.render(&name, facts, &conditions)?;
+        for (name, template) in templates {
+            let part = template.render(name, facts, &conditions, bootstrap)?;
             merge::merge(&mut rendered, &part);
         }
         Ok(rendered)
     }
 
-    /// The names of the pod's templates, aliases replaced.
-    fn selected(&self, original: &Value) -> Result<Vec<String>, InjectError> {
+    /// The bootstrap, where a template has it. The proxy has no agent then: probes stay as they are.
+    fn bootstrap(
+        &self,
+        templates: &[&Named],
+        original: &Value,
+        proxy: &mut ProxySettings,
+    ) -> Result<Option<String>, InjectError> {
+        if !templates.iter().any(|(_, it)| it.has(bootstrap::FACT.0)) {
+            return bootstrap::not_wanted(original).map(|()| None);
+        }
+        proxy.status_port = 0;
+        bootstrap::of(original, proxy, self.config.proxy.ipv6).map(Some)
+    }
+
+    /// The pod's templates, aliases replaced.
+    fn selected(&self, original: &Value) -> Result<Vec<&Named>, InjectError> {
         let asked = tree::annotation(original, keys::TEMPLATES);
         let asked: Vec<String> = match asked {
             Some(names) => names
@@ -157,16 +175,16 @@ impl Injector {
                 .collect(),
             None => self.config.default_templates.clone(),
         };
-        let known = |name: &String| self.templates.iter().any(|(known, _)| known == name);
-        let mut selected = Vec::new();
-        for name in asked {
-            match self.config.aliases.get(&name) {
-                Some(names) => selected.extend(names.iter().cloned()),
-                None if known(&name) => selected.push(name),
-                None => return Err(InjectError::UnknownTemplate(name)),
-            }
-        }
-        Ok(selected)
+        let names = asked.into_iter().flat_map(|name| {
+            let aliased = self.config.aliases.get(&name);
+            aliased.cloned().unwrap_or_else(|| vec![name])
+        });
+        names.map(|name| self.template(name)).collect()
+    }
+
+    fn template(&self, name: String) -> Result<&Named, InjectError> {
+        let named = self.templates.iter().find(|(known, _)| *known == name);
+        named.ok_or(InjectError::UnknownTemplate(name))
     }
 }
 

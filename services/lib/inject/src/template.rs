@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{
+    bootstrap,
     config::{Config, InvalidConfig},
     error::InjectError,
     facts::{self, Facts},
@@ -17,8 +18,11 @@ use crate::{
 };
 use render::{Left, Rendering};
 
-/// The template that is there without being configured.
-pub const SIDECAR: (&str, &str) = ("sidecar", include_str!("templates/sidecar.yaml"));
+/// The templates that are there without being configured: Istio's proxy, and an Envoy that asks nobody.
+pub const BUILT_IN: [(&str, &str); 2] = [
+    ("sidecar", include_str!("templates/sidecar.yaml")),
+    ("standalone", include_str!("templates/standalone.yaml")),
+];
 
 /// What says when a map of a template is there: a condition, or a list of which all have to hold; `!` before one turns
 /// it.
@@ -76,13 +80,13 @@ impl Conditions {
     }
 }
 
-/// The built-in template and the configured ones.
+/// The built-in templates and the configured ones.
 ///
 /// # Errors
 ///
 /// When one cannot be used, or one is named that there is not.
 pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidConfig> {
-    let mut texts = BTreeMap::from([SIDECAR]);
+    let mut texts = BTreeMap::from(BUILT_IN);
     let configured = config.templates.iter();
     texts.extend(configured.map(|(name, text)| (name.as_str(), text.as_str())));
     let lists = config
@@ -149,6 +153,12 @@ impl Template {
         Ok(Self(document))
     }
 
+    /// Whether it names a fact.
+    pub(crate) fn has(&self, fact: &str) -> bool {
+        let is_it = |part| matches!(part, render::Part::Fact { name, .. } if name == fact);
+        texts(&self.0).any(|text| render::parts(text).into_iter().any(is_it))
+    }
+
     /// What it comes to for a pod.
     ///
     /// # Errors
@@ -159,6 +169,7 @@ impl Template {
         name: &str,
         facts: &Facts,
         conditions: &Conditions,
+        bootstrap: Option<&str>,
     ) -> Result<Value, InjectError> {
         let failed = |why| InjectError::Template {
             template: name.to_owned(),
@@ -167,11 +178,22 @@ impl Template {
         let rendering = Rendering {
             facts,
             holds: conditions,
+            bootstrap,
         };
         match rendering.value(&self.0, false).map_err(failed)? {
             Left::In(value) => Ok(value),
             Left::Out => Ok(Value::Object(serde_json::Map::new())),
         }
+    }
+}
+
+/// Every text below a value.
+fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
+    match value {
+        Value::String(text) => Box::new(std::iter::once(text.as_str())),
+        Value::Array(items) => Box::new(items.iter().flat_map(texts)),
+        Value::Object(fields) => Box::new(fields.values().flat_map(texts)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Box::new(std::iter::empty()),
     }
 }
 
@@ -252,7 +274,8 @@ fn check_text(text: &str) -> Result<(), Fault> {
         match part {
             render::Part::Text(_) => {}
             render::Part::Open(rest) => return Err(fault(rest, "${ has no }")),
-            render::Part::Fact { name, .. } if facts::is_known(name) => {}
+            render::Part::Fact { name, .. }
+                if facts::is_known(name) || name == bootstrap::FACT.0 => {}
             render::Part::Fact { name, .. } => {
                 let why = format!(
                     "there is no {name:?}; services/lib/inject/README.md lists what there is"

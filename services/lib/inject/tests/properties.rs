@@ -161,11 +161,12 @@ prop_compose! {
     }
 }
 
-const CONFIGS: [&str; 4] = [
+const CONFIGS: [&str; 5] = [
     "",
     "cni: false\nrewriteAppHTTPProbe: false",
     "nativeSidecars: true\nnetwork: near\nimagePullSecrets: [mine, ours]",
     "proxyConfig: {holdApplicationUntilProxyStarts: true}\ninjectedAnnotations: {x: z}",
+    "defaultTemplates: [standalone]\nnativeSidecars: true",
 ];
 
 /// Each configuration is read once.

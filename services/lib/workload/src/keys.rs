@@ -253,6 +253,14 @@ pub const TABLE: &[Key] = &[
         "lets connections from before the enrolment go on past ztunnel; needs the permission `keep-existing`",
     ),
     Key {
+        name: DEFAULT_ENDPOINTS,
+        on: On::PodAnnotation,
+        access: Access::Read,
+        by: "injector",
+        values: "PORT=ENDPOINT, with commas between them; an endpoint is 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT (the pod's own address) or unix:///PATH",
+        does: "where the Envoy of the template `standalone` leads connections to these ports of the pod: to where they were going by default",
+    },
+    Key {
         name: UNINITIALIZED,
         on: On::PodLabel,
         access: Access::Written,
@@ -376,6 +384,9 @@ pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
 
 /// Annotation on a pod, a truth value: connections from before its enrolment go on as they are.
 pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
+
+/// Annotation on a pod: where the proxy that the injector's template `standalone` gives it leads inbound connections.
+pub const DEFAULT_ENDPOINTS: &str = "inpod.io/default-endpoints";
 
 /// On the ConfigMap by which nodes are left: when that was said.
 pub const LEAVE_SINCE: &str = "inpod.io/leave-since";

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{Conditions, VALUE, WHEN};
-use crate::facts::Facts;
+use crate::{bootstrap, facts::Facts};
 
 /// Whether something is there.
 pub(super) enum Left {
@@ -68,6 +68,8 @@ const TEXTS: [&str; 5] = ["args", "command", "value", "labels", "annotations"];
 pub(super) struct Rendering<'a> {
     pub(super) facts: &'a Facts,
     pub(super) holds: &'a Conditions,
+    /// Made only where a template has it.
+    pub(super) bootstrap: Option<&'a str>,
 }
 
 impl Rendering<'_> {
@@ -122,7 +124,12 @@ impl Rendering<'_> {
         let parts = parts(text);
         let get = |name: &str, default: Option<&str>| {
             let default = || default.map(Value::from);
-            self.facts.get(name).or_else(default)
+            let found = if name == bootstrap::FACT.0 {
+                self.bootstrap.map(Value::from)
+            } else {
+                self.facts.get(name)
+            };
+            found.or_else(default)
         };
         if let [Part::Fact { name, default }] = parts.as_slice()
             && !is_text

@@ -1,0 +1,329 @@
+//! The bootstrap of an Envoy that has no control plane: it is told here once what istiod tells Istio's proxy for inbound
+//! forwarding (istio-sidecar-install.md, 7), and nothing else. What the client dialled is dialled on, from 127.0.0.6 or
+//! ::6, which the node's rules let pass; outbound connections go where they were going.
+//!
+//! Names of fields are those of Envoy's API v3 (envoy/config/bootstrap/v3/bootstrap.proto and what it imports), those of
+//! listeners and clusters Istio's. It is handed over as JSON in one argument: a pod needs no file and no ConfigMap for it.
+
+mod endpoints;
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use serde_json::{Value, json};
+use workload::keys;
+
+pub(crate) use endpoints::parse;
+
+use crate::{
+    error::InjectError,
+    proxy::{Interception, ProxySettings},
+    tree,
+};
+use endpoints::Endpoint;
+
+/// What a template names it by, and what it is.
+pub(crate) const FACT: (&str, &str) = (
+    "proxy.bootstrap",
+    "JSON: the bootstrap of an Envoy without a control plane and without an agent; INSTANCE_IP has to be in its environment",
+);
+
+/// Where outbound connections are led, and inbound ones (istio-sidecar-install.md, 4.1).
+const OUTBOUND: u16 = 15001;
+const INBOUND: u16 = 15006;
+
+/// Envoy's administration: at localhost alone. Two paths of it are answered at the ports that follow.
+const ADMIN: u16 = 15000;
+const HEALTH: u16 = 15021;
+const PROMETHEUS: u16 = 15090;
+
+/// Sources by which the node's rules know what the proxy has had already (7.2).
+const MARK4: &str = "127.0.0.6";
+const MARK6: &str = "::6";
+
+/// The packet mark of connections that keep the client's address; with it they come back to the proxy (4.4.2).
+const TPROXY_MARK: u32 = 1337;
+
+const PASSTHROUGH: &str = "PassthroughCluster";
+const BLACK_HOLE: &str = "BlackHoleCluster";
+const INBOUND4: &str = "InboundPassthroughClusterIpv4";
+const INBOUND6: &str = "InboundPassthroughClusterIpv6";
+const ADMIN_CLUSTER: &str = "admin";
+
+/// What the kubelet writes the pod's address for (Kubernetes, "Define Dependent Environment Variables").
+const POD_ADDRESS: &str = "$(INSTANCE_IP)";
+
+/// What it is made for.
+struct Plan {
+    endpoints: BTreeMap<u16, Endpoint>,
+    is_tproxy: bool,
+    has_ipv6: bool,
+}
+
+/// The bootstrap for a pod.
+///
+/// # Errors
+///
+/// When the annotation of endpoints is malformed, or the interception mode does not let the proxy keep to it.
+pub(crate) fn of(
+    pod: &Value,
+    proxy: &ProxySettings,
+    has_ipv6: bool,
+) -> Result<String, InjectError> {
+    let said = tree::annotation(pod, keys::DEFAULT_ENDPOINTS).unwrap_or_default();
+    let wrong = |why: String| InjectError::annotation(keys::DEFAULT_ENDPOINTS, &why);
+    let endpoints = parse(said).map_err(wrong)?;
+    let is_tproxy = proxy.interception == Interception::Tproxy;
+    if is_tproxy && !endpoints.is_empty() {
+        let why = "with interceptionMode TPROXY connections keep the client's address and go where they were going; give REDIRECT, or leave it out";
+        return Err(wrong(why.to_owned()));
+    }
+    let plan = Plan {
+        endpoints,
+        is_tproxy,
+        has_ipv6,
+    };
+    Ok(plan.document().to_string())
+}
+
+/// Refuses the annotation where no template makes anything of it.
+///
+/// # Errors
+///
+/// When the pod names an endpoint.
+pub(crate) fn not_wanted(pod: &Value) -> Result<(), InjectError> {
+    let said = tree::annotation(pod, keys::DEFAULT_ENDPOINTS);
+    if said.is_none_or(|said| said.trim().is_empty()) {
+        return Ok(());
+    }
+    let why = "no template of this pod has proxy.bootstrap, and Istio's proxy takes endpoints from a Sidecar resource; choose the template standalone, or leave it out";
+    Err(InjectError::annotation(
+        keys::DEFAULT_ENDPOINTS,
+        &why.to_owned(),
+    ))
+}
+
+impl Plan {
+    fn document(&self) -> Value {
+        let listeners = [
+            self.inbound(),
+            self.outbound(),
+            self.answering("health", HEALTH, "/healthz/ready", "/ready"),
+            self.answering(
+                "prometheus",
+                PROMETHEUS,
+                "/stats/prometheus",
+                "/stats/prometheus",
+            ),
+        ];
+        json!({
+            "admin": {"address": tcp("127.0.0.1", ADMIN)},
+            "static_resources": {"listeners": listeners, "clusters": self.clusters()},
+        })
+    }
+
+    /// A listener at a port of every address. A second one for IPv6 keeps IPv4's sockets apart: of those alone the kernel
+    /// tells where a connection was going.
+    fn listener(&self, name: &str, port: u16, rest: Value) -> Value {
+        let mut listener = json!({"name": name, "address": tcp("0.0.0.0", port)});
+        let more = self
+            .has_ipv6
+            .then(|| json!({"additional_addresses": [{"address": tcp("::", port)}]}));
+        for part in [Some(rest), more].into_iter().flatten() {
+            lay_over(&mut listener, part);
+        }
+        listener
+    }
+
+    fn inbound(&self) -> Value {
+        let mut chains = vec![black_hole("virtualInbound-blackhole", INBOUND)];
+        chains.extend(self.endpoints.keys().map(|port| {
+            let cluster = name_of(*port);
+            let wanted = json!({"destination_port": port});
+            chain(&cluster, Some(wanted), &cluster)
+        }));
+        chains.push(of_family("0.0.0.0", INBOUND4));
+        chains.extend(self.has_ipv6.then(|| of_family("::", INBOUND6)));
+        let mut filters = vec![original_dst()];
+        filters.extend(self.is_tproxy.then(original_src));
+        let mut rest = json!({
+            "traffic_direction": "INBOUND",
+            "listener_filters": filters,
+            "filter_chains": chains,
+        });
+        if self.is_tproxy {
+            lay_over(&mut rest, json!({"transparent": true}));
+        }
+        self.listener("virtualInbound", INBOUND, rest)
+    }
+
+    fn outbound(&self) -> Value {
+        let rest = json!({
+            "traffic_direction": "OUTBOUND",
+            "listener_filters": [original_dst()],
+            "filter_chains": [black_hole("virtualOutbound-blackhole", OUTBOUND)],
+            "default_filter_chain": chain("virtualOutbound-catchall-tcp", None, PASSTHROUGH),
+        });
+        self.listener("virtualOutbound", OUTBOUND, rest)
+    }
+
+    /// One path, answered by the administration's.
+    fn answering(&self, name: &str, port: u16, path: &str, by: &str) -> Value {
+        let route = json!({"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": by}});
+        let host = json!({"name": name, "domains": ["*"], "routes": [route]});
+        let router = extension(
+            "envoy.filters.http.router",
+            "envoy.extensions.filters.http.router.v3.Router",
+            json!({}),
+        );
+        let manager = json!({
+            "stat_prefix": name,
+            "route_config": {"name": name, "virtual_hosts": [host]},
+            "http_filters": [router],
+        });
+        let manager = extension(
+            "envoy.filters.network.http_connection_manager",
+            "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+            manager,
+        );
+        self.listener(
+            name,
+            port,
+            json!({"filter_chains": [{"filters": [manager]}]}),
+        )
+    }
+
+    fn clusters(&self) -> Vec<Value> {
+        let mut clusters = vec![
+            json!({"name": BLACK_HOLE, "type": "STATIC", "connect_timeout": CONNECT}),
+            fixed(ADMIN_CLUSTER, &tcp("127.0.0.1", ADMIN), json!({})),
+            passthrough(PASSTHROUGH, json!({})),
+            passthrough(INBOUND4, from(MARK4, None)),
+        ];
+        clusters.extend(
+            self.has_ipv6
+                .then(|| passthrough(INBOUND6, from(MARK6, None))),
+        );
+        clusters.extend(self.endpoints.iter().map(|(port, endpoint)| {
+            let name = name_of(*port);
+            match endpoint {
+                Endpoint::Localhost(to) => fixed(&name, &socket(*to), json!({})),
+                Endpoint::Unix(path) => fixed(&name, &json!({"pipe": {"path": path}}), json!({})),
+                Endpoint::Pod(port) => {
+                    let marks = from(MARK4, self.has_ipv6.then_some(MARK6));
+                    fixed(&name, &tcp(POD_ADDRESS, *port), marks)
+                }
+            }
+        }));
+        clusters
+    }
+}
+
+/// How long connecting may take: Istio's default (`MeshConfig.connectTimeout`).
+const CONNECT: &str = "10s";
+
+/// What a port's cluster is called: as by Istio.
+fn name_of(port: u16) -> String {
+    format!("inbound|{port}||")
+}
+
+fn lay_over(base: &mut Value, over: Value) {
+    if let (Value::Object(base), Value::Object(over)) = (base, over) {
+        base.extend(over);
+    }
+}
+
+fn tcp(address: &str, port: u16) -> Value {
+    json!({"socket_address": {"address": address, "port_value": port}})
+}
+
+fn socket(address: SocketAddr) -> Value {
+    tcp(&address.ip().to_string(), address.port())
+}
+
+fn extension(name: &str, kind: &str, mut config: Value) -> Value {
+    let kind = json!({"@type": format!("type.googleapis.com/{kind}")});
+    lay_over(&mut config, kind);
+    json!({"name": name, "typed_config": config})
+}
+
+fn original_dst() -> Value {
+    let kind = "envoy.extensions.filters.listener.original_dst.v3.OriginalDst";
+    extension("envoy.filters.listener.original_dst", kind, json!({}))
+}
+
+/// Has the proxy connect from the client's address, and be met by its answers.
+fn original_src() -> Value {
+    let kind = "envoy.extensions.filters.listener.original_src.v3.OriginalSrc";
+    let mark = json!({"mark": TPROXY_MARK});
+    extension("envoy.filters.listener.original_src", kind, mark)
+}
+
+/// Bytes as they are, to one cluster. An idle connection is the application's to end: Envoy would end it after an hour.
+fn chain(name: &str, wanted: Option<Value>, cluster: &str) -> Value {
+    let proxy = json!({"stat_prefix": cluster, "cluster": cluster, "idle_timeout": "0s"});
+    let kind = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
+    let proxy = extension("envoy.filters.network.tcp_proxy", kind, proxy);
+    let mut chain = json!({"name": name, "filters": [proxy]});
+    if let Some(wanted) = wanted {
+        lay_over(&mut chain, json!({"filter_chain_match": wanted}));
+    }
+    chain
+}
+
+/// A connection that was going to the listener itself would come back to it for ever.
+fn black_hole(name: &str, port: u16) -> Value {
+    chain(name, Some(json!({"destination_port": port})), BLACK_HOLE)
+}
+
+fn of_family(any: &str, cluster: &str) -> Value {
+    let wanted = json!({"prefix_ranges": [{"address_prefix": any, "prefix_len": 0}]});
+    chain(cluster, Some(wanted), cluster)
+}
+
+/// Envoy's own limits (1024 of each) would turn away what an application alone takes.
+fn unlimited() -> Value {
+    let thresholds = json!({
+        "max_connections": u32::MAX,
+        "max_pending_requests": u32::MAX,
+        "max_requests": u32::MAX,
+    });
+    json!({"thresholds": [thresholds]})
+}
+
+/// To where a connection was going.
+fn passthrough(name: &str, bind: Value) -> Value {
+    let mut cluster = json!({
+        "name": name,
+        "type": "ORIGINAL_DST",
+        "lb_policy": "CLUSTER_PROVIDED",
+        "connect_timeout": CONNECT,
+        "circuit_breakers": unlimited(),
+    });
+    lay_over(&mut cluster, bind);
+    cluster
+}
+
+/// To one address.
+fn fixed(name: &str, address: &Value, bind: Value) -> Value {
+    let endpoint = json!({"endpoint": {"address": address}});
+    let mut cluster = json!({
+        "name": name,
+        "type": "STATIC",
+        "connect_timeout": CONNECT,
+        "circuit_breakers": unlimited(),
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    });
+    lay_over(&mut cluster, bind);
+    cluster
+}
+
+/// From an address, any port of it; of two, Envoy takes the one of the family that it connects to.
+fn from(source: &str, other: Option<&str>) -> Value {
+    let any = |address: &str| json!({"address": address, "port_value": 0});
+    let mut bind = json!({"source_address": any(source)});
+    if let Some(other) = other {
+        let more = json!({"extra_source_addresses": [{"address": any(other)}]});
+        lay_over(&mut bind, more);
+    }
+    json!({"upstream_bind_config": bind})
+}

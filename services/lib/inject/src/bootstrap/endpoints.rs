@@ -1,0 +1,179 @@
+//! Where the proxy leads connections to ports of the pod, as Istio's `Sidecar` has it (`ingress.defaultEndpoint`;
+//! istio-sidecar-install.md, 7.1).
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use crate::error::told;
+
+/// How many ports an annotation may name: what comes of them has to fit into one argument of a process.
+pub(crate) const MOST: usize = 64;
+
+/// Ports of the proxy and its agent: nothing of them is the application's, and who led connections to 15000 would give
+/// the proxy's administration to everybody.
+const OWN: [u16; 6] = [15000, 15001, 15006, 15020, 15021, 15090];
+
+/// The longest path of a socket, in bytes (unix(7): 108 with the zero at its end).
+const LONGEST_PATH: usize = 107;
+
+/// Where connections to a port are led.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// A port of localhost: 127.0.0.1 or ::1.
+    Localhost(SocketAddr),
+    /// A port of the pod's own address.
+    Pod(u16),
+    /// A Unix socket, by its absolute path in the proxy's container.
+    Unix(String),
+}
+
+/// Reads `PORT=ENDPOINT`, with commas between them. A port that is not named keeps the address that the client dialled.
+///
+/// # Errors
+///
+/// What is wrong, and what to give.
+pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
+    let mut found = BTreeMap::new();
+    for item in text.split(',').map(str::trim) {
+        if item.is_empty() && text.trim().is_empty() {
+            break;
+        }
+        let Some((port, endpoint)) = item.split_once('=') else {
+            return Err(format!(
+                "{} is no PORT=ENDPOINT, like 8080=127.0.0.1:8080",
+                told(item)
+            ));
+        };
+        let port = port_of(port.trim())?;
+        if found.insert(port, endpoint_of(endpoint.trim())?).is_some() {
+            return Err(format!("port {port} is there twice"));
+        }
+        if found.len() > MOST {
+            return Err(format!("there are more than {MOST} ports"));
+        }
+    }
+    Ok(found)
+}
+
+fn port_of(text: &str) -> Result<u16, String> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let port = text.parse().ok().filter(|port| is_number && *port > 0);
+    let port = port.ok_or_else(|| {
+        let found = told(text);
+        format!("{found} is no port; give a number from 1 to 65535")
+    })?;
+    not_own(port)
+}
+
+fn not_own(port: u16) -> Result<u16, String> {
+    if OWN.contains(&port) {
+        return Err(format!(
+            "port {port} is the proxy's own; give one of the application"
+        ));
+    }
+    Ok(port)
+}
+
+fn endpoint_of(text: &str) -> Result<Endpoint, String> {
+    if let Some(path) = text.strip_prefix("unix://") {
+        return unix(path);
+    }
+    let advice = "give 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the pod's own address, or unix:///PATH; nothing for the port where it is to stay as it is";
+    let wrong = || format!("{} is no endpoint; {advice}", told(text));
+    let address: SocketAddr = text.parse().map_err(|_| wrong())?;
+    if address.port() == 0 {
+        return Err(wrong());
+    }
+    let port = not_own(address.port())?;
+    match address.ip() {
+        IpAddr::V4(Ipv4Addr::LOCALHOST) | IpAddr::V6(Ipv6Addr::LOCALHOST) => {
+            Ok(Endpoint::Localhost(address))
+        }
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED) | IpAddr::V6(Ipv6Addr::UNSPECIFIED) => {
+            Ok(Endpoint::Pod(port))
+        }
+        IpAddr::V4(_) | IpAddr::V6(_) => Err(format!("{} is not in the pod; {advice}", told(text))),
+    }
+}
+
+/// Neither a name in the abstract namespace nor anything that a kubelet or a parser could take for more than a path.
+fn unix(path: &str) -> Result<Endpoint, String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
+    let is_path = path.starts_with('/')
+        && path.len() <= LONGEST_PATH
+        && path.bytes().all(is_plain)
+        && path
+            .split('/')
+            .skip(1)
+            .all(|part| !matches!(part, "" | "." | ".."));
+    is_path.then(|| Endpoint::Unix(path.to_owned())).ok_or_else(|| {
+        let found = told(path);
+        format!(
+            "{found} is no path of a socket; give an absolute one of letters, digits and ._- of at most {LONGEST_PATH} bytes, as unix:///run/app.sock"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_is_read() {
+        let text = "8080=127.0.0.1:80, 8081=[::1]:81,8082=0.0.0.0:82,8083=[::]:83 , 8084=unix:///run/a-b/c_d.sock";
+        let localhost = |text: &str| Endpoint::Localhost(text.parse().unwrap());
+        let wanted = [
+            (8080, localhost("127.0.0.1:80")),
+            (8081, localhost("[::1]:81")),
+            (8082, Endpoint::Pod(82)),
+            (8083, Endpoint::Pod(83)),
+            (8084, Endpoint::Unix("/run/a-b/c_d.sock".to_owned())),
+        ];
+        assert_eq!(parse(text).unwrap(), BTreeMap::from(wanted));
+        for nothing in ["", " "] {
+            assert_eq!(parse(nothing).unwrap(), BTreeMap::new());
+        }
+    }
+
+    #[test]
+    fn what_is_no_endpoint_of_the_pod_is_refused_and_told() {
+        let long = format!("1=unix:///{}", "a".repeat(107));
+        let many: Vec<_> = (1..=65).map(|port| format!("{port}=0.0.0.0:1")).collect();
+        let many = many.join(",");
+        for (text, words) in [
+            ("8080", "no PORT=ENDPOINT"),
+            ("1=0.0.0.0:1,", "no PORT=ENDPOINT"),
+            ("http=0.0.0.0:1", "\"http\" is no port"),
+            ("0=0.0.0.0:1", "no port"),
+            ("+1=0.0.0.0:1", "no port"),
+            ("65536=0.0.0.0:1", "no port"),
+            ("1=0.0.0.0:1,1=0.0.0.0:2", "port 1 is there twice"),
+            ("1=", "no endpoint"),
+            ("1=127.0.0.1", "no endpoint"),
+            ("1=127.0.0.1:0", "no endpoint"),
+            ("1=127.0.0.1:65536", "no endpoint"),
+            ("1=localhost:1", "no endpoint"),
+            ("1=10.0.0.1:1", "not in the pod"),
+            ("1=127.0.0.6:1", "not in the pod"),
+            ("1=[::ffff:127.0.0.1]:1", "not in the pod"),
+            ("1=127.0.0.1:15000", "port 15000 is the proxy's own"),
+            ("1=0.0.0.0:15001", "port 15001 is the proxy's own"),
+            ("15006=127.0.0.1:1", "port 15006 is the proxy's own"),
+            ("1=unix://run/app.sock", "no path"),
+            ("1=unix:///", "no path"),
+            ("1=unix:///run//app.sock", "no path"),
+            ("1=unix:///run/../app.sock", "no path"),
+            ("1=unix:///run/$(TOKEN)", "no path"),
+            ("1=unix:///run/a\"b", "no path"),
+            ("1=unix://@abstract", "no path"),
+            (long.as_str(), "no path"),
+            (many.as_str(), "more than 64"),
+        ] {
+            let why = parse(text).unwrap_err();
+            assert!(why.contains(words), "{text}: {why}");
+            assert!(why.len() < 400, "{text}: {}", why.len());
+        }
+    }
+}
