@@ -2,6 +2,7 @@
 // cfg(test), so that clippy sees that all of this is a test.
 #![cfg(test)]
 
+mod bootstrap;
 mod bound;
 mod reachability;
 mod report;

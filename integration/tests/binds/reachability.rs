@@ -18,6 +18,9 @@ const SERVICE: [&str; 2] = ["10.96.0.10", "fd96::10"];
 /// The node's addresses: whom a Service's client is to a pod of the same bridge.
 const HERE: [&str; 2] = ["10.77.0.1", "fd77::1"];
 
+/// What rules are written with (netconfig's setting `backend`).
+pub(crate) const BACKENDS: [&str; 3] = ["nftables", "iptables-nft", "iptables-legacy"];
+
 /// A pod with a Service, and a client beside it. Nothing of it is in a mesh yet.
 pub(crate) struct Place {
     pub(crate) node: Node,
@@ -28,7 +31,19 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) fn new() -> Self {
-        let node = Node::running().unwrap();
+        Self::with("auto")
+    }
+
+    /// The same, with rules written with a backend.
+    pub(crate) fn with(backend: &str) -> Self {
+        let node = Node::new().unwrap();
+        let settings = ["--peer", "uid", "--backend", backend];
+        node.start_with("netconfig", &settings).unwrap();
+        for service in ["ztunnel-broker", "pod-events"] {
+            node.start(service).unwrap();
+        }
+        node.start_ztunnel(&[]).unwrap();
+        node.ready().unwrap();
         let server = node.pod(Spec::new("server")).unwrap();
         let client = node.pod(Spec::new("client")).unwrap();
         let place = Self {
@@ -63,6 +78,21 @@ impl Place {
         ] {
             integration::run("nsenter", &[&[net.as_str()], command].concat()).unwrap();
         }
+    }
+
+    /// Whether the pod's rules are where this backend has them, and with no other.
+    pub(crate) fn is_written_with(&self, backend: &str) {
+        let net = format!("--net={}", self.server.path().display());
+        let has = |command: &[&str], ours| {
+            let listed = integration::run("nsenter", &[&[net.as_str()], command].concat());
+            listed.unwrap().contains(ours)
+        };
+        let found = [
+            has(&["nft", "list", "tables"], "inpod-nat"),
+            has(&["iptables-nft-save"], "INPOD_"),
+            has(&["iptables-legacy-save"], "INPOD_"),
+        ];
+        assert_eq!(found, BACKENDS.map(|it| it == backend), "{backend}");
     }
 
     pub(crate) fn join(&self) {
@@ -124,10 +154,13 @@ impl Place {
 
 #[test]
 fn who_reaches_an_application_is_the_same_without_a_mesh_and_in_it() {
-    let place = Place::new();
-    assert_eq!(place.table(false).unwrap(), wanted());
-    place.join();
-    assert_eq!(place.table(true).unwrap(), wanted());
+    for backend in BACKENDS {
+        let place = Place::with(backend);
+        assert_eq!(place.table(false).unwrap(), wanted(), "{backend}");
+        place.join();
+        place.is_written_with(backend);
+        assert_eq!(place.table(true).unwrap(), wanted(), "{backend}");
+    }
 }
 
 #[test]

@@ -11,8 +11,9 @@ use std::{
 use anyhow::ensure;
 use inpod_proto::{
     netconfig::v1::{
-        ApplyRulesRequest, ClaimNetnsRequest, NetworkSelection, PortSelection, Redirection,
-        SidecarRedirection, netconfig_service_client::NetconfigServiceClient, redirection::Mode,
+        ApplyRulesRequest, ClaimNetnsRequest, InboundCapture, NetworkSelection, PortSelection,
+        Redirection, SidecarRedirection, netconfig_service_client::NetconfigServiceClient,
+        redirection::Mode,
     },
     types::v1::{NetnsRef, SandboxRef},
 };
@@ -35,7 +36,7 @@ fn timed<T>(message: T) -> Request<T> {
 }
 
 /// Redirects a pod to its own proxy, as pod-events would have it done.
-fn redirect(place: &Place) {
+pub(crate) fn redirect(place: &Place, capture: InboundCapture) {
     let sandbox = SandboxRef {
         network_name: "podnet".into(),
         container_id: place.server.container_id.clone(),
@@ -51,6 +52,7 @@ fn redirect(place: &Place) {
         addresses: addresses.to_vec(),
     };
     let sidecar = SidecarRedirection {
+        inbound_capture: capture.into(),
         proxy_uids: vec![1337],
         proxy_gids: vec![1337],
         inbound_ports: Some(PortSelection {
@@ -80,18 +82,18 @@ fn redirect(place: &Place) {
 }
 
 /// A proxy in the pod. Ends with the value.
-struct Proxy {
+pub(crate) struct Proxy {
     process: Child,
     told: PathBuf,
 }
 
 impl Proxy {
-    fn start(place: &Place, mode: &str) -> Self {
+    pub(crate) fn start(place: &Place, mode: &[&str]) -> Self {
         let told = place.node.manifests().with_file_name("sidecar.log");
         let process = Command::new("nsenter")
             .arg(format!("--net={}", place.server.path().display()))
             .arg(bin("sidecar").unwrap())
-            .arg(mode)
+            .args(mode)
             .stdin(Stdio::null())
             .stdout(fs::File::create(&told).unwrap())
             .spawn()
@@ -110,7 +112,7 @@ impl Proxy {
     }
 
     /// Each connection: source, destination, outcome.
-    fn connections(&self) -> Vec<(IpAddr, SocketAddr, String)> {
+    pub(crate) fn connections(&self) -> Vec<(IpAddr, SocketAddr, String)> {
         let text = self.text();
         let line = |line: &str| {
             let words: Vec<_> = line.split(' ').collect();
@@ -137,7 +139,11 @@ impl Drop for Proxy {
 }
 
 /// The table; each connection must have come to the proxy once, from the client and for the pod's own address.
-fn through(place: &Place, proxy: &Proxy, seen: [&str; 2]) -> anyhow::Result<Table> {
+pub(crate) fn through(
+    place: &Place,
+    proxy: &Proxy,
+    seen: impl Fn(bool, bool) -> IpAddr,
+) -> anyhow::Result<Table> {
     let mut odd = Vec::new();
     let ask = |port, service, v6| {
         let before = proxy.connections().len();
@@ -155,17 +161,23 @@ fn through(place: &Place, proxy: &Proxy, seen: [&str; 2]) -> anyhow::Result<Tabl
         }
         answer
     };
-    let table = table(ask, |_, v6| seen[usize::from(v6)].parse().unwrap())?;
+    let table = table(ask, seen)?;
     ensure!(odd.is_empty(), "{odd:?}");
     Ok(table)
+}
+
+/// By family.
+pub(crate) fn either(v4: &str, v6: &str) -> impl Fn(bool, bool) -> IpAddr {
+    let both = [v4, v6].map(|text| text.parse().unwrap());
+    move |_, v6| both[usize::from(v6)]
 }
 
 #[test]
 fn a_sidecar_that_connects_from_its_own_address_reaches_what_is_reached_without_it() {
     let place = Place::new();
-    redirect(&place);
-    let proxy = Proxy::start(&place, "original");
-    let table = through(&place, &proxy, ["127.0.0.6", "::6"]).unwrap();
+    redirect(&place, InboundCapture::Redirect);
+    let proxy = Proxy::start(&place, &["original"]);
+    let table = through(&place, &proxy, either("127.0.0.6", "::6")).unwrap();
     assert_eq!(table, wanted());
     // One of each request came, and none again.
     assert_eq!(proxy.connections().len(), table.len());
@@ -174,9 +186,9 @@ fn a_sidecar_that_connects_from_its_own_address_reaches_what_is_reached_without_
 #[test]
 fn a_sidecar_that_forwards_to_localhost_is_the_one_that_the_warnings_are_of() {
     let place = Place::new();
-    redirect(&place);
-    let proxy = Proxy::start(&place, "localhost");
-    let table = through(&place, &proxy, ["127.0.0.1", "::1"]).unwrap();
+    redirect(&place, InboundCapture::Redirect);
+    let proxy = Proxy::start(&place, &["localhost"]);
+    let table = through(&place, &proxy, either("127.0.0.1", "::1")).unwrap();
     let wanted: Table = wanted()
         .into_keys()
         .map(|row| (row, row.0 != Way::PodIp))
@@ -187,8 +199,8 @@ fn a_sidecar_that_forwards_to_localhost_is_the_one_that_the_warnings_are_of() {
 #[test]
 fn a_sidecar_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
     let place = Place::new();
-    redirect(&place);
-    let proxy = Proxy::start(&place, "unmarked");
+    redirect(&place, InboundCapture::Redirect);
+    let proxy = Proxy::start(&place, &["unmarked"]);
     for v6 in [false, true] {
         place.ask(Way::Wildcard.port(), false, v6).unwrap_err();
     }
@@ -200,8 +212,8 @@ fn a_sidecar_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
 #[test]
 fn without_the_rules_the_proxy_sees_nothing_and_it_is_noticed() {
     let place = Place::new();
-    let proxy = Proxy::start(&place, "original");
-    let error = through(&place, &proxy, ["127.0.0.6", "::6"]).unwrap_err();
+    let proxy = Proxy::start(&place, &["original"]);
+    let error = through(&place, &proxy, either("127.0.0.6", "::6")).unwrap_err();
     assert!(error.to_string().contains("it saw"), "{error:#}");
     assert_eq!(proxy.connections(), []);
 }

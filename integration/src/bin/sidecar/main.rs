@@ -1,0 +1,213 @@
+//! A sidecar's proxy, as small as can be: as user and group 1337, in the netns that it is started in, it takes what is led
+//! to 15006 and connects to where that was going, and tells each connection in a line on its standard output: source,
+//! destination, and `forwarded`, `refused` or `loop`.
+//!
+//! ```text
+//! sidecar original          from 127.0.0.6 or ::6 to the address and port that the client dialled
+//! sidecar localhost         to that port of localhost, as Istio did before 1.10
+//! sidecar unmarked          as original, without an address of its own
+//! sidecar bootstrap FILE    as an Envoy with this bootstrap (JSON) does; where that says transparent, as group 1337 alone
+//! ```
+
+mod bootstrap;
+
+use std::{
+    collections::BTreeSet,
+    io::{self, Write as _},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use nix::unistd::{Gid, Uid, setresgid, setresuid};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
+
+use bootstrap::Bootstrap;
+
+/// The user and group of Istio's proxy.
+const OWNER: u32 = 1337;
+
+/// Where inbound connections are led.
+const INBOUND: u16 = 15006;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+enum Mode {
+    Original,
+    Localhost,
+    Unmarked,
+    Bootstrap(Bootstrap),
+}
+
+/// Where it connects to, and how.
+#[derive(Debug)]
+struct Way {
+    to: SockAddr,
+    from: Option<IpAddr>,
+    /// A packet mark, where `from` is the client's address.
+    mark: Option<u32>,
+}
+
+impl Mode {
+    fn parse(arguments: &[String]) -> anyhow::Result<Self> {
+        let words: Vec<_> = arguments.iter().map(String::as_str).collect();
+        match words.as_slice() {
+            ["original"] => Ok(Self::Original),
+            ["localhost"] => Ok(Self::Localhost),
+            ["unmarked"] => Ok(Self::Unmarked),
+            ["bootstrap", path] => Bootstrap::read(Path::new(path)).map(Self::Bootstrap),
+            _ => bail!("see the head of integration/src/bin/sidecar/main.rs"),
+        }
+    }
+
+    fn is_transparent(&self) -> bool {
+        matches!(self, Self::Bootstrap(bootstrap) if bootstrap.is_transparent())
+    }
+
+    fn way(&self, client: SocketAddr, original: SocketAddr) -> anyhow::Result<Way> {
+        let is_v4 = original.is_ipv4();
+        let either =
+            |v4: Ipv4Addr, v6: Ipv6Addr| -> IpAddr { if is_v4 { v4.into() } else { v6.into() } };
+        let (to, from) = match self {
+            Self::Original => {
+                let mark = either(Ipv4Addr::new(127, 0, 0, 6), Ipv6Addr::from(6));
+                (original, Some(mark))
+            }
+            Self::Localhost => {
+                let localhost = either(Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
+                (SocketAddr::new(localhost, original.port()), None)
+            }
+            Self::Unmarked => (original, None),
+            Self::Bootstrap(bootstrap) => return bootstrap.way(client, original),
+        };
+        Ok(Way {
+            to: to.into(),
+            from,
+            mark: None,
+        })
+    }
+}
+
+/// The ports of connections that it has made itself.
+type Own = Arc<Mutex<BTreeSet<u16>>>;
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let mode = Arc::new(Mode::parse(&arguments)?);
+    let (uid, gid) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));
+    setresgid(gid, gid, gid).context("cannot become the proxy's group")?;
+    // Who takes what is addressed to others needs rights that the user would not have.
+    if !mode.is_transparent() {
+        setresuid(uid, uid, uid).context("cannot become the proxy's user")?;
+    }
+    let listener = listen(mode.is_transparent()).context("cannot listen")?;
+    say("listening")?;
+    let own = Own::default();
+    for stream in listener.incoming() {
+        let (stream, mode, own) = (stream?, Arc::clone(&mode), Arc::clone(&own));
+        thread::spawn(move || serve(&stream, &mode, &own));
+    }
+    Ok(())
+}
+
+fn say(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+fn listen(is_transparent: bool) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_only_v6(false)?;
+    if is_transparent {
+        socket.set_ip_transparent_v6(true)?;
+    }
+    socket.bind(&SocketAddr::from(([0_u16; 8], INBOUND)).into())?;
+    socket.listen(128)?;
+    Ok(socket.into())
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// What the client dialled, from connection tracking; where that has nothing to tell and the socket takes what is addressed
+/// to others, the address that it has got.
+fn original(stream: &TcpStream, mode: &Mode) -> Option<SocketAddr> {
+    let socket = SockRef::from(stream);
+    let local = stream.local_addr().ok().map(canonical)?;
+    let original = if local.is_ipv4() {
+        socket.original_dst_v4()
+    } else {
+        socket.original_dst_v6()
+    };
+    let known = original.ok().and_then(|original| original.as_socket());
+    known.or_else(|| mode.is_transparent().then_some(local))
+}
+
+/// One connection. A client that goes away is no error.
+fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
+    let source = client.peer_addr().map(canonical);
+    let (Ok(source), Some(original)) = (source, original(client, mode)) else {
+        return;
+    };
+    let told = |outcome| say(&format!("{source} {original} {outcome}")).unwrap_or_default();
+    let is_own = |port| {
+        let own = own.lock().unwrap_or_else(PoisonError::into_inner);
+        own.contains(&port)
+    };
+    if is_own(source.port()) || original.port() == INBOUND {
+        return told("loop");
+    }
+    let way = mode.way(source, original);
+    match way.and_then(|way| Ok(connect(&way, own)?)) {
+        Ok(server) => {
+            told("forwarded");
+            both(client, &server).unwrap_or_default();
+        }
+        Err(_) => told("refused"),
+    }
+}
+
+fn connect(way: &Way, own: &Own) -> io::Result<Socket> {
+    let socket = Socket::new(way.to.domain(), Type::STREAM, None)?;
+    if let Some(mark) = way.mark {
+        socket.set_mark(mark)?;
+        match way.from {
+            Some(IpAddr::V4(_)) => socket.set_ip_transparent_v4(true)?,
+            Some(IpAddr::V6(_)) => socket.set_ip_transparent_v6(true)?,
+            None => {}
+        }
+    }
+    let any = way.to.as_socket().map(|to| match to {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    });
+    if let Some(from) = way.from.or(any) {
+        socket.bind(&SocketAddr::new(from, 0).into())?;
+    }
+    // Known before the first packet: that may come back to the listener.
+    if let Some(bound) = socket.local_addr()?.as_socket() {
+        let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
+        own.insert(bound.port());
+    }
+    socket.connect_timeout(&way.to, PATIENCE)?;
+    Ok(socket)
+}
+
+fn both(client: &TcpStream, server: &Socket) -> io::Result<()> {
+    let (mut from_client, mut to_server) = (client.try_clone()?, server.try_clone()?);
+    thread::spawn(move || {
+        io::copy(&mut from_client, &mut to_server)
+            .map(drop)
+            .unwrap_or_default();
+        to_server.shutdown(Shutdown::Write).unwrap_or_default();
+    });
+    let (mut from_server, mut to_client) = (server, client);
+    io::copy(&mut from_server, &mut to_client)?;
+    client.shutdown(Shutdown::Write)
+}

@@ -1,0 +1,162 @@
+//! The same table with the bootstrap that the injector gives a proxy without a control plane: what stands in it is what
+//! the proxy does (`integration/src/bin/sidecar/bootstrap.rs`).
+
+use std::{
+    fs,
+    io::Write as _,
+    net::{IpAddr, SocketAddr},
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+};
+
+use inpod_proto::netconfig::v1::InboundCapture;
+use integration::bin;
+use serde_json::{Value, json};
+
+use crate::{
+    bound::{Way, answer, wanted},
+    reachability::{BACKENDS, Place},
+    sidecar::{Proxy, either, redirect, through},
+};
+
+/// The bootstrap for a pod with these annotations, by `inpod inject`, with what the kubelet writes into it.
+fn bootstrap(place: &Place, annotations: &Value) -> PathBuf {
+    let manifests = place.node.manifests();
+    let file = |name: &str| manifests.with_file_name(name);
+    let (pod, config, made) = (
+        file("pod.json"),
+        file("inject.yaml"),
+        file("bootstrap.json"),
+    );
+    let manifest = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "server", "annotations": annotations},
+        "spec": {"containers": [{"name": "app", "image": "i"}]},
+    });
+    fs::write(&pod, manifest.to_string()).unwrap();
+    fs::write(&config, "defaultTemplates: [standalone]").unwrap();
+    let mut inpod = Command::new(bin("inpod").unwrap());
+    inpod
+        .arg("inject")
+        .arg("-f")
+        .arg(&pod)
+        .arg("--config")
+        .arg(&config);
+    let output = inpod.output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let injected: Value = serde_saphyr::from_slice(&output.stdout).unwrap();
+    let containers = injected["spec"]["containers"].as_array().unwrap();
+    let proxy = containers
+        .iter()
+        .find(|it| it["name"] == "istio-proxy")
+        .unwrap();
+    let args = proxy["args"].as_array().unwrap();
+    let at = args.iter().position(|arg| arg == "--config-yaml").unwrap();
+    let text = args[at + 1].as_str().unwrap();
+    let address = place.server.v4.to_string();
+    fs::write(&made, text.replace("$(INSTANCE_IP)", &address)).unwrap();
+    made
+}
+
+fn start(place: &Place, annotations: &Value) -> Proxy {
+    let file = bootstrap(place, annotations);
+    Proxy::start(place, &["bootstrap", file.to_str().unwrap()])
+}
+
+fn tproxy() -> Value {
+    json!({"sidecar.istio.io/interceptionMode": "TPROXY"})
+}
+
+#[test]
+fn with_the_injectors_bootstrap_who_reaches_an_application_is_the_same_by_every_backend() {
+    for backend in BACKENDS {
+        let place = Place::with(backend);
+        redirect(&place, InboundCapture::Redirect);
+        place.is_written_with(backend);
+        let proxy = start(&place, &json!({}));
+        let table = through(&place, &proxy, either("127.0.0.6", "::6"));
+        assert_eq!(table.unwrap(), wanted(), "{backend}");
+        assert_eq!(proxy.connections().len(), wanted().len(), "{backend}");
+    }
+}
+
+#[test]
+fn with_the_injectors_bootstrap_by_tproxy_the_application_sees_the_client_by_every_backend() {
+    for backend in BACKENDS {
+        let place = Place::with(backend);
+        redirect(&place, InboundCapture::Tproxy);
+        place.is_written_with(backend);
+        let proxy = start(&place, &tproxy());
+        let table = through(&place, &proxy, |service, v6| place.source(service, v6));
+        assert_eq!(table.unwrap(), wanted(), "{backend}");
+        assert_eq!(proxy.connections().len(), wanted().len(), "{backend}");
+    }
+}
+
+#[test]
+fn by_tproxy_a_proxy_with_the_bootstrap_of_redirect_is_reached_by_nobody_and_it_is_noticed() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Tproxy);
+    let proxy = start(&place, &json!({}));
+    for v6 in [false, true] {
+        place.ask(Way::Wildcard.port(), false, v6).unwrap_err();
+    }
+    assert_eq!(proxy.connections(), []);
+}
+
+/// What the server at the Unix socket says: no port and no address is so.
+const BY_SOCKET: &str = "1 192.0.2.1\n";
+
+/// A server at a Unix socket that the proxy's user may open. It ends with the process.
+fn at_socket(directory: &Path) -> PathBuf {
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = directory.join("app.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+    thread::spawn(move || {
+        // A client that goes away is no error of the server.
+        for mut stream in listener.incoming().flatten() {
+            stream.write_all(BY_SOCKET.as_bytes()).unwrap_or_default();
+        }
+    });
+    path
+}
+
+#[test]
+fn an_endpoint_leads_its_port_elsewhere_in_the_pod_and_no_other_port() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let directory = tempfile::Builder::new()
+        .prefix("endpoint-")
+        .tempdir()
+        .unwrap();
+    let socket = at_socket(directory.path());
+    let endpoints = format!(
+        "8081=127.0.0.1:8082,8082=0.0.0.0:8083,8083=[::1]:9082,9083=0.0.0.0:8082,9081=unix://{}",
+        socket.display()
+    );
+    let _proxy = start(&place, &json!({"inpod.io/default-endpoints": endpoints}));
+    let asked = |port, v6: bool| {
+        let to = SocketAddr::new(place.to(false, v6), port);
+        answer(&place.client.netns, to).ok()
+    };
+    let from = |port: u16, source: &str| Some((port, source.parse::<IpAddr>().unwrap()));
+    for v6 in [false, true] {
+        // To a server at localhost, which nobody else reaches, and from it.
+        assert_eq!(asked(8081, v6), from(8082, "127.0.0.1"));
+        assert_eq!(asked(8083, v6), from(9082, "::1"));
+        // To the pod's first address, whatever the client asked for: one serves there, one does not.
+        assert_eq!(asked(8082, v6), from(8083, "127.0.0.6"));
+        assert_eq!(asked(9083, v6), None);
+        assert_eq!(asked(9081, v6), from(1, "192.0.2.1"));
+        // Not named: it stays at localhost.
+        assert_eq!(asked(9082, v6), None);
+    }
+}
