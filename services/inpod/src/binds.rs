@@ -1,9 +1,12 @@
 //! `inpod binds`: what applications listen on, and what enrolment changes about who reaches them.
 
+mod selectors;
 mod services;
 mod told;
 
-use inpod_proto::podevents::v1::{ListBindsRequest, ListBindsResponse, ServicePort};
+use inpod_proto::podevents::v1::{ListBindsRequest, ListBindsResponse};
+
+use services::Led;
 
 use crate::{
     arguments::{BindsQuery, Format},
@@ -14,8 +17,9 @@ use crate::{
     out::Out,
 };
 
-/// Prints them. What could not be looked into is the error, else what changes.
+/// Prints them. What could not be looked into is the error, else what changes, else what Services could not be asked for.
 pub(crate) async fn run(node: &Node, query: &BindsQuery, out: &mut Out) -> Result<(), AskError> {
+    let Led { ports, missing } = service_ports(node, query).await?;
     let request = ListBindsRequest {
         pod: query.pod.clone(),
         states: query.states.iter().map(|state| (*state).into()).collect(),
@@ -23,7 +27,7 @@ pub(crate) async fn run(node: &Node, query: &BindsQuery, out: &mut Out) -> Resul
         amiss: query.amiss,
         let_through: query.let_through,
         labels: query.labels.clone(),
-        service_ports: service_ports(node, query).await?,
+        service_ports: ports,
     };
     let mut client = node.pod_events();
     let answer = client.list_binds(node.request(request));
@@ -32,24 +36,24 @@ pub(crate) async fn run(node: &Node, query: &BindsQuery, out: &mut Out) -> Resul
         Format::Json => out.line(&json::pretty(&answer, "ListBindsResponse")?)?,
         Format::Table => out.text(&told::text(&answer.pods))?,
     }
-    verdict(&answer)
+    let missing = missing.map(|cause| AskError::ServicesUnknown(Box::new(cause)));
+    match (verdict(&answer), missing) {
+        (Ok(()), Some(missing)) => Err(missing),
+        (Err(error), Some(missing)) => {
+            complain(&format!("inpod: {missing}\n"));
+            Err(error)
+        }
+        (verdict, None) => verdict,
+    }
 }
 
 /// Those that Services lead to, where that is asked for. Without Kubernetes the ports that containers declare are all
 /// that is known, and the rest is as right as with it.
-async fn service_ports(node: &Node, query: &BindsQuery) -> Result<Vec<ServicePort>, AskError> {
-    if !query.services {
-        return Ok(Vec::new());
-    }
-    match services::ports(node, query).await {
-        Err(error @ AskError::Kubernetes { .. }) => {
-            let missing = format!(
-                "inpod: the ports of Services are left out: {error}\n  What to do: give --kubeconfig FILE, or set KUBECONFIG; the right to list endpointslices (discovery.k8s.io) is needed.\n"
-            );
-            complain(&missing);
-            Ok(Vec::new())
-        }
-        ports => ports,
+async fn service_ports(node: &Node, query: &BindsQuery) -> Result<Led, AskError> {
+    if query.services {
+        services::ports(node, query).await
+    } else {
+        Ok(Led::default())
     }
 }
 

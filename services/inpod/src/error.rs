@@ -45,6 +45,11 @@ pub(crate) enum AskError {
     /// Kubernetes does not do what it is asked.
     #[error("cannot {what}: {cause}")]
     Kubernetes { what: String, cause: String },
+    /// What Services lead to is not known, or not whole. Everything else was told.
+    #[error(
+        "ports of Services are left out: {0}\n  What to do: give --kubeconfig FILE, or set KUBECONFIG; the right to list endpointslices (discovery.k8s.io) and services is needed, and pods where a Service has no EndpointSlice."
+    )]
+    ServicesUnknown(Box<Self>),
     /// Nodes that can be reached have not left in time.
     #[error("not left in time: {0}")]
     NotLeft(String),
@@ -60,7 +65,7 @@ impl AskError {
     /// As `--help` says.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Unreachable { .. } | Self::Kubernetes { .. } => 3,
+            Self::Unreachable { .. } | Self::Kubernetes { .. } | Self::ServicesUnknown(_) => 3,
             Self::Changes(_) => 4,
             Self::Failed { .. }
             | Self::NotReady(_)

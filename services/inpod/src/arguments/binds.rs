@@ -50,7 +50,7 @@ pub(super) fn binds() -> Command {
                 .help("Only those that stand there: out, enrolling, enrolled, withdrawing or deleting; may be repeated"),
             flag("amiss", "Only those that have a failure or were let through"),
             flag("let-through", "Only those that were let through without a decision"),
-            flag("services", "Ask Kubernetes, with your rights, which Services lead to which ports (list of endpointslices)"),
+            flag("services", "Ask Kubernetes, with your rights, which Services lead to which ports (list of endpointslices and services, and of pods where a Service has no slice)"),
             Arg::new("kubeconfig")
                 .long("kubeconfig")
                 .value_name("PATH")
@@ -59,7 +59,7 @@ pub(super) fn binds() -> Command {
                 .help("How the API server is reached; else as kubectl does, or as the pod's service account"),
             output(),
         ])
-        .after_help("Exit codes, where they are others than those of all commands:\n  0  nothing changes for whom was asked\n  4  enrolment changes who reaches a port, or a port is in ztunnel's way\n  1  a pod could not be looked into, whatever changes for others")
+        .after_help("Exit codes, where they are others than those of all commands:\n  0  nothing changes for whom was asked\n  4  enrolment changes who reaches a port, or a port is in ztunnel's way\n  1  a pod could not be looked into, whatever changes for others\n  3  nothing changes, but what Services lead to could not be asked for")
 }
 
 pub(super) fn query(matches: &ArgMatches) -> BindsQuery {

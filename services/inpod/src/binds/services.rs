@@ -1,14 +1,23 @@
 //! Which Services lead to which ports of this node's pods, by their EndpointSlices: named ports are resolved in them, and
-//! pods that are not ready are in them too.
+//! pods that are not ready are in them too. Services without any are told by their selectors.
+
+use std::{collections::BTreeSet, fmt::Debug};
 
 use inpod_proto::{
     podevents::v1::{GetStatusRequest, PortProtocol, ServicePort},
     types::v1::PodRef,
 };
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort, EndpointSlice};
-use kube::{Api, api::ListParams};
+use k8s_openapi::{
+    NamespaceResourceScope,
+    api::{
+        core::v1::{Pod, Service},
+        discovery::v1::{Endpoint, EndpointPort, EndpointSlice},
+    },
+};
+use kube::{Api, Client, Resource, api::ListParams};
 use tokio::time::timeout;
 
+use super::selectors;
 use crate::{
     arguments::BindsQuery,
     ask::{Node, POD_EVENTS},
@@ -19,38 +28,102 @@ use crate::{
 /// The label that names a slice's Service.
 const SERVICE: &str = "kubernetes.io/service-name";
 
-/// How many slices are asked for at once.
+/// How many objects are asked for at once.
 const PAGE: u32 = 500;
 
-const WHAT: &str = "list endpointslices";
+/// What Services lead to, and why that is not all.
+#[derive(Debug, Default)]
+pub(super) struct Led {
+    pub(super) ports: Vec<ServicePort>,
+    pub(super) missing: Option<AskError>,
+}
 
-/// The ports of this node's pods.
-pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<Vec<ServicePort>, AskError> {
+/// The ports of this node's pods. What cannot be had of Kubernetes leaves the rest as it is.
+pub(super) async fn ports(node: &Node, query: &BindsQuery) -> Result<Led, AskError> {
     let mut client = node.pod_events();
     let status = client.get_status(node.request(GetStatusRequest {}));
     let here = node.answer(POD_EVENTS, status).await?.node_name;
-    let (client, _) = reach(query.kubeconfig.as_deref()).await?;
     let namespace = query.pod.as_ref().map(|pod| pod.namespace.as_str());
-    let slices = match namespace.filter(|namespace| !namespace.is_empty()) {
-        Some(namespace) => Api::<EndpointSlice>::namespaced(client, namespace),
-        None => Api::all(client),
+    let mut led = Led::default();
+    let asked = match reach(query.kubeconfig.as_deref()).await {
+        Ok((client, _)) => {
+            let asking = Asking {
+                client,
+                namespace: namespace.filter(|namespace| !namespace.is_empty()),
+                node: &here,
+            };
+            asking.all(&mut led.ports).await
+        }
+        Err(error) => Err(error),
     };
-    let slices = list(&slices).await?;
-    Ok(slices.iter().flat_map(|slice| of(slice, &here)).collect())
+    led.missing = asked.err();
+    Ok(led)
 }
 
-async fn list(api: &Api<EndpointSlice>) -> Result<Vec<EndpointSlice>, AskError> {
-    let (mut all, mut how) = (Vec::new(), ListParams::default().limit(PAGE));
-    loop {
-        let late = |_| failed(WHAT, &format!("no answer within {} s", ANSWER.as_secs()));
-        let page = timeout(ANSWER, api.list(&how)).await.map_err(late)?;
-        let page = page.map_err(|error| failed(WHAT, &error))?;
-        all.extend(page.items);
-        match page.metadata.continue_.filter(|next| !next.is_empty()) {
-            Some(next) => how = how.continue_token(&next),
-            None => return Ok(all),
+/// Whom is asked, and about what.
+struct Asking<'a> {
+    client: Client,
+    /// `None`: all.
+    namespace: Option<&'a str>,
+    node: &'a str,
+}
+
+impl Asking<'_> {
+    async fn all(&self, ports: &mut Vec<ServicePort>) -> Result<(), AskError> {
+        let usual = ListParams::default();
+        let slices: Vec<EndpointSlice> = self.list("endpointslices", usual.clone()).await?;
+        ports.extend(slices.iter().flat_map(|slice| of(slice, self.node)));
+        let known: BTreeSet<_> = slices.iter().filter_map(service_of).collect();
+        let services: Vec<Service> = self.list("services", usual.clone()).await?;
+        let bare = selectors::without_slices(services, &known);
+        if bare.is_empty() {
+            return Ok(());
+        }
+        let here = usual.fields(&format!("spec.nodeName={}", self.node));
+        let pods: Vec<Pod> = self.list("pods", here).await?;
+        ports.extend(selectors::ports(&bare, &pods));
+        Ok(())
+    }
+
+    async fn list<K>(&self, what: &str, mut how: ListParams) -> Result<Vec<K>, AskError>
+    where
+        K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+        K: Clone + Debug + serde::de::DeserializeOwned,
+    {
+        let what = format!("list {what}");
+        let api: Api<K> = match self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        how = how.limit(PAGE);
+        let mut all = Vec::new();
+        loop {
+            let late = |_| failed(&what, &format!("no answer within {} s", ANSWER.as_secs()));
+            let page = timeout(ANSWER, api.list(&how)).await.map_err(late)?;
+            let page = page.map_err(|error| failed(&what, &in_words(&error)))?;
+            all.extend(page.items);
+            match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                Some(next) => how = how.continue_token(&next),
+                None => return Ok(all),
+            }
         }
     }
+}
+
+/// What the API server says names who may not do what.
+fn in_words(error: &kube::Error) -> String {
+    if let kube::Error::Api(status) = error
+        && !status.message.is_empty()
+    {
+        return status.message.clone();
+    }
+    error.to_string()
+}
+
+fn service_of(slice: &EndpointSlice) -> Option<selectors::Name> {
+    let labels = slice.metadata.labels.as_ref()?;
+    let namespace = slice.metadata.namespace.clone()?;
+    Some((namespace, labels.get(SERVICE)?.clone()))
 }
 
 /// Those of one slice that are of a node.
@@ -93,14 +166,22 @@ fn pod(endpoint: &Endpoint) -> Option<PodRef> {
 
 /// One that is a number, and TCP or UDP.
 fn port(port: &EndpointPort) -> Option<(PortProtocol, u32)> {
-    let protocol = match port.protocol.as_deref() {
-        None | Some("TCP") => PortProtocol::Tcp,
-        Some("UDP") => PortProtocol::Udp,
-        Some(_) => return None,
-    };
-    let number = u16::try_from(port.port?).ok();
-    let number = number.filter(|number| *number > 0)?;
-    Some((protocol, number.into()))
+    Some((protocol(port.protocol.as_deref())?, number(port.port?)?))
+}
+
+/// TCP where nothing is said (core/v1, ServicePort); `None` for what nobody of inpod has to do with.
+pub(super) fn protocol(said: Option<&str>) -> Option<PortProtocol> {
+    match said {
+        None | Some("TCP") => Some(PortProtocol::Tcp),
+        Some("UDP") => Some(PortProtocol::Udp),
+        Some(_) => None,
+    }
+}
+
+/// A port that there is.
+pub(super) fn number(port: i32) -> Option<u32> {
+    let number = u16::try_from(port).ok().filter(|number| *number > 0)?;
+    Some(number.into())
 }
 
 #[cfg(test)]
