@@ -15,7 +15,7 @@ use std::{
 
 use daemon::{Key, config::COMMON};
 use pod_events::metrics::{Metric, OF_ISTIO, OWN};
-use workload::{injection, keys};
+use workload::keys;
 
 const SETTINGS: &str =
     "<!-- settings: integration/tests/documentation.rs compares this table with the code -->\n";
@@ -89,7 +89,7 @@ fn keys_table() -> String {
     let mut table =
         "| Label or annotation | On | inpod | Holds | What it does |\n|---|---|---|---|---|\n"
             .to_owned();
-    for key in keys::TABLE.iter().chain(injection::keys::TABLE) {
+    for key in keys::table() {
         let keys::Key {
             name,
             on,

@@ -99,7 +99,7 @@ impl ApiServer {
     }
 
     /// The network in which the server is.
-    pub(crate) fn netns(&self) -> &Netns {
+    pub fn netns(&self) -> &Netns {
         &self.netns
     }
 

@@ -3,12 +3,15 @@
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
+    clippy::panic,
     clippy::indexing_slicing,
     reason = "a test that fails panics"
 )]
 
+mod again;
 mod goldens;
 mod http;
+mod other;
 mod rotation;
 mod webhook;
 
@@ -90,29 +93,6 @@ fn both_versions_of_a_review_that_the_server_speaks_are_answered() {
         webhook.register_as(version, &json!([hook]));
         webhook.until_injected(&inside);
     }
-}
-
-#[test]
-fn two_webhooks_that_may_be_asked_again_make_one_proxy_and_each_variable_once() {
-    let webhook = Webhook::start("again");
-    let inside = webhook.namespace("in", Some(ENABLED));
-    // The second one says more of the proxy's environment.
-    let again = |name, path| {
-        let mut hook = webhook.hook(name, path, "Fail");
-        hook["reinvocationPolicy"] = "IfNeeded".into();
-        hook
-    };
-    let hooks = json!([
-        again("first", "/inject"),
-        again("second", "/inject/later/1")
-    ]);
-    webhook.register(&hooks);
-    webhook.until_injected(&inside);
-    let made = webhook.make(&inside, &pod("web")).unwrap();
-    assert_eq!(containers(&made), ["app", "istio-proxy"]);
-    let env = made["spec"]["containers"][1]["env"].as_array().unwrap();
-    let later = env.iter().filter(|it| it["name"] == "LATER").count();
-    assert_eq!(later, 1, "{env:?}");
 }
 
 #[test]

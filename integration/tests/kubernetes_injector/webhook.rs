@@ -103,8 +103,8 @@ impl Webhook {
         command.args([
             "--peer",
             "uid",
-            "--log-format",
-            "text",
+            "--log-level",
+            "debug",
             "--reload-seconds",
             "1",
             "--linger-seconds",
@@ -174,6 +174,20 @@ impl Webhook {
         let start = format!("inpod_injector_reviews_total{{outcome=\"{outcome}\"}} ");
         let line = text.lines().find_map(|line| line.strip_prefix(&start));
         line.map_or(0, |number| number.parse().unwrap())
+    }
+
+    /// What came of each review so far, and how many operations its patch had, as the injector wrote it down.
+    pub(crate) fn reviews(&self) -> Vec<(String, u64)> {
+        let log = fs::read_to_string(self.path("log")).unwrap();
+        // The last line may not be whole yet.
+        let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
+        let lines = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let reviewed = lines.filter(|line| line["message"] == "Reviewed");
+        let told = |it: Value| {
+            let outcome = it["outcome"].as_str().unwrap().to_owned();
+            (outcome, it["operations"].as_u64().unwrap())
+        };
+        reviewed.map(told).collect()
     }
 
     pub(crate) fn until_reloaded(&self, what: &str, result: &str) {
@@ -253,9 +267,14 @@ impl Webhook {
 
     /// The server has heard of the webhook.
     pub(crate) fn until_injected(&self, namespace: &str) {
+        self.until(namespace, |made| crate::containers(made).len() == 2);
+    }
+
+    /// A pod that is made now, and only tried, is as it is to be.
+    pub(crate) fn until(&self, namespace: &str, is_so: impl Fn(&Value) -> bool) {
         let found = eventually("pods are injected", PATIENCE, || {
             let made = self.dry_run(namespace, &pod("probe"))?;
-            ensure!(crate::containers(&made).len() == 2, "not yet");
+            ensure!(is_so(&made), "not yet");
             anyhow::Ok(())
         });
         found

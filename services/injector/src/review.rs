@@ -57,6 +57,10 @@ pub struct Answer {
     pub body: String,
     /// What it comes to.
     pub outcome: Outcome,
+    /// The review's UID; empty where it is none.
+    pub uid: String,
+    /// How many operations its patch has.
+    pub operations: usize,
 }
 
 /// What is asked.
@@ -101,6 +105,7 @@ struct Response {
     allowed: bool,
     message: Option<String>,
     patch: Option<String>,
+    operations: usize,
     warning: Option<String>,
 }
 
@@ -139,18 +144,19 @@ pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]
     match Review::parse(body) {
         Ok(review) => {
             let (response, outcome) = inject(injector, environment, &review);
-            let uid = review
-                .request
-                .as_ref()
-                .map_or("", |asked| asked.uid.as_str());
+            let uid = review.request.map(|asked| asked.uid).unwrap_or_default();
             Answer {
-                body: to_admission_response(&review.api_version, uid, &response),
+                body: to_admission_response(&review.api_version, &uid, &response),
                 outcome,
+                uid,
+                operations: response.operations,
             }
         }
         Err(why) => Answer {
             body: to_admission_response(V1, "", &denied(why)),
             outcome: Outcome::Undecodable,
+            uid: String::new(),
+            operations: 0,
         },
     }
 }
@@ -208,6 +214,7 @@ fn inject(
             Ok(text) => {
                 let response = Response {
                     patch: Some(text),
+                    operations: patch.0.len(),
                     ..allowed()
                 };
                 (response, Outcome::Injected)
@@ -226,6 +233,7 @@ fn to_admission_response(api_version: &str, uid: &str, response: &Response) -> S
         allowed,
         message,
         patch,
+        operations: _,
         warning,
     } = response;
     let mut fields = json!({"uid": uid, "allowed": allowed});

@@ -180,7 +180,10 @@ impl Server {
     async fn serve_inject(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let began = Instant::now();
         let (response, outcome) = match self.review(request, began).await {
-            Ok(Answer { body, outcome }) => (json(body), outcome),
+            Ok(answer) => {
+                told(&answer);
+                (json(answer.body), answer.outcome)
+            }
             Err(refused) => {
                 let mut response = Response::new(Full::from(refused.why));
                 *response.status_mut() = refused.status;
@@ -249,6 +252,18 @@ impl Server {
             self.0.deadline.min(Duration::from_secs(seconds.into()))
         })
     }
+}
+
+/// By the UID an answer is found again in the API server's audit log.
+fn told(answer: &Answer) {
+    let Answer {
+        body,
+        outcome,
+        uid,
+        operations,
+    } = answer;
+    let (outcome, bytes) = (outcome.word(), body.len());
+    tracing::debug!(uid, outcome, operations, bytes, "Reviewed");
 }
 
 /// A request that is answered by its status.

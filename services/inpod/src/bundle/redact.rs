@@ -151,7 +151,8 @@ impl Redactor {
 }
 
 fn is_known(key: &str) -> bool {
-    key.starts_with(KNOWN) || keys::TABLE.iter().any(|known| known.name == key)
+    let mut table = keys::table().filter(|known| known.by != keys::INJECTOR);
+    key.starts_with(KNOWN) || table.any(|known| known.name == key)
 }
 
 fn is_secret(key: &str) -> bool {
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn values_that_people_chose_are_taken_out_and_those_of_the_mesh_stay() {
-        let text = r#"{"metadata":{"annotations":{"team/note":"hunter2","istio.io/dataplane-mode":"ambient"}},
+        let text = r#"{"metadata":{"annotations":{"team/note":"hunter2","istio.io/dataplane-mode":"ambient","proxy.istio.io/config":"hunter2"}},
             "env":[{"name":"DB","value":"hunter2"},{"name":"INPOD_PEER","value":"pod"},"X=hunter2"],
             "password":"hunter2","plugins":[{"type":"bridge","mtu":1e400}]}"#;
         // What is no number for this program is text for it.

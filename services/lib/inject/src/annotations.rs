@@ -2,12 +2,12 @@
 //! 6.5). The lists are read by the same code as on the node.
 
 use serde_json::Value;
-use workload::injection::{self, keys};
+use workload::{keys, lists};
 
 use crate::{
     bootstrap,
     error::{InjectError, told, yaml},
-    tree,
+    prometheus, tree,
 };
 
 type Check = fn(&str) -> Result<(), String>;
@@ -19,16 +19,18 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::READINESS_DELAY, number),
     (keys::READINESS_PERIOD, number),
     (keys::READINESS_FAILURES, number),
-    (keys::INCLUDE_OUTBOUND_NETWORKS, all_or_networks),
-    (keys::EXCLUDE_OUTBOUND_NETWORKS, networks),
-    (keys::INCLUDE_INBOUND_PORTS, all_or_ports),
-    (keys::EXCLUDE_INBOUND_PORTS, ports),
-    (keys::EXCLUDE_OUTBOUND_PORTS, ports),
-    (keys::INCLUDE_OUTBOUND_PORTS, ports),
-    (keys::EXCLUDE_INTERFACES, interfaces),
-    (keys::KUBEVIRT_INTERFACES, interfaces),
-    (workload::keys::REROUTE_VIRTUAL_INTERFACES, interfaces),
-    (workload::keys::DEFAULT_ENDPOINTS, endpoints),
+    (keys::SIDECAR_INCLUDE_NETWORKS, all_or_networks),
+    (keys::SIDECAR_EXCLUDE_NETWORKS, networks),
+    (keys::SIDECAR_INCLUDE_INBOUND_PORTS, all_or_ports),
+    (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ports),
+    (keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, ports),
+    (keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ports),
+    (keys::SIDECAR_EXCLUDE_INTERFACES, interfaces),
+    (keys::SIDECAR_KUBEVIRT_INTERFACES, interfaces),
+    (keys::REROUTE_VIRTUAL_INTERFACES, interfaces),
+    (keys::MERGE_METRICS, truth),
+    (keys::DEFAULT_ENDPOINTS, endpoints),
+    (keys::SCRAPE_TARGETS, targets),
     (keys::REWRITE_PROBES, truth),
     (keys::NATIVE_SIDECAR, yes_or_no),
     (keys::PROXY_CONFIG, proxy_config),
@@ -87,7 +89,7 @@ fn require(is_so: bool, text: &str, what: &str, advice: &str) -> Result<(), Stri
 }
 
 fn ports(text: &str) -> Result<(), String> {
-    let found = injection::ports(text);
+    let found = lists::ports(text);
     found.map(drop).map_err(|error| error.to_string())
 }
 
@@ -96,7 +98,7 @@ fn all_or_ports(text: &str) -> Result<(), String> {
 }
 
 fn networks(text: &str) -> Result<(), String> {
-    let found = injection::networks(text);
+    let found = lists::networks(text);
     found.map(drop).map_err(|error| error.to_string())
 }
 
@@ -105,12 +107,16 @@ fn all_or_networks(text: &str) -> Result<(), String> {
 }
 
 fn interfaces(text: &str) -> Result<(), String> {
-    let found = injection::interfaces(text);
+    let found = lists::interfaces(text);
     found.map(drop).map_err(|error| error.to_string())
 }
 
 fn endpoints(text: &str) -> Result<(), String> {
     bootstrap::parse(text).map(drop)
+}
+
+fn targets(text: &str) -> Result<(), String> {
+    prometheus::targets(text).map(drop)
 }
 
 fn truth(text: &str) -> Result<(), String> {

@@ -89,6 +89,10 @@ pub struct Config {
     /// Whether probes of applications are led through the proxy's agent.
     #[serde(rename = "rewriteAppHTTPProbe")]
     pub rewrite_app_http_probe: bool,
+    /// Whether metrics of applications are asked for through the proxy's agent.
+    pub enable_prometheus_merge: bool,
+    /// The network of Multus that is the node's plugin, like `default/istio-cni`; empty: it is in a chain.
+    pub multus_network: String,
     /// Which injector this is.
     pub revision: String,
     /// The cluster's DNS domain.
@@ -160,6 +164,8 @@ impl Default for Config {
             native_sidecars: NativeSidecars::default(),
             kubernetes_version: String::new(),
             rewrite_app_http_probe: true,
+            enable_prometheus_merge: true,
+            multus_network: String::new(),
             revision: text("default"),
             cluster_domain: text("cluster.local"),
             cluster_id: text("Kubernetes"),

@@ -3,7 +3,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use workload::injection::keys;
+use workload::keys;
 
 use crate::{
     config::Config,
@@ -87,7 +87,7 @@ pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     if SYSTEM_NAMESPACES.contains(&namespace) {
         return Decision::Skip(Why::SystemNamespace);
     }
-    let said = label(pod, keys::INJECT).or_else(|| annotation(pod, keys::INJECT));
+    let said = label(pod, keys::SIDECAR_INJECT).or_else(|| annotation(pod, keys::SIDECAR_INJECT));
     match said {
         Some("true") => return Decision::Inject,
         Some("false") => return Decision::Skip(Why::OptedOut),

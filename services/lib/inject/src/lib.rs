@@ -2,17 +2,19 @@
 //!
 //! The steps are those of Istio's webhook, by their names (seeds/002, in the reference; `README.md` has the table):
 //! [`Injector::inject`] asks [`decide`] whether anything is to be done, checks the pod's annotations ([`annotations`]),
-//! gathers the facts and renders the templates (`Injector::injection_data`), merges them into the pod ([`merge`]),
-//! rewrites probes ([`probes`]), writes the status ([`status`]), puts containers into their order ([`order`]), and says
-//! it all as a patch ([`patch::create`]).
+//! gathers the facts and renders the templates (`Injector::injection_data`), merges them into the pod ([`merge`]), but for
+//! what it would only repeat ([`laid`]), leads scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status ([`status`]), puts containers into
+//! their order ([`order`]), and says it all as a patch ([`patch::create`]).
 
 pub mod annotations;
 mod bootstrap;
 pub mod config;
 pub mod decide;
+mod environment;
 pub mod error;
 pub mod facts;
 pub mod files;
+pub mod laid;
 pub mod merge;
 pub mod order;
 mod overrides;
@@ -20,6 +22,7 @@ pub mod owner;
 pub mod patch;
 pub mod previous;
 pub mod probes;
+pub mod prometheus;
 pub mod proxy;
 pub mod selector;
 pub mod status;
@@ -28,7 +31,7 @@ mod tree;
 
 use json_patch::Patch;
 use serde_json::Value;
-use workload::injection::keys;
+use workload::keys;
 
 pub use config::{Config, InvalidConfig};
 pub use decide::{Decision, Why};
@@ -123,13 +126,16 @@ impl Injector {
         let rendered = overrides::without_own_volumes(proxy::placed(rendered, &proxy), &original);
         let mut pod = request.pod.clone();
         let declared = overrides::take(&mut pod, &original, &rendered, &proxy);
-        merge::merge(&mut pod, &rendered);
-        overrides::put_back(&mut pod, declared, &proxy)?;
+        let over = declared.over(rendered, &proxy);
+        let new = laid::without_repeated(over.clone(), &pod);
+        merge::merge(&mut pod, &new);
+        declared.write(&mut pod);
         proxy::agree_on_user(&mut pod, &original, &proxy);
-        facts::environment(&mut pod, &self.config, &proxy, request.environment);
+        environment::set(&mut pod, &self.config, &proxy, request.environment);
+        prometheus::merge(&mut pod, &original, &self.config, &proxy)?;
         probes::rewrite(&mut pod, &proxy)?;
         annotate(&mut pod, &self.config);
-        Status::of(&rendered, &original, &pod, &self.config).write(&mut pod);
+        Status::of(&over, &original, &pod, &self.config).write(&mut pod);
         order::containers(&mut pod, &proxy);
         Ok(pod)
     }

@@ -1,10 +1,9 @@
 //! A container that a template has and the pod declares too: what the pod says wins (istio-sidecar-install.md, 6.4 step 8).
 
 use serde_json::{Value, json};
-use workload::injection::keys;
+use workload::keys;
 
 use crate::{
-    error::InjectError,
     is_proxy, merge,
     proxy::ProxySettings,
     tree::{self, CONTAINER_LISTS},
@@ -70,40 +69,40 @@ fn move_first(pod: &mut Value) {
     }
 }
 
-/// Lays what the pod declared over what the template made of it, and writes it down for the next time.
-pub(crate) fn put_back(
-    pod: &mut Value,
-    Declared(declared): Declared,
-    proxy: &ProxySettings,
-) -> Result<(), InjectError> {
-    if declared.is_empty() {
-        return Ok(());
-    }
-    for (list, container) in &declared {
-        let is_moved = proxy.is_native && is_proxy(container);
-        let list = if is_moved { "initContainers" } else { list };
-        let mut said = container.clone();
-        if let Some(fields) = said.as_object_mut()
-            && fields
-                .get("image")
-                .is_some_and(|image| image == AUTO || image == "")
-        {
-            fields.remove("image");
+impl Declared {
+    /// Lays what the pod declared over what the templates say of the same containers.
+    pub(crate) fn over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
+        for (list, container) in &self.0 {
+            let is_moved = proxy.is_native && is_proxy(container);
+            let list = if is_moved { "initContainers" } else { list };
+            let mut said = container.clone();
+            if let Some(fields) = said.as_object_mut()
+                && fields
+                    .get("image")
+                    .is_some_and(|image| image == AUTO || image == "")
+            {
+                fields.remove("image");
+            }
+            merge::merge(&mut rendered, &json!({"spec": {list: [said]}}));
         }
-        let over = json!({"spec": {list: [said]}});
-        merge::merge(pod, &over);
+        rendered
     }
-    let of = |wanted: &str| {
-        let of_list = declared.iter().filter(|(list, _)| *list == wanted);
-        of_list.map(|(_, it)| it.clone()).collect::<Vec<_>>()
-    };
-    let mut kept = serde_json::Map::new();
-    for list in CONTAINER_LISTS {
-        let containers = of(list);
-        if !containers.is_empty() {
-            kept.insert(list.to_owned(), containers.into());
+
+    /// Writes it down for the next time.
+    pub(crate) fn write(&self, pod: &mut Value) {
+        let of = |wanted: &str| {
+            let of_list = self.0.iter().filter(|(list, _)| *list == wanted);
+            of_list.map(|(_, it)| it.clone()).collect::<Vec<_>>()
+        };
+        let mut kept = serde_json::Map::new();
+        for list in CONTAINER_LISTS {
+            let containers = of(list);
+            if !containers.is_empty() {
+                kept.insert(list.to_owned(), containers.into());
+            }
+        }
+        if !kept.is_empty() {
+            tree::annotate(pod, keys::OVERRIDES, &Value::from(kept).to_string());
         }
     }
-    tree::annotate(pod, keys::OVERRIDES, &Value::from(kept).to_string());
-    Ok(())
 }

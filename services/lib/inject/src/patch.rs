@@ -1,11 +1,12 @@
 //! What leads from one pod to another, as RFC 6902 operations: as few as there are differences, in an order that depends
 //! on the two pods alone.
 //!
-//! Items of a list that have a name are followed by it: one that is inserted before them is one `add`, and none of the
-//! others is touched.
+//! Items of a list that have a name are followed by it: one that is inserted before them is one `add`, one that is to stand
+//! elsewhere one `move`, and none of the others is touched.
 
 use json_patch::{
-    AddOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation, jsonptr::PointerBuf,
+    AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
+    jsonptr::PointerBuf,
 };
 use serde_json::{Map, Value};
 
@@ -80,7 +81,7 @@ fn add(value: &Value, path: &[String], operations: &mut Vec<PatchOperation>) {
     operations.push(PatchOperation::Add(AddOperation { path, value }));
 }
 
-/// Whether the items of both lists have keys, each its own, and those that stay keep their order.
+/// Whether the items of both lists have keys, each its own.
 fn followed(before: &[Value], after: &[Value], fields: &[&str]) -> bool {
     let alone = |items: &[Value]| {
         let mut all = items.iter().enumerate();
@@ -89,9 +90,7 @@ fn followed(before: &[Value], after: &[Value], fields: &[&str]) -> bool {
             item.is_object() && !earlier.any(|other| is_same(fields, other, item))
         })
     };
-    let place = |item: &Value| after.iter().position(|other| is_same(fields, item, other));
-    let places: Vec<_> = before.iter().filter_map(place).collect();
-    alone(before) && alone(after) && places.is_sorted()
+    alone(before) && alone(after)
 }
 
 fn lists(
@@ -101,10 +100,10 @@ fn lists(
     path: &mut Vec<String>,
     operations: &mut Vec<PatchOperation>,
 ) {
-    let is_in = |items: &[Value], item: &Value| items.iter().any(|it| is_same(fields, it, item));
+    let place = |item: &Value| after.iter().position(|it| is_same(fields, it, item));
     // From behind, so that places before them do not move.
     for (at, item) in before.iter().enumerate().rev() {
-        if !is_in(after, item) {
+        if place(item).is_none() {
             path.push(at.to_string());
             operations.push(PatchOperation::Remove(RemoveOperation {
                 path: pointer(path),
@@ -112,14 +111,48 @@ fn lists(
             path.pop();
         }
     }
+    // What is there by now; up to `at` it is as it is to be.
+    let mut there: Vec<(usize, &Value)> = before
+        .iter()
+        .filter_map(|item| Some((place(item)?, item)))
+        .collect();
     for (at, item) in after.iter().enumerate() {
+        let known = there.iter().position(|(place, _)| *place == at);
+        if let Some(from) = known {
+            moved(&mut there, from, at, path, operations);
+        }
         path.push(at.to_string());
-        match before.iter().find(|known| is_same(fields, known, item)) {
-            Some(known) => differ(known, item, path, "", operations),
-            None => add(item, path, operations),
+        match there.get(at).filter(|_| known.is_some()) {
+            Some((_, known)) => differ(known, item, path, "", operations),
+            None => {
+                add(item, path, operations);
+                there.insert(at, (at, item));
+            }
         }
         path.pop();
     }
+}
+
+/// Brings an item forward to its place; where only the one before it is in its way, that one goes back to its own.
+fn moved(
+    there: &mut Vec<(usize, &Value)>,
+    from: usize,
+    at: usize,
+    path: &[String],
+    operations: &mut Vec<PatchOperation>,
+) {
+    let (from, to) = match there.get(at) {
+        _ if from == at => return,
+        Some((own, _)) if from == at + 1 => (at, there.iter().filter(|(it, _)| it < own).count()),
+        _ => (from, at),
+    };
+    let item = there.remove(from);
+    there.insert(to, item);
+    let place = |at: usize| pointer(&[path, &[at.to_string()]].concat());
+    operations.push(PatchOperation::Move(MoveOperation {
+        from: place(from),
+        path: place(to),
+    }));
 }
 
 #[cfg(test)]

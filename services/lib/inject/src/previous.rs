@@ -1,10 +1,11 @@
 //! An injection taken back: what its author wrote, of a pod that was injected. By it a second injection comes to the same
 //! as the first, and a person sees what was added.
 
-use serde_json::{Map, Value};
-use workload::injection::keys;
+use serde_json::Value;
+use workload::keys;
 
 use crate::{
+    laid::{self, Marks},
     merge::key_of,
     probes,
     status::{Before, Status},
@@ -37,9 +38,13 @@ pub fn strip(pod: &Value) -> Value {
     for list in CONTAINER_LISTS {
         put_back(&mut pod, list, tree::list(&declared, list));
     }
-    reset(&mut pod, "labels", &status.labels);
-    reset(&mut pod, "annotations", &status.annotations);
-    tree::forget(&mut pod, "annotations", [keys::STATUS, keys::OVERRIDES]);
+    reset(&mut pod, "labels", &status.labels, &status.laid);
+    reset(&mut pod, "annotations", &status.annotations, &status.laid);
+    tree::forget(
+        &mut pod,
+        "annotations",
+        [keys::SIDECAR_STATUS, keys::OVERRIDES],
+    );
     pod
 }
 
@@ -71,18 +76,19 @@ fn put_back(pod: &mut Value, list: &str, containers: &[Value]) {
     }
 }
 
-fn reset(pod: &mut Value, map: &str, before: &Before) {
-    let absent = before.iter().filter(|(_, value)| value.is_none());
-    tree::forget(pod, map, absent.map(|(key, _)| key.as_str()));
-    let notes = pod.pointer_mut(&format!("/metadata/{map}"));
-    let Some(notes) = notes.and_then(Value::as_object_mut) else {
-        return;
+/// A key that says something else than what was laid over it is somebody's later word, and stays.
+fn reset(pod: &mut Value, map: &str, before: &Before, laid: &Marks) {
+    let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
+    let is_ours = |key: &str| {
+        let now = now(key).unwrap_or(&Value::Null);
+        laid.is_empty() || laid.contains(&laid::mark(map, key, now))
     };
-    let said = before
-        .iter()
-        .filter_map(|(key, value)| Some((key, value.as_deref()?)));
-    let said: Map<_, _> = said
-        .map(|(key, value)| (key.clone(), value.into()))
-        .collect();
-    notes.extend(said);
+    let ours: Vec<_> = before.iter().filter(|(key, _)| is_ours(key)).collect();
+    for (key, value) in &ours {
+        if let Some(value) = value {
+            tree::note(pod, map, key, value);
+        }
+    }
+    let absent = ours.iter().filter(|(_, value)| value.is_none());
+    tree::forget(pod, map, absent.map(|(key, _)| key.as_str()));
 }

@@ -1,7 +1,7 @@
 //! What a pod's proxy is to be: what is configured, with what the pod's annotations say over it.
 
 use serde_json::{Map, Value, json};
-use workload::injection::keys;
+use workload::keys;
 
 use crate::{
     config::Config,
@@ -59,7 +59,7 @@ pub struct ProxySettings {
     pub rewrites_probes: bool,
     /// Its user, where traffic is told apart by it.
     pub uid: u32,
-    /// Its group.
+    /// Its group; with TPROXY Istio's own, by which traffic is told apart then (6.7).
     pub gid: u32,
     /// Its image.
     pub image: String,
@@ -83,14 +83,18 @@ impl ProxySettings {
         };
         let rewrites = annotation(pod, keys::REWRITE_PROBES).and_then(tree::truth);
         let holds = proxy_config.get("holdApplicationUntilProxyStarts");
+        let interception = interception(pod, &proxy_config)?;
         Ok(Self {
-            interception: interception(pod, &proxy_config)?,
+            interception,
             status_port: status_port(config, pod, &proxy_config)?,
             is_native: native,
             holds_application: holds == Some(&Value::Bool(true)),
             rewrites_probes: rewrites.unwrap_or(config.rewrite_app_http_probe),
             uid: config.proxy.uid,
-            gid: config.proxy.gid,
+            gid: match interception {
+                Interception::Tproxy => ISTIO_ID,
+                Interception::Redirect | Interception::None => config.proxy.gid,
+            },
             image: image(config, pod),
             resources: resources(config, pod),
             config: proxy_config,

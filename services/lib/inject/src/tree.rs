@@ -110,7 +110,8 @@ pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, 
     }
 }
 
-fn note(pod: &mut Value, map: &str, key: &str, value: &str) {
+/// Sets a key of a map of the metadata.
+pub(crate) fn note(pod: &mut Value, map: &str, key: &str, value: &str) {
     let notes = object_mut(pod, "metadata").and_then(|metadata| object_mut(metadata, map));
     if let Some(notes) = notes.and_then(Value::as_object_mut) {
         notes.insert(key.to_owned(), value.into());

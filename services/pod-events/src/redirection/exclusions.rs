@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, str::FromStr
 
 use inpod_proto::netconfig::v1 as wire;
 use serde::{Deserialize, Serialize};
-use workload::{keys, parse_address};
+use workload::{keys, lists, parse_address};
 
 /// How many entries a list may have (`netconfig.v1.Exclusions`).
 const MOST: usize = 64;
@@ -94,16 +94,7 @@ pub struct Network {
 impl Network {
     /// The network of an address by the length of its prefix; `None` where no address is that long.
     pub(super) fn around(address: IpAddr, bits: u8) -> Option<Self> {
-        let address = match address {
-            IpAddr::V4(v4) => {
-                let mask = u32::MAX.checked_shl(32_u32.checked_sub(bits.into())?);
-                IpAddr::V4((v4.to_bits() & mask.unwrap_or_default()).into())
-            }
-            IpAddr::V6(v6) => {
-                let mask = u128::MAX.checked_shl(128_u32.checked_sub(bits.into())?);
-                IpAddr::V6((v6.to_bits() & mask.unwrap_or_default()).into())
-            }
-        };
+        let address = lists::masked(address, bits)?;
         Some(Self { address, bits })
     }
 

@@ -8,15 +8,12 @@ use std::{collections::BTreeSet, num::NonZeroU16};
 
 use inpod_proto::netconfig::v1 as wire;
 use serde::{Deserialize, Serialize};
-use workload::keys;
+use workload::{keys, lists::NEVER_CAPTURED};
 
 use super::{Capture, Inbound, Malformed, Network};
-use lists::{all_or, interfaces, joined, networks, ports};
+use lists::{all_or, excluded_inbound, interfaces, joined, networks, ports};
 
 pub use node::{Group, Loopback, OwnerGroups, Sidecars};
-
-/// The proxy's own ports that are never captured: telemetry, health, metrics (3.4).
-const OWN_PORTS: [u16; 3] = [15020, 15021, 15090];
 
 /// What is not captured outbound where the pod says nothing (3.4).
 const OUTBOUND_DEFAULT: &str = "15020";
@@ -116,8 +113,8 @@ impl Sidecar {
             let unusual = ports.iter().filter(|port| !usual.contains(&port.get()));
             joined(unusual)
         };
-        let inbound = beyond(&self.excluded_inbound_ports, &OWN_PORTS);
-        let outbound = beyond(&self.excluded_outbound_ports, &[OWN_PORTS[0]]);
+        let inbound = beyond(&self.excluded_inbound_ports, &NEVER_CAPTURED);
+        let outbound = beyond(&self.excluded_outbound_ports, &[NEVER_CAPTURED[0]]);
         let lists = [
             (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, inbound),
             (
@@ -270,20 +267,13 @@ fn inbound(mode: Option<&str>) -> Result<Inbound, Malformed> {
         None | Some(keys::INTERCEPTION_REDIRECT) => Ok(Inbound::Redirect),
         Some(keys::INTERCEPTION_TPROXY) => Ok(Inbound::Tproxy),
         Some(other) => {
-            let told = lists::told(other);
+            let told: String = other.chars().take(64).collect();
             Err(Malformed {
                 annotation: keys::INTERCEPTION_MODE,
-                why: format!("{told} is no mode; give REDIRECT, TPROXY or NONE"),
+                why: format!("{told:?} is no mode; give REDIRECT, TPROXY or NONE"),
             })
         }
     }
-}
-
-/// The proxy's own ports are among them whatever the annotation says.
-fn excluded_inbound(said: (&'static str, &str)) -> Result<BTreeSet<NonZeroU16>, Malformed> {
-    let own = OWN_PORTS.into_iter().filter_map(NonZeroU16::new);
-    let all: BTreeSet<_> = ports(said)?.into_iter().chain(own).collect();
-    lists::bounded(said.0, all)
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ fn what_an_annotation_may_say_is_taken() {
         (keys::INTERCEPTION_MODE, "NONE"),
         (keys::STATUS_PORT, "0"),
         (keys::READINESS_PERIOD, "4294967295"),
-        (keys::INCLUDE_OUTBOUND_NETWORKS, "*"),
-        (keys::INCLUDE_OUTBOUND_NETWORKS, ""),
-        (keys::EXCLUDE_OUTBOUND_NETWORKS, "10.0.0.0/8,fd00::/8"),
-        (keys::INCLUDE_INBOUND_PORTS, "*"),
-        (keys::EXCLUDE_INBOUND_PORTS, "80, 443"),
-        (keys::EXCLUDE_INTERFACES, "net1"),
+        (keys::SIDECAR_INCLUDE_NETWORKS, "*"),
+        (keys::SIDECAR_INCLUDE_NETWORKS, ""),
+        (keys::SIDECAR_EXCLUDE_NETWORKS, "10.0.0.0/8,fd00::/8"),
+        (keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"),
+        (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, "80, 443"),
+        (keys::SIDECAR_EXCLUDE_INTERFACES, "net1"),
         (keys::REWRITE_PROBES, "True"),
         (keys::NATIVE_SIDECAR, "false"),
         (keys::PROXY_CONFIG, "concurrency: 2"),
@@ -41,13 +41,13 @@ fn what_it_may_not_is_refused_by_its_name() {
         (keys::STATUS_PORT, "http"),
         (keys::READINESS_DELAY, "4294967296"),
         (keys::READINESS_FAILURES, "+3"),
-        (keys::INCLUDE_OUTBOUND_NETWORKS, "10.0.0.0"),
-        (keys::EXCLUDE_OUTBOUND_NETWORKS, "*"),
-        (keys::EXCLUDE_INBOUND_PORTS, "*"),
-        (keys::EXCLUDE_OUTBOUND_PORTS, "*"),
-        (keys::INCLUDE_OUTBOUND_PORTS, "x"),
-        (keys::KUBEVIRT_INTERFACES, "net1;reboot"),
-        (workload::keys::REROUTE_VIRTUAL_INTERFACES, "a b"),
+        (keys::SIDECAR_INCLUDE_NETWORKS, "10.0.0.0"),
+        (keys::SIDECAR_EXCLUDE_NETWORKS, "*"),
+        (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, "*"),
+        (keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, "*"),
+        (keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, "x"),
+        (keys::SIDECAR_KUBEVIRT_INTERFACES, "net1;reboot"),
+        (keys::REROUTE_VIRTUAL_INTERFACES, "a b"),
         (keys::REWRITE_PROBES, "yes"),
         (keys::NATIVE_SIDECAR, "TRUE"),
         (keys::PROXY_CONFIG, "- a"),
@@ -80,9 +80,6 @@ fn a_huge_annotation_is_told_in_a_few_words() {
 
 #[test]
 fn every_annotation_that_is_checked_is_in_the_table() {
-    let known = |name| {
-        let tables = keys::TABLE.iter().chain(workload::keys::TABLE);
-        tables.into_iter().any(|key| key.name == name)
-    };
+    let known = |name| keys::table().any(|key| key.name == name);
     assert!(CHECKS.iter().all(|(name, _)| known(*name)));
 }

@@ -6,10 +6,10 @@ use crate::Config;
 fn pod(label: Option<&str>, annotation: Option<&str>) -> Value {
     let mut pod = json!({"metadata": {"labels": {"app": "web"}, "annotations": {}}, "spec": {}});
     if let Some(said) = label {
-        pod["metadata"]["labels"][keys::INJECT] = said.into();
+        pod["metadata"]["labels"][keys::SIDECAR_INJECT] = said.into();
     }
     if let Some(said) = annotation {
-        pod["metadata"]["annotations"][keys::INJECT] = said.into();
+        pod["metadata"]["annotations"][keys::SIDECAR_INJECT] = said.into();
     }
     pod
 }

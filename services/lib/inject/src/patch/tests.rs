@@ -46,16 +46,66 @@ fn items_go_from_behind_and_maps_lose_before_they_gain() {
 }
 
 #[test]
-fn a_list_in_another_order_or_without_keys_is_replaced_whole() {
-    let before = json!({"env": [{"name": "a"}, {"name": "b"}], "args": ["1", "2"]});
-    let after = json!({"env": [{"name": "b"}, {"name": "a"}], "args": ["2"]});
+fn a_list_without_keys_of_its_own_is_replaced_whole() {
+    let before = json!({"args": ["1", "2"]});
     assert_eq!(
-        operations(&before, &after),
-        ["replace /args", "replace /env"]
+        operations(&before, &json!({"args": ["2"]})),
+        ["replace /args"]
     );
     let twice = json!({"env": [{"name": "a"}, {"name": "a"}]});
     let once = json!({"env": [{"name": "a"}]});
     assert_eq!(operations(&twice, &once), ["replace /env"]);
+}
+
+fn named(names: &str) -> Value {
+    let items = names.chars().map(|name| json!({"name": name.to_string()}));
+    json!({"containers": items.collect::<Vec<_>>()})
+}
+
+#[test]
+fn an_item_that_is_to_stand_elsewhere_is_moved_and_no_other() {
+    let rows: [(&str, &str, &[&str]); 6] = [
+        ("apx", "axp", &["move /containers/2"]),
+        ("pabc", "abcp", &["move /containers/3"]),
+        ("abcp", "pabc", &["move /containers/0"]),
+        (
+            "pabd",
+            "abcpd",
+            &["move /containers/2", "add /containers/2"],
+        ),
+        (
+            "xpab",
+            "abp",
+            &["remove /containers/0", "move /containers/2"],
+        ),
+        (
+            "abcd",
+            "dcba",
+            &[
+                "move /containers/0",
+                "move /containers/1",
+                "move /containers/3",
+            ],
+        ),
+    ];
+    for (before, after, expected) in rows {
+        assert_eq!(
+            operations(&named(before), &named(after)),
+            expected,
+            "{before} {after}"
+        );
+    }
+}
+
+#[test]
+fn every_order_is_reached_from_every_other() {
+    let orders = ["", "a", "ab", "ba", "abc", "cab", "bca", "xaybz", "dcba"];
+    for before in orders {
+        for after in orders {
+            let count = operations(&named(before), &named(after)).len();
+            assert!(count <= before.len() + after.len(), "{before} {after}");
+        }
+    }
 }
 
 #[test]

@@ -1,316 +1,295 @@
-//! The labels and annotations of sidecar injection. Names and values are Istio's (istio-sidecar-install.md, 6);
-//! [`TABLE`] says what each is for, nobody else spells them. What a custom template writes is the operator's own.
+//! What the injector alone reads or writes. What a custom template writes is the operator's own.
 
-use crate::keys::{Access, Key, On};
+use super::{Access, INJECTOR, Key, On, row};
 
-/// The component that injects.
-const INJECTOR: &str = "injector";
-
-const fn key(
-    name: &'static str,
-    on: On,
-    access: Access,
-    values: &'static str,
-    does: &'static str,
-) -> Key {
-    Key {
-        name,
-        on,
-        access,
-        by: INJECTOR,
-        values,
-        does,
-    }
-}
-
-/// Every label and annotation that the injector reads or writes.
-pub const TABLE: &[Key] = &[
-    key(
-        INJECT,
-        On::PodLabel,
+pub(super) const INJECTION: &[Key] = &[
+    row(
+        INJECTOR,
         Access::Read,
-        "`true`, `false`",
-        "whether the pod is given a sidecar; beats the annotation of the same name, any other value says nothing",
-    ),
-    key(
-        INJECT,
-        On::PodAnnotation,
-        Access::Read,
-        "`true`, `false`",
-        "whether the pod is given a sidecar",
-    ),
-    key(
         NAMESPACE_INJECTION,
         On::NamespaceLabel,
-        Access::Read,
         "`enabled`, `disabled`",
         "whether the API server asks the injector about pods of the namespace; read through the webhook's selectors",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         REVISION,
         On::PodLabel,
-        Access::Read,
         "a revision",
         "which injector is asked about the pod; read through the webhook's selectors",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         REVISION,
         On::NamespaceLabel,
-        Access::Read,
         "a revision",
         "which injector is asked about pods of the namespace; read through the webhook's selectors",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Written,
         REVISION,
         On::PodAnnotation,
-        Access::Written,
         "a revision",
         "tells which injector gave the pod its sidecar",
     ),
-    key(
-        STATUS,
-        On::PodAnnotation,
-        Access::Written,
-        "JSON",
-        "tells what was injected, by name; a pod that has it is injected again without a change",
-    ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         TEMPLATES,
         On::PodAnnotation,
-        Access::Read,
         "names of templates, with commas between them",
         "which templates are injected, instead of the default",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         NATIVE_SIDECAR,
         On::PodAnnotation,
-        Access::Read,
         "`true`, `false`",
         "whether the proxy is an init container that goes on running, whatever nativeSidecars says",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Written,
         OVERRIDES,
         On::PodAnnotation,
-        Access::Written,
         "JSON",
         "keeps what the pod itself said of containers that a template has too",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         PROXY_CONFIG,
         On::PodAnnotation,
-        Access::Read,
         "YAML of Istio's ProxyConfig",
         "is laid over the mesh's ProxyConfig; holdApplicationUntilProxyStarts, interceptionMode, statusPort and proxyMetadata mean something here, all of it goes to the proxy",
     ),
-    key(
-        INTERCEPTION_MODE,
-        On::PodAnnotation,
-        Access::Written,
-        "`REDIRECT`, `TPROXY`, `NONE`",
-        "how inbound TCP is led to the sidecar, for the node; a pod's own word stays",
-    ),
-    key(
-        INCLUDE_OUTBOUND_NETWORKS,
-        On::PodAnnotation,
-        Access::Written,
-        "`*`, or networks as address/length, with commas between them",
-        "which networks are reached through the sidecar; a pod's own word stays",
-    ),
-    key(
-        EXCLUDE_OUTBOUND_NETWORKS,
-        On::PodAnnotation,
+    row(
+        INJECTOR,
         Access::Read,
-        "networks as address/length, with commas between them",
-        "is checked, for the node",
-    ),
-    key(
-        INCLUDE_INBOUND_PORTS,
-        On::PodAnnotation,
-        Access::Written,
-        "`*`, or ports, with commas between them",
-        "which ports of the pod are led to the sidecar; a pod's own word stays",
-    ),
-    key(
-        EXCLUDE_INBOUND_PORTS,
-        On::PodAnnotation,
-        Access::Written,
-        "ports, with commas between them",
-        "which ports of the pod are not: the pod's own and the agent's",
-    ),
-    key(
-        EXCLUDE_OUTBOUND_PORTS,
-        On::PodAnnotation,
-        Access::Read,
-        "ports, with commas between them",
-        "is checked, for the node",
-    ),
-    key(
-        INCLUDE_OUTBOUND_PORTS,
-        On::PodAnnotation,
-        Access::Read,
-        "ports, with commas between them",
-        "is checked, for the node",
-    ),
-    key(
-        EXCLUDE_INTERFACES,
-        On::PodAnnotation,
-        Access::Read,
-        "interface names, with commas between them",
-        "is checked, for the node",
-    ),
-    key(
-        KUBEVIRT_INTERFACES,
-        On::PodAnnotation,
-        Access::Read,
-        "interface names, with commas between them",
-        "is checked, for the node",
-    ),
-    key(
         STATUS_PORT,
         On::PodAnnotation,
-        Access::Read,
         "a port, or `0`",
         "where the proxy's agent answers probes; `0`: the proxy has none of its own",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         READINESS_DELAY,
         On::PodAnnotation,
-        Access::Read,
         "seconds",
         "of the proxy's readiness probe",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         READINESS_PERIOD,
         On::PodAnnotation,
-        Access::Read,
         "seconds",
         "of the proxy's readiness probe",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         READINESS_FAILURES,
         On::PodAnnotation,
-        Access::Read,
         "a number",
         "of the proxy's readiness probe",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         PROXY_IMAGE,
         On::PodAnnotation,
-        Access::Read,
         "an image",
         "the proxy's image",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         PROXY_IMAGE_TYPE,
         On::PodAnnotation,
-        Access::Read,
         "`default`, `debug`, `distroless`",
         "which build of the proxy's image: an ending of its tag",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         PROXY_CPU,
         On::PodAnnotation,
-        Access::Read,
         "a quantity",
         "processor time that the proxy asks for",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         PROXY_CPU_LIMIT,
         On::PodAnnotation,
-        Access::Read,
         "a quantity",
         "processor time that the proxy may have",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         PROXY_MEMORY,
         On::PodAnnotation,
-        Access::Read,
         "a quantity",
         "memory that the proxy asks for",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         PROXY_MEMORY_LIMIT,
         On::PodAnnotation,
-        Access::Read,
         "a quantity",
         "memory that the proxy may have",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         LOG_LEVEL,
         On::PodAnnotation,
-        Access::Read,
         "a level",
         "the proxy's log level",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         COMPONENT_LOG_LEVEL,
         On::PodAnnotation,
-        Access::Read,
         "component:level, with commas between them",
         "the log levels of the proxy's parts",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         AGENT_LOG_LEVEL,
         On::PodAnnotation,
-        Access::Read,
         "scope:level, with commas between them",
         "the log levels of the proxy's agent",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Read,
         REWRITE_PROBES,
         On::PodAnnotation,
-        Access::Read,
         "truth value",
         "whether probes of the application are led through the proxy's agent, whatever rewriteAppHTTPProbe says",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Written,
         CANONICAL_NAME,
         On::PodLabel,
-        Access::Written,
         "a name",
         "under which name telemetry shows the workload",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Written,
         CANONICAL_REVISION,
         On::PodLabel,
-        Access::Written,
         "a name",
         "under which revision telemetry shows the workload",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Written,
         TLS_MODE,
         On::PodLabel,
-        Access::Written,
         "`istio`, `disabled`",
         "tells peers that the pod takes mutual TLS",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Written,
         TUNNEL,
         On::PodLabel,
-        Access::Written,
         "`http`",
         "tells peers that the pod takes HBONE",
     ),
-    key(
+    row(
+        INJECTOR,
+        Access::Written,
         NETWORK,
         On::PodLabel,
-        Access::Written,
         "a network's name",
         "tells istiod in which network the pod is",
     ),
+    row(
+        INJECTOR,
+        Access::Read,
+        MERGE_METRICS,
+        On::PodAnnotation,
+        "truth value",
+        "whether the application's metrics are asked for through the proxy's agent, whatever enablePrometheusMerge says",
+    ),
+    row(
+        INJECTOR,
+        Access::Read,
+        SCRAPE_TARGETS,
+        On::PodAnnotation,
+        "PORT:PATH, with commas between them",
+        "where the agent asks for the application's metrics, instead of prometheus.io/port and prometheus.io/path",
+    ),
+    row(
+        INJECTOR,
+        Access::Written,
+        SCRAPE,
+        On::PodAnnotation,
+        "truth value",
+        "tells Prometheus to ask the pod for metrics; `false` of the pod's author leaves all three alone, in any spelling",
+    ),
+    row(
+        INJECTOR,
+        Access::Written,
+        SCRAPE_PATH,
+        On::PodAnnotation,
+        "a path",
+        "tells Prometheus the agent's path; what it said before is told to the agent",
+    ),
+    row(
+        INJECTOR,
+        Access::Written,
+        SCRAPE_PORT,
+        On::PodAnnotation,
+        "a port",
+        "tells Prometheus the agent's port; what it said before is told to the agent",
+    ),
+    row(
+        INJECTOR,
+        Access::Written,
+        SECURE_PORT,
+        On::PodAnnotation,
+        "a port",
+        "tells Prometheus where it gets the same metrics with mutual TLS, where the proxy's environment has ENVOY_SECURE_MERGED_METRICS_PORT",
+    ),
+    row(
+        INJECTOR,
+        Access::Written,
+        MULTUS_NETWORKS,
+        On::PodAnnotation,
+        "networks, as a list of names or of JSON objects",
+        "has Multus call the node's plugin, where multusNetwork says that it is a network; a pod's own networks stay",
+    ),
+    row(
+        INJECTOR,
+        Access::Read,
+        DEFAULT_ENDPOINTS,
+        On::PodAnnotation,
+        "PORT=ENDPOINT, with commas between them; an endpoint is 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT (the pod's own address) or unix:///PATH",
+        "where the Envoy of the template `standalone` leads connections to these ports of the pod: to where they were going by default",
+    ),
 ];
-
-/// Label or annotation on a pod: whether the pod is given a sidecar.
-pub const INJECT: &str = "sidecar.istio.io/inject";
 
 /// Label on a namespace: whether the API server asks the injector about pods of the namespace.
 pub const NAMESPACE_INJECTION: &str = "istio-injection";
 
 /// Label on a pod or a namespace, annotation on a pod: which injector is asked about the pod.
 pub const REVISION: &str = "istio.io/rev";
-
-/// Annotation on a pod: tells what was injected, by name.
-pub const STATUS: &str = "sidecar.istio.io/status";
 
 /// Annotation on a pod: which templates are injected, instead of the default.
 pub const TEMPLATES: &str = "inject.istio.io/templates";
@@ -323,33 +302,6 @@ pub const OVERRIDES: &str = "proxy.istio.io/overrides";
 
 /// Annotation on a pod: is laid over the mesh's ProxyConfig.
 pub const PROXY_CONFIG: &str = "proxy.istio.io/config";
-
-/// Annotation on a pod: how inbound TCP is led to the sidecar, for the node.
-pub const INTERCEPTION_MODE: &str = "sidecar.istio.io/interceptionMode";
-
-/// Annotation on a pod: which networks are reached through the sidecar.
-pub const INCLUDE_OUTBOUND_NETWORKS: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
-
-/// Annotation on a pod: is checked, for the node.
-pub const EXCLUDE_OUTBOUND_NETWORKS: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
-
-/// Annotation on a pod: which ports of the pod are led to the sidecar.
-pub const INCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeInboundPorts";
-
-/// Annotation on a pod: which ports of the pod are not.
-pub const EXCLUDE_INBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
-
-/// Annotation on a pod: is checked, for the node.
-pub const EXCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
-
-/// Annotation on a pod: is checked, for the node.
-pub const INCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
-
-/// Annotation on a pod: is checked, for the node.
-pub const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
-
-/// Annotation on a pod: is checked, for the node.
-pub const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
 /// Annotation on a pod: where the proxy's agent answers probes.
 pub const STATUS_PORT: &str = "status.sidecar.istio.io/port";
@@ -408,20 +360,26 @@ pub const TUNNEL: &str = "networking.istio.io/tunnel";
 /// Label on a pod: tells istiod in which network the pod is.
 pub const NETWORK: &str = "topology.istio.io/network";
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Annotation on a pod: whether the application's metrics are asked for through the proxy's agent.
+pub const MERGE_METRICS: &str = "prometheus.istio.io/merge-metrics";
 
-    #[test]
-    fn a_key_stands_on_an_object_once() {
-        for (at, key) in TABLE.iter().enumerate() {
-            let same = |other: &&Key| (other.name, other.on) == (key.name, key.on);
-            assert_eq!(TABLE.iter().take(at).find(same), None, "{}", key.name);
-        }
-    }
+/// Annotation on a pod: where the agent asks for the application's metrics.
+pub const SCRAPE_TARGETS: &str = "prometheus.istio.io/scrape-targets";
 
-    #[test]
-    fn what_others_read_as_well_has_the_same_name_there() {
-        assert_eq!(STATUS, crate::keys::SIDECAR_STATUS);
-    }
-}
+/// Annotation on a pod: whether Prometheus asks it for metrics.
+pub const SCRAPE: &str = "prometheus.io/scrape";
+
+/// Annotation on a pod: the path of its metrics.
+pub const SCRAPE_PATH: &str = "prometheus.io/path";
+
+/// Annotation on a pod: the port of its metrics.
+pub const SCRAPE_PORT: &str = "prometheus.io/port";
+
+/// Annotation on a pod: where its metrics are had with mutual TLS.
+pub const SECURE_PORT: &str = "prometheus.istio.io/secure-port";
+
+/// Annotation on a pod: the networks that Multus gives it, and so the plugins that it calls.
+pub const MULTUS_NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+
+/// Annotation on a pod: where the proxy that the injector's template `standalone` gives it leads inbound connections.
+pub const DEFAULT_ENDPOINTS: &str = "inpod.io/default-endpoints";

@@ -1,0 +1,55 @@
+//! Environment of the injected containers that no template says.
+
+use serde_json::Value;
+use workload::keys;
+
+use crate::{
+    config::Config,
+    is_proxy,
+    proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
+    tree,
+};
+
+/// Gives the injected containers the environment of `proxyMetadata`, and the proxy that of the webhook's path.
+pub(crate) fn set(
+    pod: &mut Value,
+    config: &Config,
+    proxy: &ProxySettings,
+    path: &[(String, String)],
+) {
+    let metadata = proxy.config.get("proxyMetadata").and_then(Value::as_object);
+    let metadata = metadata.into_iter().flatten();
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned)
+    };
+    let metadata: Vec<_> = metadata
+        .map(|(name, value)| (name.clone(), text(value)))
+        .collect();
+    let network = path.iter().find(|(name, _)| name == "ISTIO_META_NETWORK");
+    let network = network
+        .map_or(config.network.as_str(), |(_, value)| value)
+        .to_owned();
+    if !network.is_empty() {
+        tree::set_label(pod, keys::NETWORK, &network);
+    }
+    tree::each_container(pod, |_, container| {
+        let is_injected = |it: &Value| {
+            matches!(
+                tree::name(it),
+                Some(ISTIO_PROXY | ISTIO_INIT | ISTIO_VALIDATION)
+            )
+        };
+        if !is_injected(container) {
+            return;
+        }
+        for (name, value) in &metadata {
+            tree::set_variable(container, name, value);
+        }
+        let path = if is_proxy(container) { path } else { &[] };
+        for (name, value) in path {
+            tree::set_variable(container, name, value);
+        }
+    });
+}

@@ -1,0 +1,114 @@
+//! Networks of Multus: where the node's plugin is in no chain, but a network of its own, pods have to name it
+//! (istio-sidecar-install.md, 6.6).
+
+use serde_json::{Value, json};
+use workload::keys;
+
+use super::Pairs;
+use crate::{config::Config, error::InjectError, tree};
+
+/// The pod's own list in its own form, with the configured network at its end, once.
+pub(super) fn of_networks(config: &Config, pod: &Value) -> Result<Pairs<1>, InjectError> {
+    let said = tree::annotation(pod, keys::MULTUS_NETWORKS).unwrap_or_default();
+    let network = config.multus_network.as_str();
+    let list = if network.is_empty() {
+        Value::Null
+    } else if said.trim().is_empty() {
+        network.into()
+    } else if said.trim_start().starts_with('[') {
+        objects(said, network)?.into()
+    } else {
+        names(said, network).into()
+    };
+    Ok([("pod.networks", list)])
+}
+
+/// `NAMESPACE/NAME@INTERFACE`, with commas between them; all but the name may be left out.
+fn names(said: &str, network: &str) -> String {
+    let mut names = said.split(',').map(|name| name.split('@').next());
+    if names.any(|name| name.is_some_and(|name| name.trim() == network)) {
+        return said.to_owned();
+    }
+    format!("{said}, {network}")
+}
+
+/// A list of JSON objects, where name and namespace are fields: Multus takes no slash in a name there. What is there keeps
+/// its spelling.
+fn objects(said: &str, network: &str) -> Result<String, InjectError> {
+    let wrong = |error: serde_json::Error| {
+        let why = format!("it is no JSON list of networks: {error}");
+        InjectError::annotation(keys::MULTUS_NETWORKS, &why)
+    };
+    let known: Vec<Value> = serde_json::from_str(said).map_err(wrong)?;
+    let (namespace, name) = network.split_once('/').unwrap_or(("", network));
+    let text = |it: &Value, field| tree::text(it, field).unwrap_or_default().to_owned();
+    let is_it = |it: &Value| {
+        let (of, called) = (text(it, "/namespace"), text(it, "/name"));
+        (of.as_str(), called.as_str()) == (namespace, name) || called == network
+    };
+    if known.iter().any(is_it) {
+        return Ok(said.to_owned());
+    }
+    let mut own = json!({"name": name});
+    if let Some(fields) = own.as_object_mut().filter(|_| !namespace.is_empty()) {
+        fields.insert("namespace".to_owned(), namespace.into());
+    }
+    let start = said.trim_end().strip_suffix(']').unwrap_or(said).trim_end();
+    let comma = if known.is_empty() { "" } else { ", " };
+    Ok(format!("{start}{comma}{own}]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn appended(said: &str) -> Result<String, InjectError> {
+        let config = Config {
+            multus_network: "default/istio-cni".to_owned(),
+            ..Config::default()
+        };
+        let pod = json!({"metadata": {"annotations": {(keys::MULTUS_NETWORKS): said}}});
+        of_networks(&config, &pod).map(|[(_, list)]| list.as_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn the_network_is_appended_once_in_the_form_that_is_there() {
+        let own = r#"{"name":"istio-cni","namespace":"default"}"#;
+        let rows = [
+            ("", "default/istio-cni"),
+            (" ", "default/istio-cni"),
+            ("macvlan", "macvlan, default/istio-cni"),
+            ("a/b@eth1,c", "a/b@eth1,c, default/istio-cni"),
+            ("[]", &format!("[{own}]")),
+            (
+                r#"[{"name": "x"}] "#,
+                &format!(r#"[{{"name": "x"}}, {own}]"#),
+            ),
+        ];
+        for (said, expected) in rows {
+            assert_eq!(appended(said).unwrap(), expected, "{said}");
+        }
+        for there in [
+            "default/istio-cni",
+            "a, default/istio-cni@eth9 ,b",
+            own,
+            r#"{"name": "default/istio-cni"}"#,
+        ] {
+            let list = if there.starts_with('{') {
+                format!("[{there}]")
+            } else {
+                there.to_owned()
+            };
+            assert_eq!(appended(&list).unwrap(), list);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_appended_to_is_told_and_nothing_is_said_where_no_network_is_configured() {
+        let told = appended("[{").unwrap_err().to_string();
+        assert!(told.contains(keys::MULTUS_NETWORKS), "{told}");
+        let pod = json!({"metadata": {"annotations": {(keys::MULTUS_NETWORKS): "[{"}}});
+        let [(_, nothing)] = of_networks(&Config::default(), &pod).unwrap();
+        assert_eq!(nothing, Value::Null);
+    }
+}

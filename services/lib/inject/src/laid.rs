@@ -1,0 +1,152 @@
+//! What an injection has laid over a pod, as marks: a short print of each field of its containers, labels and annotations.
+//!
+//! An injector that is asked again, since a later webhook has changed the pod, has most to say that it said before. What it
+//! would only repeat it leaves as it is by now: another image of the proxy (a registry's mirror) or other resources (an
+//! autoscaler) are somebody's later word. Istio's injector takes both back.
+
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use crate::{
+    status::Status,
+    tree::{self, CONTAINER_LISTS},
+};
+
+/// Marks of what was laid over a pod.
+pub type Marks = BTreeSet<String>;
+
+/// FNV-1a, 32 bits: the same in every release, and no secret (draft-eastlake-fnv).
+fn print(parts: [&str; 3]) -> u32 {
+    let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
+    bytes.fold(0x811c_9dc5, |print, byte| {
+        (print ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+/// The mark of what stands in a place under a key; null is nothing.
+pub(crate) fn mark(place: &str, key: &str, value: &Value) -> String {
+    format!("{:08x}", print([place, key, &value.to_string()]))
+}
+
+fn fields(container: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    container.as_object().into_iter().flatten()
+}
+
+/// The marks of all fields of the containers of what is laid over a pod.
+pub(crate) fn of_containers(over: &Value) -> Marks {
+    let all = tree::all_containers(over).flat_map(|(_, container)| {
+        let name = tree::name(container).unwrap_or_default();
+        fields(container).map(move |(key, value)| mark(name, key, value))
+    });
+    all.collect()
+}
+
+/// What of `over` is not as it was laid over the pod the last time. A container that is not in the pod is laid whole.
+pub(crate) fn without_repeated(mut over: Value, pod: &Value) -> Value {
+    let laid = Status::read(pod).unwrap_or_default().laid;
+    if laid.is_empty() {
+        return over;
+    }
+    for list in CONTAINER_LISTS {
+        let there = tree::containers(pod, list);
+        let is_there = |it: &Value| {
+            there
+                .iter()
+                .any(|known| tree::name(known) == tree::name(it))
+        };
+        let all = over.pointer_mut(&format!("/spec/{list}"));
+        for container in all.and_then(Value::as_array_mut).into_iter().flatten() {
+            let name = tree::name(container).unwrap_or_default().to_owned();
+            if is_there(container)
+                && let Some(fields) = container.as_object_mut()
+            {
+                fields
+                    .retain(|key, value| key == "name" || !laid.contains(&mark(&name, key, value)));
+            }
+        }
+    }
+    over
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{Config, Injector, Outcome, Request, previous};
+
+    fn injected(config: &str, pod: &Value) -> (Value, usize) {
+        let injector = Injector::new(Config::parse(config).unwrap()).unwrap();
+        let request = Request {
+            pod,
+            namespace: "shop",
+            owner: None,
+            environment: &[],
+        };
+        match injector.inject(&request).unwrap() {
+            Outcome::Injected { pod, patch } => (pod, patch.0.len()),
+            Outcome::Skipped(why) => panic!("{why:?}"),
+        }
+    }
+
+    fn pod() -> Value {
+        json!({"metadata": {"name": "web"}, "spec": {"containers": [{"name": "app", "image": "a"}]}})
+    }
+
+    #[test]
+    fn what_others_have_changed_since_stays_and_is_no_reason_for_a_patch() {
+        for declared in [
+            None,
+            Some(json!({"name": "istio-proxy", "image": "mine:1"})),
+        ] {
+            let mut pod = pod();
+            pod["spec"]["containers"]
+                .as_array_mut()
+                .unwrap()
+                .extend(declared);
+            let (mut changed, _) = injected("", &pod);
+            for container in ["/spec/containers/0", "/spec/containers/1"] {
+                let container = changed.pointer_mut(container).unwrap();
+                container["image"] = format!("mirror/{}", container["image"]).into();
+                container["resources"] = json!({"requests": {"cpu": "7m"}});
+            }
+            assert_eq!(injected("", &changed), (changed, 0));
+        }
+    }
+
+    #[test]
+    fn what_is_new_is_laid_over_and_a_container_that_is_gone_comes_back() {
+        let (mut changed, _) = injected("", &pod());
+        changed["spec"]["containers"][1]["image"] = "mirror/proxy".into();
+        let (now, _) = injected("proxy: {image: new/proxy}", &changed);
+        assert_eq!(now["spec"]["containers"][1]["image"], "new/proxy");
+        let (whole, _) = injected("", &pod());
+        let mut gone = whole.clone();
+        gone["spec"]["containers"].as_array_mut().unwrap().pop();
+        assert_eq!(injected("", &gone).0, whole);
+    }
+
+    #[test]
+    fn an_annotation_that_others_have_changed_since_is_taken_for_the_authors() {
+        let key = workload::keys::SIDECAR_EXCLUDE_INBOUND_PORTS;
+        let (mut changed, _) = injected("", &pod());
+        assert_eq!(changed["metadata"]["annotations"][key], "15020");
+        changed["metadata"]["annotations"][key] = "3306".into();
+        let (now, _) = injected("", &changed);
+        assert_eq!(now["metadata"]["annotations"][key], "3306");
+        let author = previous::strip(&now);
+        assert_eq!(author["metadata"]["annotations"], json!({(key): "3306"}));
+        assert_eq!(injected("", &now).1, 0);
+    }
+
+    #[test]
+    fn marks_are_the_same_in_every_release() {
+        assert_eq!(mark("istio-proxy", "image", &"i:1".into()), MARK);
+        assert_ne!(mark("istio-proxy", "image", &"i:2".into()), MARK);
+        assert_ne!(mark("istio-prox", "yimage", &"i:1".into()), MARK);
+    }
+
+    /// By the definition of FNV-1a, computed elsewhere.
+    const MARK: &str = "406f248b";
+}

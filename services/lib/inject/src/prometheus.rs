@@ -1,0 +1,181 @@
+//! Metrics of application, proxy and agent at one address, the agent's (istio-sidecar-install.md, 6.8): Prometheus has no
+//! certificate of the mesh. Where the application's are is told to the agent in [`SCRAPED`].
+
+use serde_json::{Value, json};
+use workload::{keys, lists};
+
+use crate::{
+    config::Config,
+    error::{InjectError, told},
+    proxy::ProxySettings,
+    proxy_of, tree,
+};
+
+/// The variable by which the agent knows where the application's metrics are: JSON.
+pub const SCRAPED: &str = "ISTIO_PROMETHEUS_ANNOTATIONS";
+
+/// The variable by which the proxy serves the same metrics with mutual TLS: a port.
+const SECURE: &str = "ENVOY_SECURE_MERGED_METRICS_PORT";
+
+/// Where the agent answers.
+const PATH: &str = "/stats/prometheus";
+
+/// Ports of proxy and agent, where no application's metrics are: of those that are never captured, and Envoy's
+/// administration, capture, tunnel and name resolution (6.8).
+const RESERVED: [u16; 6] = [15000, 15001, 15004, 15006, 15008, 15053];
+
+/// What the pod's author says of the application's metrics.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Said {
+    scrape: String,
+    path: String,
+    port: String,
+    targets: Vec<Target>,
+}
+
+/// Where the agent asks.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    port: u16,
+    path: String,
+}
+
+/// Leads Prometheus to the agent, which asks the application.
+///
+/// # Errors
+///
+/// When a target is the proxy's or the agent's own port.
+pub(crate) fn merge(
+    pod: &mut Value,
+    original: &Value,
+    config: &Config,
+    proxy: &ProxySettings,
+) -> Result<(), InjectError> {
+    let secure = proxy_of(pod).and_then(|it| tree::variable(it, SECURE));
+    if let Some(port) = secure.map(str::to_owned) {
+        tree::annotate(pod, keys::SECURE_PORT, &port);
+    }
+    let wanted = tree::annotation(original, keys::MERGE_METRICS).and_then(tree::truth);
+    let is_wanted = wanted.unwrap_or(config.enable_prometheus_merge);
+    if !is_wanted || proxy.status_port == 0 || proxy_of(pod).is_none() {
+        return Ok(());
+    }
+    let said = Said::read(original, proxy)?;
+    let port = proxy.status_port.to_string();
+    // Not to be scraped, or led to the agent by its author.
+    if tree::truth(&said.scrape) == Some(false) || said.port == port {
+        return Ok(());
+    }
+    let spelled = spellings(pod);
+    tree::forget(pod, "annotations", spelled.iter().map(String::as_str));
+    tree::annotate(pod, keys::SCRAPE, "true");
+    tree::annotate(pod, keys::SCRAPE_PATH, PATH);
+    tree::annotate(pod, keys::SCRAPE_PORT, &port);
+    if said != Said::default() {
+        let text = said.to_json();
+        tree::each_container(pod, |_, container| {
+            if crate::is_proxy(container) {
+                tree::set_variable(container, SCRAPED, &text);
+            }
+        });
+    }
+    Ok(())
+}
+
+impl Said {
+    fn read(original: &Value, proxy: &ProxySettings) -> Result<Self, InjectError> {
+        let text = |key| spelled(original, key).unwrap_or_default().to_owned();
+        let wrong = |why: String| InjectError::annotation(keys::SCRAPE_TARGETS, &why);
+        let list = tree::annotation(original, keys::SCRAPE_TARGETS).unwrap_or_default();
+        let targets = targets(list).map_err(wrong)?;
+        if targets.iter().any(|it| it.port == proxy.status_port) {
+            let why = format!("port {} is the agent's own", proxy.status_port);
+            return Err(wrong(why));
+        }
+        Ok(Self {
+            scrape: text(keys::SCRAPE),
+            path: text(keys::SCRAPE_PATH),
+            port: text(keys::SCRAPE_PORT),
+            targets,
+        })
+    }
+
+    /// As the agent reads it (pilot-agent, PrometheusScrapeConfiguration).
+    fn to_json(&self) -> String {
+        let Self {
+            scrape,
+            path,
+            port,
+            targets,
+        } = self;
+        let mut json = json!({"scrape": scrape, "path": path, "port": port});
+        let targets = targets
+            .iter()
+            .map(|it| json!({"port": it.port.to_string(), "path": it.path}));
+        let targets: Vec<_> = targets.collect();
+        if let Some(fields) = json.as_object_mut().filter(|_| !targets.is_empty()) {
+            fields.insert("targets".to_owned(), targets.into());
+        }
+        json.to_string()
+    }
+}
+
+/// Prometheus takes any mark for any other in the name of an annotation.
+fn plain(key: &str) -> String {
+    let mark = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    key.chars().map(mark).collect()
+}
+
+fn annotations(pod: &Value) -> impl Iterator<Item = (&String, &Value)> {
+    let all = pod.pointer("/metadata/annotations");
+    all.and_then(Value::as_object).into_iter().flatten()
+}
+
+/// What an annotation says in whatever spelling, the usual one first.
+fn spelled<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+    let other = || {
+        let mut all = annotations(pod);
+        let found = all.find(|(known, _)| plain(known) == plain(key))?;
+        found.1.as_str()
+    };
+    tree::annotation(pod, key).or_else(other)
+}
+
+/// Every spelling that stands in a pod, of all three.
+fn spellings(pod: &Value) -> Vec<String> {
+    let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(plain);
+    let all = annotations(pod).filter(|(key, _)| ours.contains(&plain(key)));
+    all.map(|(key, _)| key.clone()).collect()
+}
+
+/// `PORT:PATH`, with commas between them; `/metrics` where there is no path.
+pub(crate) fn targets(text: &str) -> Result<Vec<Target>, String> {
+    let entries = text.split(',').map(str::trim);
+    entries
+        .filter(|_| !text.trim().is_empty())
+        .map(target)
+        .collect()
+}
+
+fn target(entry: &str) -> Result<Target, String> {
+    let (port, path) = entry.split_once(':').unwrap_or((entry, ""));
+    let wrong = |what: &str| {
+        let entry = told(entry);
+        format!("{entry} {what}; give PORT:PATH like 9100:/metrics, with commas between them")
+    };
+    let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+    let port: Option<u16> = digits.then(|| port.parse().ok()).flatten();
+    let port = port.filter(|port| *port != 0);
+    let port = port.ok_or_else(|| wrong("has no port"))?;
+    if RESERVED.contains(&port) || lists::NEVER_CAPTURED.contains(&port) {
+        return Err(wrong("names a port of the proxy"));
+    }
+    let path = if path.is_empty() { "/metrics" } else { path };
+    let is_path = path.starts_with('/') && path.bytes().all(|byte| byte.is_ascii_graphic());
+    let path = is_path.then(|| path.to_owned());
+    let path = path.ok_or_else(|| wrong("has no path"))?;
+    Ok(Target { port, path })
+}
+
+#[cfg(test)]
+mod tests;

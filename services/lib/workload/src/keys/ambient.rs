@@ -1,0 +1,117 @@
+//! What Istio and Kubernetes say of pods and namespaces of an ambient mesh.
+
+use super::{Access, Key, On, POD_EVENTS, row};
+
+pub(super) const AMBIENT: &[Key] = &[
+    row(
+        POD_EVENTS,
+        Access::Read,
+        DATAPLANE_MODE,
+        On::PodLabel,
+        "`ambient`, `none`",
+        "`ambient` enrolls the pod, `none` keeps it out of an enrolled namespace; read through the setting enablement_selectors",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        DATAPLANE_MODE,
+        On::NamespaceLabel,
+        "`ambient`",
+        "enrolls the namespace's pods; read through the setting enablement_selectors",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        NAMESPACE_NAME,
+        On::NamespaceLabel,
+        "the namespace's name",
+        "lets enablement_selectors name namespaces; known also where nothing else is known of a namespace",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        DNS_CAPTURE,
+        On::PodAnnotation,
+        "truth value",
+        "whether name resolution goes to ztunnel, whatever the setting dns_capture says",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        BYPASS_INBOUND_CAPTURE,
+        On::PodAnnotation,
+        "truth value",
+        "leaves inbound TCP alone (\"ingress mode\")",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        REROUTE_VIRTUAL_INTERFACES,
+        On::PodAnnotation,
+        "interface names, with commas between them",
+        "takes TCP that arrives on them for outbound",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Written,
+        REDIRECTION,
+        On::PodAnnotation,
+        "`enabled`, `pending`",
+        "tells istiod whether the pod's traffic is redirected; what another agent wrote is how its pods are found",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        STATIC_MIRROR,
+        On::PodAnnotation,
+        "any",
+        "says that the pod only shows a static pod of the kubelet",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        STATIC_HASH,
+        On::PodAnnotation,
+        "the UID of a static pod",
+        "what kubelet and runtime call a static pod",
+    ),
+];
+
+/// Label on a pod or a namespace: `ambient` enrolls, `none` on a pod opts out.
+pub const DATAPLANE_MODE: &str = "istio.io/dataplane-mode";
+
+/// The value of [`DATAPLANE_MODE`] that enrolls.
+pub const DATAPLANE_MODE_AMBIENT: &str = "ambient";
+
+/// The value of [`DATAPLANE_MODE`] that keeps a pod out of an enrolled namespace.
+pub const DATAPLANE_MODE_NONE: &str = "none";
+
+/// Who joins where nothing else is set: the two selectors of Istio's chart (`AMBIENT_ENABLEMENT_SELECTOR`).
+pub const ISTIO_SELECTORS: &str = r#"[{"podSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}},{"podSelector":{"matchExpressions":[{"key":"istio.io/dataplane-mode","operator":"NotIn","values":["none"]}]},"namespaceSelector":{"matchLabels":{"istio.io/dataplane-mode":"ambient"}}}]"#;
+
+/// Label on every namespace, kept by the API server: its name (Kubernetes, "Automatic labelling").
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// Annotation on a pod, written by a kubelet: the pod only shows a static pod that the kubelet runs by itself.
+pub const STATIC_MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Annotation on a pod that shows a static one: the UID by which kubelet and runtime call it.
+pub const STATIC_HASH: &str = "kubernetes.io/config.hash";
+
+/// Annotation on a pod, a truth value: whether its name resolution goes to ztunnel, whatever the node says.
+pub const DNS_CAPTURE: &str = "ambient.istio.io/dns-capture";
+
+/// Annotation on a pod, a truth value: its inbound traffic is not captured ("ingress mode").
+pub const BYPASS_INBOUND_CAPTURE: &str = "ambient.istio.io/bypass-inbound-capture";
+
+/// Annotation on a pod: interfaces, with commas between them, whose arriving TCP is taken for outbound.
+pub const REROUTE_VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
+
+/// Annotation on a pod, written by inpod and read by istiod: the pod's traffic is redirected.
+pub const REDIRECTION: &str = "ambient.istio.io/redirection";
+
+/// The value of [`REDIRECTION`] of an enrolled pod.
+pub const REDIRECTION_ENABLED: &str = "enabled";
+
+/// The value of [`REDIRECTION`] of a pod that is to be in the mesh and that no ztunnel has acknowledged yet.
+pub const REDIRECTION_PENDING: &str = "pending";

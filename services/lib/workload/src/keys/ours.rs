@@ -1,0 +1,122 @@
+//! What is ours alone, and what repair and those who leave write.
+
+use super::{Access, CLIENT, Key, On, POD_EVENTS, REPAIR, row};
+
+pub(super) const OURS: &[Key] = &[
+    row(
+        POD_EVENTS,
+        Access::Read,
+        ON_UNKNOWN,
+        On::NamespaceAnnotation,
+        "`open`, `closed`",
+        "whether pods start while it is not known whether they are to be in the mesh",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        ALLOW,
+        On::NamespaceAnnotation,
+        "`exclude`, `keep-existing`, with commas between them",
+        "what pods of the namespace may ask for, besides what the setting pods_may says",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        EXCLUDE_OUTBOUND_PORTS,
+        On::PodAnnotation,
+        "TCP ports, with commas between them",
+        "leaves connections to these ports alone; needs the permission `exclude`",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        EXCLUDE_OUTBOUND_CIDRS,
+        On::PodAnnotation,
+        "networks as address/length, with commas between them",
+        "leaves connections to these networks alone; needs the permission `exclude`",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        EXCLUDE_INBOUND_PORTS,
+        On::PodAnnotation,
+        "TCP ports, with commas between them",
+        "leaves connections to these ports of the pod alone; needs the permission `exclude`",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        EXCLUDE_INBOUND_CIDRS,
+        On::PodAnnotation,
+        "networks as address/length, with commas between them",
+        "leaves connections from these networks alone; needs the permission `exclude`",
+    ),
+    row(
+        POD_EVENTS,
+        Access::Read,
+        KEEP_EXISTING_CONNECTIONS,
+        On::PodAnnotation,
+        "truth value",
+        "lets connections from before the enrolment go on past ztunnel; needs the permission `keep-existing`",
+    ),
+    row(
+        REPAIR,
+        Access::Written,
+        UNINITIALIZED,
+        On::PodLabel,
+        "`true`",
+        "says that the pod started without redirection and is not repaired; only with the setting label_pods, whose name and value broken_pod_label_key and broken_pod_label_value change",
+    ),
+    row(
+        CLIENT,
+        Access::Written,
+        LEAVE_SINCE,
+        On::LeaveAnnotation,
+        "seconds since 1970",
+        "says since when nodes are to be left: receipts from before do not count",
+    ),
+];
+
+/// Label on a pod, written by `repair` where it may (Istio's `REPAIR_BROKEN_POD_LABEL_KEY`): the pod started without
+/// redirection, and has none.
+pub const UNINITIALIZED: &str = "cni.istio.io/uninitialized";
+
+/// The value of [`UNINITIALIZED`].
+pub const UNINITIALIZED_TRUE: &str = "true";
+
+/// Annotation on a namespace: whether its pods start while it is not known whether they are to be in the mesh.
+pub const ON_UNKNOWN: &str = "inpod.io/on-unknown";
+
+/// The value of [`ON_UNKNOWN`] that lets pods through.
+pub const ON_UNKNOWN_OPEN: &str = "open";
+
+/// The value of [`ON_UNKNOWN`] that holds pods back.
+pub const ON_UNKNOWN_CLOSED: &str = "closed";
+
+/// Annotation on a namespace: what its pods may ask for that takes traffic past ztunnel. Words, with commas between
+/// them.
+pub const ALLOW: &str = "inpod.io/allow";
+
+/// The word in [`ALLOW`] and in the setting `pods_may` that permits exclusions.
+pub const ALLOW_EXCLUDE: &str = "exclude";
+
+/// The word in [`ALLOW`] and in the setting `pods_may` that permits [`KEEP_EXISTING_CONNECTIONS`].
+pub const ALLOW_KEEP_EXISTING: &str = "keep-existing";
+
+/// Annotation on a pod: TCP ports, with commas between them. Connections to them are not captured.
+pub const EXCLUDE_OUTBOUND_PORTS: &str = "inpod.io/exclude-outbound-ports";
+
+/// Annotation on a pod: networks, with commas between them. Connections to them are not captured.
+pub const EXCLUDE_OUTBOUND_CIDRS: &str = "inpod.io/exclude-outbound-cidrs";
+
+/// Annotation on a pod: TCP ports of its own, with commas between them. Connections to them are not captured.
+pub const EXCLUDE_INBOUND_PORTS: &str = "inpod.io/exclude-inbound-ports";
+
+/// Annotation on a pod: networks, with commas between them. Connections from them are not captured.
+pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
+
+/// Annotation on a pod, a truth value: connections from before its enrolment go on as they are.
+pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
+
+/// On the ConfigMap by which nodes are left: when that was said.
+pub const LEAVE_SINCE: &str = "inpod.io/leave-since";

@@ -1,0 +1,225 @@
+//! The lists in annotations of pods with a sidecar, taken as Istio's plugin takes them (istio-sidecar-install.md, 3.4), but
+//! for what it takes and no rule can be made of. Injector and node read them here: what the one lets through the other can
+//! carry out.
+
+use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
+
+use crate::parse_address;
+
+/// Ports of the proxy that are never captured: telemetry, health, metrics (istio-sidecar-install.md, 3.4).
+pub const NEVER_CAPTURED: [u16; 3] = [15020, 15021, 15090];
+
+/// How many entries a list may have (`netconfig.v1.SidecarRedirection`).
+const MOST: usize = 64;
+
+/// How many interfaces a list may have (`netconfig.v1.AmbientRedirection`).
+const MOST_INTERFACES: usize = 16;
+
+/// Bytes of an interface's name without the NUL (IFNAMSIZ, linux/if.h).
+const LONGEST_NAME: usize = 15;
+
+/// Why a list is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidList {
+    /// An entry is not what the list is of.
+    #[error("{entry:?} is no {what}; give {advice}")]
+    Entry {
+        /// The start of the entry.
+        entry: String,
+        /// What the list is of.
+        what: &'static str,
+        /// What to give.
+        advice: &'static str,
+    },
+    /// No rules are made of so much.
+    #[error("more than {most} {what}; give fewer")]
+    TooMany {
+        /// How many it may have.
+        most: usize,
+        /// What the list is of.
+        what: &'static str,
+    },
+}
+
+fn invalid(entry: &str, what: &'static str, advice: &'static str) -> InvalidList {
+    InvalidList::Entry {
+        // As much as is worth telling: the whole of it may be as long as a pod, and an error travels in headers.
+        entry: entry.chars().take(64).collect(),
+        what,
+        advice,
+    }
+}
+
+fn bounded<T>(
+    all: BTreeSet<T>,
+    most: usize,
+    what: &'static str,
+) -> Result<BTreeSet<T>, InvalidList> {
+    if all.len() <= most {
+        return Ok(all);
+    }
+    Err(InvalidList::TooMany { most, what })
+}
+
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    let all = (!text.is_empty()).then(|| text.split(','));
+    all.into_iter().flatten()
+}
+
+/// Ports, with spaces around them as anybody likes; an empty text has none. Port 0, which Istio takes, is nobody's and left
+/// out.
+///
+/// # Errors
+///
+/// When an entry is no number up to 65535, a sign or `*` included, or there are more than 64.
+pub fn ports(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
+    let mut ports = BTreeSet::new();
+    for entry in entries(text.trim()) {
+        let digits = entry.trim();
+        let is_number = digits.bytes().all(|byte| byte.is_ascii_digit());
+        let port = is_number.then(|| digits.parse().ok()).flatten();
+        let advice = "numbers up to 65535 with commas between them";
+        ports.extend(NonZeroU16::new(
+            port.ok_or_else(|| invalid(entry, "port", advice))?,
+        ));
+    }
+    bounded(ports, MOST, "entries")
+}
+
+/// Ports that are not captured inbound: those of a list, and [`NEVER_CAPTURED`] whatever it says.
+///
+/// # Errors
+///
+/// As [`ports`]; all of them count.
+pub fn excluded_inbound(text: &str) -> Result<BTreeSet<NonZeroU16>, InvalidList> {
+    let own = NEVER_CAPTURED.into_iter().filter_map(NonZeroU16::new);
+    bounded(
+        ports(text)?.into_iter().chain(own).collect(),
+        MOST,
+        "entries",
+    )
+}
+
+/// Networks as address and prefix length, without any space; an empty text has none. Bits beyond the prefix mean nothing.
+///
+/// # Errors
+///
+/// When an entry is no network, or there are more than 64.
+pub fn networks(text: &str) -> Result<BTreeSet<(IpAddr, u8)>, InvalidList> {
+    let advice = "networks like 10.0.0.0/8 or fd00::/64 with commas and no spaces between them";
+    let network = |entry| network(entry).ok_or_else(|| invalid(entry, "network", advice));
+    let all = entries(text).map(network).collect::<Result<_, _>>()?;
+    bounded(all, MOST, "entries")
+}
+
+/// As Go's netip.ParsePrefix takes it: the length without a sign or a leading zero.
+fn network(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, bits) = text.split_once('/')?;
+    let is_plain = bits == "0" || !bits.starts_with(['0', '+']);
+    let bits = bits.parse().ok().filter(|_| is_plain)?;
+    Some((masked(parse_address(address).ok()?, bits)?, bits))
+}
+
+/// An address without the bits beyond a prefix; `None` where no address is that long.
+pub fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
+    match address {
+        IpAddr::V4(v4) => {
+            let mask = u32::MAX.checked_shl(32_u32.checked_sub(bits.into())?);
+            Some(IpAddr::V4((v4.to_bits() & mask.unwrap_or_default()).into()))
+        }
+        IpAddr::V6(v6) => {
+            let mask = u128::MAX.checked_shl(128_u32.checked_sub(bits.into())?);
+            Some(IpAddr::V6((v6.to_bits() & mask.unwrap_or_default()).into()))
+        }
+    }
+}
+
+/// Names of interfaces, with spaces around them as anybody likes; an empty text has none.
+///
+/// # Errors
+///
+/// When an entry is no name that Istio takes, or there are more than 16.
+pub fn interfaces(text: &str) -> Result<BTreeSet<String>, InvalidList> {
+    let advice = "names of at most 15 letters, digits and _.- that begin with a letter, with commas between them";
+    let name = |entry: &str| {
+        let name = entry.trim();
+        is_interface(name)
+            .then(|| name.to_owned())
+            .ok_or_else(|| invalid(entry, "interface", advice))
+    };
+    let all = entries(text.trim()).map(name).collect::<Result<_, _>>()?;
+    bounded(all, MOST_INTERFACES, "interfaces")
+}
+
+fn is_interface(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    let begins = bytes.next().is_some_and(|byte| byte.is_ascii_alphabetic());
+    let goes_on = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    begins && name.len() <= LONGEST_NAME && bytes.all(goes_on)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_numbers_with_spaces_and_nothing_else() {
+        let found: Vec<_> = ports(" 80, 0,65535").unwrap().into_iter().collect();
+        assert_eq!(
+            found.iter().map(|it| it.get()).collect::<Vec<_>>(),
+            [80, 65535]
+        );
+        assert!(ports("").unwrap().is_empty());
+        for wrong in ["*", "80,", "+80", "65536", "80 90", "-1", "80\n81"] {
+            assert!(ports(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn networks_are_of_both_families_and_have_a_length_of_theirs() {
+        assert_eq!(networks("10.0.0.0/8,fd00::/64").unwrap().len(), 2);
+        assert!(networks("").unwrap().is_empty());
+        for wrong in [
+            "*",
+            "10.0.0.0",
+            "10.0.0.0/33",
+            "10.0.0.0/08",
+            "::/129",
+            " ::/0",
+            "::ffff:1.2.3.4/8",
+        ] {
+            assert!(networks(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn interfaces_have_names_that_no_shell_takes_for_words() {
+        assert_eq!(interfaces("eth0, k6t-net.1").unwrap().len(), 2);
+        for wrong in ["0eth", "a b", "eth0;rm", "abcdefghijklmnop", "eth0,"] {
+            assert!(interfaces(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lists_are_as_long_as_rules_can_be_made_of() {
+        let list = |count: u32, start: &str| {
+            let entries: Vec<_> = (1..=count).map(|n| format!("{start}{n}")).collect();
+            entries.join(",")
+        };
+        assert!(ports(&list(64, "")).is_ok() && ports(&list(65, "")).is_err());
+        assert!(excluded_inbound(&list(61, "")).is_ok());
+        let told = excluded_inbound(&list(62, "")).unwrap_err().to_string();
+        assert_eq!(told, "more than 64 entries; give fewer");
+        assert!(networks(&list(32, "10.0.0.0/")).is_ok());
+        let far: Vec<_> = (0..65).map(|n| format!("10.{n}.0.0/16")).collect();
+        assert!(networks(&far.join(",")).is_err());
+        assert!(interfaces(&list(16, "if")).is_ok() && interfaces(&list(17, "if")).is_err());
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_and_no_longer_than_it_is_worth() {
+        let long = "x".repeat(1000);
+        let told = ports(&long).unwrap_err().to_string();
+        assert!(told.len() < 200 && told.contains("is no port"), "{told}");
+    }
+}
