@@ -11,6 +11,7 @@
 mod again;
 mod goldens;
 mod http;
+mod idle;
 mod other;
 mod rotation;
 mod webhook;

@@ -176,6 +176,15 @@ impl Webhook {
         line.map_or(0, |number| number.parse().unwrap())
     }
 
+    /// How many connections had to make room.
+    pub(crate) fn evictions(&self) -> u64 {
+        let text = self.metrics().unwrap();
+        let line = text
+            .lines()
+            .find_map(|line| line.strip_prefix("inpod_injector_evictions_total "));
+        line.map_or(0, |number| number.parse().unwrap())
+    }
+
     /// What came of each review so far, and how many operations its patch had, as the injector wrote it down.
     pub(crate) fn reviews(&self) -> Vec<(String, u64)> {
         let log = fs::read_to_string(self.path("log")).unwrap();

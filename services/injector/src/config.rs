@@ -45,7 +45,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "max_connections",
         default: Some("512"),
-        help: "How many connections are held; further ones wait to be accepted",
+        help: "How many connections are held; for a further one the idlest is closed",
     },
     Key {
         name: "linger_seconds",

@@ -10,6 +10,7 @@ pub mod certificate;
 pub mod config;
 pub mod metrics;
 pub mod path;
+mod places;
 pub mod reload;
 pub mod review;
 pub mod server;

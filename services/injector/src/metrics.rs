@@ -18,6 +18,7 @@ pub struct Metrics {
     skips: Family<By, Counter>,
     duration: Histogram,
     reloads: Family<[(&'static str, &'static str); 2], Counter>,
+    pub(crate) evictions: Counter,
 }
 
 impl Default for Metrics {
@@ -27,6 +28,7 @@ impl Default for Metrics {
             skips: Family::default(),
             duration: daemon::metrics::durations(),
             reloads: Family::default(),
+            evictions: Counter::default(),
         }
     }
 }
@@ -47,6 +49,8 @@ impl Metrics {
         );
         let help = "Changes of certificate and configuration that were seen, by what came of them";
         registry.register("reloads", help, self.reloads.clone());
+        let help = "Idle connections that were closed to make room for another";
+        registry.register("evictions", help, self.evictions.clone());
     }
 
     pub(crate) fn reviewed(&self, outcome: Outcome, took: Duration) {

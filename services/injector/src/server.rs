@@ -19,12 +19,13 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::{sleep, timeout, timeout_at},
 };
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{ServerConfig, crypto::ring},
+    server::TlsStream,
 };
 
 use crate::{
@@ -32,6 +33,7 @@ use crate::{
     config::Config,
     metrics::Metrics,
     path,
+    places::{Place, Places},
     reload::Current,
     review::{self, Answer, Outcome},
 };
@@ -46,8 +48,11 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 /// client-go's transport), so that none is closed as a review is sent.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// How long reviews under way may take when the process stops.
+/// How long reviews under way may take when the process stops, or their connection is to make room.
 const DRAIN: Duration = Duration::from_secs(10);
+
+/// How long the rest of an answer may take on a connection that is to make room.
+const FLUSH: Duration = Duration::from_millis(250);
 
 /// The server of the webhook.
 #[derive(Clone, Debug)]
@@ -58,8 +63,7 @@ struct Inner {
     current: Arc<Current>,
     metrics: Metrics,
     reviews: Arc<Semaphore>,
-    connections: Arc<Semaphore>,
-    max_connections: usize,
+    places: Arc<Places>,
     deadline: Duration,
     linger: Duration,
 }
@@ -96,13 +100,13 @@ impl Server {
             .with_no_client_auth();
         let mut tls = tls.with_cert_resolver(Arc::<Shown>::clone(&current.shown));
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        let places = Places::new(config.max_connections.get(), metrics.evictions.clone());
         Ok(Self(Arc::new(Inner {
             acceptor: TlsAcceptor::from(Arc::new(tls)),
             current,
             metrics,
             reviews: Arc::new(Semaphore::new(config.max_reviews.get())),
-            connections: Arc::new(Semaphore::new(config.max_connections.get())),
-            max_connections: config.max_connections.get(),
+            places,
             deadline: config.deadline(),
             linger: config.linger(),
         })))
@@ -118,17 +122,20 @@ impl Server {
         };
         tokio::pin!(stop);
         loop {
-            // Never closed, hence never an error.
-            let place = Arc::clone(&self.0.connections).acquire_owned();
-            let accepted = async { (place.await, listener.accept().await) };
-            let (place, accepted) = tokio::select! {
+            let accepted = async {
+                let accepted = listener.accept().await;
+                // What has no place yet waits, and those after it in the kernel.
+                let place = self.0.places.take().await;
+                (accepted, place)
+            };
+            let (accepted, place) = tokio::select! {
                 () = &mut stop => break,
                 both = accepted => both,
             };
             match accepted {
                 Ok((stream, _)) => drop(tokio::spawn(self.clone().connection(
                     stream,
-                    place.ok(),
+                    place,
                     last.clone(),
                 ))),
                 Err(error) => {
@@ -138,42 +145,52 @@ impl Server {
             }
         }
         drop(listener);
-        let all = u32::try_from(self.0.max_connections).unwrap_or(u32::MAX);
-        if timeout(DRAIN, self.0.connections.acquire_many(all))
-            .await
-            .is_err()
-        {
+        if timeout(DRAIN, self.0.places.emptied()).await.is_err() {
             tracing::warn!("Connections did not end in time");
         }
     }
 
-    async fn connection(
-        self,
-        stream: TcpStream,
-        place: Option<OwnedSemaphorePermit>,
-        shutdown: Shutdown,
-    ) {
+    async fn connection(self, stream: TcpStream, place: Arc<Place>, shutdown: Shutdown) {
         // A client that hangs or breaks off is its own affair.
-        if let Ok(Ok(stream)) = timeout(HANDSHAKE, self.0.acceptor.accept(stream)).await {
-            let linger = self.0.linger;
-            let service = service_fn(move |request| {
-                let server = self.clone();
-                async move { Ok::<_, Infallible>(server.serve_inject(request).await) }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(IDLE)
-                .serve_connection(TokioIo::new(stream), service);
-            tokio::pin!(connection);
-            tokio::select! {
-                done = connection.as_mut() => drop(done),
-                () = async { shutdown.requested().await; sleep(linger).await } => {
-                    connection.as_mut().graceful_shutdown();
-                    drop(connection.await);
-                }
+        let Some(stream) = self.handshake(stream, &place).await else {
+            return;
+        };
+        let linger = self.0.linger;
+        let asked = Arc::clone(&place);
+        let service = service_fn(move |request| {
+            let (server, busy) = (self.clone(), asked.busy());
+            async move {
+                let response = server.serve_inject(request).await;
+                drop(busy);
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(IDLE)
+            .serve_connection(TokioIo::new(stream), service);
+        tokio::pin!(connection);
+        tokio::select! {
+            done = connection.as_mut() => drop(done),
+            () = place.asked_to_leave() => {
+                connection.as_mut().graceful_shutdown();
+                // Its head may be half there, and the rest never come.
+                let patience = if place.is_busy() { DRAIN } else { FLUSH };
+                drop(timeout(patience, connection).await);
+            }
+            () = async { shutdown.requested().await; sleep(linger).await } => {
+                connection.as_mut().graceful_shutdown();
+                drop(connection.await);
             }
         }
-        drop(place);
+    }
+
+    async fn handshake(&self, stream: TcpStream, place: &Place) -> Option<TlsStream<TcpStream>> {
+        let handshake = timeout(HANDSHAKE, self.0.acceptor.accept(stream));
+        tokio::select! {
+            done = handshake => done.ok()?.ok(),
+            () = place.asked_to_leave() => None,
+        }
     }
 
     /// One request, from its head to its answer.

@@ -1,0 +1,119 @@
+//! Connections that are kept and not used keep no API server out.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+use tokio_rustls::rustls::{
+    ClientConfig, ClientConnection, RootCertStore, StreamOwned,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+};
+
+use crate::{
+    ENABLED, containers,
+    webhook::{Webhook, pod},
+};
+
+/// As many as there are places (the default of max_connections).
+const PLACES: usize = 512;
+
+/// What an API server's patience is at least, and far less than a connection may be idle.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+type Connection = StreamOwned<ClientConnection, TcpStream>;
+
+fn trust(webhook: &Webhook) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    let authority = webhook.dir.path().join("ca.crt");
+    for certificate in CertificateDer::pem_file_iter(authority).unwrap() {
+        roots.add(certificate.unwrap()).unwrap();
+    }
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().unwrap();
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    Arc::new(config)
+}
+
+/// A connection after its handshake.
+fn connected(webhook: &Webhook, trust: &Arc<ClientConfig>) -> Connection {
+    let url = webhook.url("");
+    let address: SocketAddr = url.strip_prefix("https://").unwrap().parse().unwrap();
+    let stream = webhook
+        .server
+        .netns()
+        .within(|| TcpStream::connect(address));
+    let stream = stream.unwrap().unwrap();
+    stream.set_read_timeout(Some(AT_ONCE)).unwrap();
+    let name = ServerName::IpAddress(address.ip().into());
+    let connection = ClientConnection::new(Arc::clone(trust), name).unwrap();
+    let mut connection = StreamOwned::new(connection, stream);
+    while connection.conn.is_handshaking() {
+        connection.conn.complete_io(&mut connection.sock).unwrap();
+    }
+    connection
+}
+
+/// One of a kind: with an answered request, with nothing, with half a head.
+fn idle(webhook: &Webhook, trust: &Arc<ClientConfig>, number: usize) -> Connection {
+    let mut connection = connected(webhook, trust);
+    match number % 3 {
+        0 => {
+            connection
+                .write_all(b"GET / HTTP/1.1\r\nHost: injector\r\n\r\n")
+                .unwrap();
+            let mut start = [0; 12];
+            connection.read_exact(&mut start).unwrap();
+            assert_eq!(&start, b"HTTP/1.1 404");
+        }
+        1 => {}
+        _ => connection
+            .write_all(b"POST /inject HTTP/1.1\r\nHo")
+            .unwrap(),
+    }
+    connection
+}
+
+#[test]
+fn idle_connections_on_all_places_keep_no_review_waiting() {
+    let webhook = Webhook::start("idle");
+    let inside = webhook.namespace("in", Some(ENABLED));
+    webhook.register(&json!([webhook.hook("namespace", "/inject", "Fail")]));
+    webhook.until_injected(&inside);
+    let trust = trust(&webhook);
+    let held: Vec<_> = (0..PLACES)
+        .map(|number| idle(&webhook, &trust, number))
+        .collect();
+    // The API server's own was the idlest, and made room: it has to come back.
+    assert!(webhook.evictions() > 0);
+    for turn in 0..3 {
+        let began = Instant::now();
+        let made = webhook.dry_run(&inside, &pod("web")).unwrap();
+        assert_eq!(containers(&made), ["app", "istio-proxy"]);
+        assert!(began.elapsed() < AT_ONCE, "{turn}: {:?}", began.elapsed());
+        // And somebody who was never there before.
+        let began = Instant::now();
+        webhook
+            .curl(&["-o", "/dev/null", &webhook.url("/")])
+            .unwrap();
+        assert!(began.elapsed() < AT_ONCE, "{turn}: {:?}", began.elapsed());
+    }
+    // Only as many made room as others needed it.
+    let closed = held.into_iter().filter_map(is_closed).count();
+    assert!((1..20).contains(&closed), "{closed}");
+    let log = fs::read_to_string(webhook.dir.path().join("log")).unwrap();
+    assert!(!log.contains("ERROR"), "{log}");
+}
+
+/// Whether the injector has closed a connection.
+fn is_closed(mut connection: Connection) -> Option<()> {
+    connection.sock.set_nonblocking(true).unwrap();
+    let ended = connection.read_to_end(&mut Vec::new());
+    let is_open = ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+    (!is_open).then_some(())
+}
