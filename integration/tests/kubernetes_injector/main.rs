@@ -3,7 +3,6 @@
 #![cfg(feature = "apiserver")]
 #![expect(
     clippy::unwrap_used,
-    clippy::panic,
     clippy::indexing_slicing,
     reason = "a test that fails panics"
 )]

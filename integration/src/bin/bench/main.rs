@@ -2,6 +2,7 @@
 
 mod broker;
 mod incumbent;
+mod injector;
 mod reconcile;
 mod rules;
 mod services;
@@ -36,6 +37,10 @@ fn main() -> anyhow::Result<()> {
     }
     if only == "repair" {
         reconcile::repair(size()?.pods)?;
+        return say(&format!("\nload after: {}", load().trim()));
+    }
+    if only == "injector" {
+        injector::injector(samples)?;
         return say(&format!("\nload after: {}", load().trim()));
     }
     if matches!(&*only, "" | "broker") {

@@ -41,9 +41,13 @@ pub(crate) fn reconcile(samples: usize, size: Size) -> anyhow::Result<()> {
 /// Parts of a second that the kernel counts a process's time in, whatever its own are (proc(5), `USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
-/// What a process has had of the processors, in user and kernel mode together; to 10 ms.
 fn processor_time(node: &Node, service: &str) -> anyhow::Result<Duration> {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", node.pid(service)?))?;
+    used(node.pid(service)?)
+}
+
+/// What a process has had of the processors, in user and kernel mode together; to 10 ms.
+pub(crate) fn used(pid: u32) -> anyhow::Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
     // The name before it may have blanks. After it come the state and then fields 4 to 13, which are others.
     let (_, fields) = stat.rsplit_once(')').context("a name in parentheses")?;
     let ticks = fields.split_whitespace().skip(11).take(2);
