@@ -37,10 +37,12 @@ pub const NODE: &str = "node-1";
 /// tries again after about 12 s; a restarted container waits up to 40 s the third time.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// An API server as clusters have it: pods run as service accounts that are there, and may ask for root's rights.
+/// An API server as clusters have it: pods run as service accounts that are there, and may ask for root's rights. It asks the
+/// pods behind a Service themselves, since nobody here translates a Service's address.
 const SETTINGS: &[&str] = &[
     "--allow-privileged=true",
     "--kubelet-preferred-address-types=InternalIP",
+    "--enable-aggregator-routing=true",
 ];
 
 /// A cluster. All that runs in it ends with the value.
@@ -68,6 +70,7 @@ impl Cluster {
         }
         let server = Arc::new(ApiServer::start_with(SETTINGS)?);
         let machine = Machine::new(Arc::clone(&server), images)?;
+        route_to_pods(server.netns())?;
         let cluster = Self {
             outside: outside(&server)?,
             machine,
@@ -237,12 +240,16 @@ fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
     );
     let netns = crate::pod::make_netns(&name)?;
     server.plug_at(&netns, 99)?;
-    let via = machine::ADDRESS;
-    for pods in files::PODS {
-        let command = ["ip", "route", "add", pods, "via", via];
-        exec_in(netns.path(), &command)?;
-    }
+    route_to_pods(&netns)?;
     Ok(netns)
+}
+
+/// By the node, which knows where they are.
+fn route_to_pods(netns: &Netns) -> anyhow::Result<()> {
+    let via = machine::ADDRESS;
+    files::PODS.iter().try_for_each(|pods| {
+        exec_in(netns.path(), &["ip", "route", "add", pods, "via", via]).map(drop)
+    })
 }
 
 /// Whether a condition of a pod or a node is true.
@@ -267,8 +274,9 @@ pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 
 /// A pod in a line: where it stands, and the last word about each of its containers.
 fn summary(pod: &Value) -> String {
-    let containers = pod.pointer("/status/containerStatuses");
-    let containers = containers.and_then(Value::as_array).into_iter().flatten();
+    let of = |pointer| pod.pointer(pointer).and_then(Value::as_array);
+    let kinds = ["/status/initContainerStatuses", "/status/containerStatuses"];
+    let containers = kinds.into_iter().filter_map(of).flatten();
     let each = containers.map(|container| {
         let (state, last) = (container.get("state"), container.get("lastState"));
         let of = |state: Option<&Value>| state.map(Value::to_string).unwrap_or_default();

@@ -40,6 +40,9 @@ pub enum Image {
     Busybox,
     /// `inpod.test/reference-ztunnel:1`.
     Ztunnel,
+    /// `inpod.test/sidecar:1`: a proxy that tells each connection, with its head in `src/bin/sidecar.rs`. It is started as
+    /// Istio's is, by arguments alone.
+    Sidecar,
     /// One that is shipped, under the name that `deploy/images/build` gives it, `localhost/NAME:TAG`, and laid out as
     /// the Containerfile says. The binaries are those of this workspace as they were built last, with the libraries
     /// that they name beside them; each ends in its tag, so that no two tags have the same bytes.
@@ -56,13 +59,16 @@ impl Image {
         match self {
             Self::Busybox => "busybox",
             Self::Ztunnel => "reference-ztunnel",
+            Self::Sidecar => "sidecar",
             Self::Shipped { name, .. } => name,
         }
     }
 
     fn reference(&self) -> String {
         match self {
-            Self::Busybox | Self::Ztunnel => format!("inpod.test/{}:1", self.name()),
+            Self::Busybox | Self::Ztunnel | Self::Sidecar => {
+                format!("inpod.test/{}:1", self.name())
+            }
             Self::Shipped { name, tag } => format!("localhost/{name}:{tag}"),
         }
     }
@@ -78,6 +84,10 @@ impl Image {
         let entrypoint = match self {
             Self::Busybox => busybox(&root)?,
             Self::Ztunnel => component(&root, &[self.name()], "1")?,
+            Self::Sidecar => {
+                component(&root, &[self.name()], "1")?;
+                json!(["/sidecar", "original"])
+            }
             Self::Shipped { name, tag } => component(&root, &binaries(name)?, tag)?,
         };
         let archive = dir.join(format!("{}.tar", self.name()));

@@ -46,22 +46,31 @@ pub(crate) fn template(app: &str, container: &Value) -> Value {
     })
 }
 
-/// A Deployment of one pod.
+/// A Deployment of one pod, which is ready.
 pub(crate) fn deploy(turn: &Turn<'_>, namespace: &str, app: &str, container: &Value) -> Value {
+    make_deployment(turn, namespace, app, &template(app, container));
+    ready(turn, namespace, app)
+}
+
+/// Makes a Deployment of one pod, by the template of which it is an application of that name.
+pub(crate) fn make_deployment(turn: &Turn<'_>, namespace: &str, app: &str, template: &Value) {
     let object = json!({
         "apiVersion": "apps/v1", "kind": "Deployment",
         "metadata": {"name": app, "namespace": namespace},
         "spec": {
             "replicas": 1,
             "selector": {"matchLabels": {"app": app}},
-            "template": template(app, container),
+            "template": template,
         },
     });
     let path = format!("/apis/apps/v1/namespaces/{namespace}/deployments");
     turn.server.create(&path, &object).unwrap();
-    let pods = turn
-        .until_ready(namespace, &format!("app={app}"), 1)
-        .unwrap();
+}
+
+/// Waits for the one pod of an application.
+pub(crate) fn ready(turn: &Turn<'_>, namespace: &str, app: &str) -> Value {
+    let label = format!("app={app}");
+    let pods = turn.until_ready(namespace, &label, 1).unwrap();
     pods.first().unwrap().clone()
 }
 
@@ -73,19 +82,28 @@ pub(crate) fn plain(turn: &Turn<'_>, namespace: &str, app: &str) {
 /// A pod that is nobody's, with more in its spec.
 pub(crate) fn create(turn: &Turn<'_>, namespace: &str, app: &str, more: &Value, container: &Value) {
     let mut object = template(app, container);
-    let metadata = object.pointer_mut("/metadata").unwrap();
-    metadata
-        .as_object_mut()
-        .unwrap()
-        .insert("name".to_owned(), json!(app));
     let spec = object
         .pointer_mut("/spec")
         .unwrap()
         .as_object_mut()
         .unwrap();
     spec.extend(more.as_object().unwrap().clone());
+    make_pod(turn, namespace, app, &object).unwrap();
+}
+
+/// Makes a pod that is nobody's, by a template.
+pub(crate) fn make_pod(
+    turn: &Turn<'_>,
+    namespace: &str,
+    name: &str,
+    template: &Value,
+) -> anyhow::Result<Value> {
+    let mut object = template.clone();
+    let metadata = object.pointer_mut("/metadata").context("metadata")?;
+    let metadata = metadata.as_object_mut().context("a map")?;
+    metadata.insert("name".to_owned(), json!(name));
     let path = format!("/api/v1/namespaces/{namespace}/pods");
-    turn.server.create(&path, &object).unwrap();
+    turn.server.create(&path, &object)
 }
 
 /// Where a pod's application is.

@@ -13,5 +13,6 @@ mod node;
 mod probes;
 mod release;
 mod restarts;
+mod sidecar;
 mod start;
 mod trace;

@@ -8,12 +8,15 @@
 //! sidecar unmarked          as original, without an address of its own
 //! sidecar bootstrap FILE    as an Envoy with this bootstrap (JSON) does; where that says transparent, as group 1337 alone
 //! ```
+//!
+//! With the arguments of Istio's container behind the mode (`proxy sidecar ...`) it is the whole proxy: it also takes what is
+//! led to 15001, told alike, and answers 200 at 15021, as Istio's does once it is ready.
 
 mod bootstrap;
 
 use std::{
     collections::BTreeSet,
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     path::Path,
     sync::{Arc, Mutex, PoisonError},
@@ -32,6 +35,15 @@ const OWNER: u32 = 1337;
 
 /// Where inbound connections are led.
 const INBOUND: u16 = 15006;
+
+/// Where outbound connections are led.
+const OUTBOUND: u16 = 15001;
+
+/// Where it is asked whether it is ready.
+const HEALTH: u16 = 15021;
+
+/// What it answers there.
+const READY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -56,9 +68,9 @@ impl Mode {
     fn parse(arguments: &[String]) -> anyhow::Result<Self> {
         let words: Vec<_> = arguments.iter().map(String::as_str).collect();
         match words.as_slice() {
-            ["original"] => Ok(Self::Original),
-            ["localhost"] => Ok(Self::Localhost),
-            ["unmarked"] => Ok(Self::Unmarked),
+            ["original"] | ["original", "proxy", ..] => Ok(Self::Original),
+            ["localhost"] | ["localhost", "proxy", ..] => Ok(Self::Localhost),
+            ["unmarked"] | ["unmarked", "proxy", ..] => Ok(Self::Unmarked),
             ["bootstrap", path] => Bootstrap::read(Path::new(path)).map(Self::Bootstrap),
             _ => bail!("see the head of integration/src/bin/sidecar/main.rs"),
         }
@@ -92,7 +104,7 @@ impl Mode {
     }
 }
 
-/// The ports of connections that it has made itself.
+/// The ports of connections that it has made itself and that last.
 type Own = Arc<Mutex<BTreeSet<u16>>>;
 
 fn main() -> anyhow::Result<()> {
@@ -101,17 +113,36 @@ fn main() -> anyhow::Result<()> {
     let (uid, gid) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));
     setresgid(gid, gid, gid).context("cannot become the proxy's group")?;
     // Who takes what is addressed to others needs rights that the user would not have.
-    if !mode.is_transparent() {
+    let transparent = mode.is_transparent();
+    if !transparent {
         setresuid(uid, uid, uid).context("cannot become the proxy's user")?;
     }
-    let listener = listen(mode.is_transparent()).context("cannot listen")?;
+    let (listener, own) = (listen(INBOUND, transparent)?, Own::default());
+    if std::env::args().nth(2).as_deref() == Some("proxy") {
+        let (outbound, known) = (listen(OUTBOUND, transparent)?, Arc::clone(&own));
+        thread::spawn(move || take(&outbound, &Arc::new(Mode::Unmarked), &known));
+        let health = listen(HEALTH, false)?;
+        thread::spawn(move || health.incoming().flatten().for_each(answer));
+    }
     say("listening")?;
-    let own = Own::default();
+    take(&listener, &mode, &own)
+}
+
+/// Takes connections, each in a thread of its own.
+fn take(listener: &TcpListener, mode: &Arc<Mode>, own: &Own) -> anyhow::Result<()> {
     for stream in listener.incoming() {
-        let (stream, mode, own) = (stream?, Arc::clone(&mode), Arc::clone(&own));
+        let (stream, mode, own) = (stream?, Arc::clone(mode), Arc::clone(own));
         thread::spawn(move || serve(&stream, &mode, &own));
     }
     Ok(())
+}
+
+/// Says that it is ready. A client that goes away is no error.
+fn answer(mut client: TcpStream) {
+    let asked = client.read(&mut [0; 4096]);
+    asked
+        .and_then(|_| client.write_all(READY))
+        .unwrap_or_default();
 }
 
 fn say(line: &str) -> io::Result<()> {
@@ -120,13 +151,14 @@ fn say(line: &str) -> io::Result<()> {
     out.flush()
 }
 
-fn listen(is_transparent: bool) -> io::Result<TcpListener> {
+fn listen(port: u16, is_transparent: bool) -> anyhow::Result<TcpListener> {
     let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
     socket.set_only_v6(false)?;
     if is_transparent {
         socket.set_ip_transparent_v6(true)?;
     }
-    socket.bind(&SocketAddr::from(([0_u16; 8], INBOUND)).into())?;
+    let bound = socket.bind(&SocketAddr::from(([0_u16; 8], port)).into());
+    bound.with_context(|| format!("cannot listen on {port}"))?;
     socket.listen(128)?;
     Ok(socket.into())
 }
@@ -168,6 +200,11 @@ fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
         Ok(server) => {
             told("forwarded");
             both(client, &server).unwrap_or_default();
+            // Another client may have the port next.
+            let address = server.local_addr().ok();
+            let port = address.and_then(|address| Some(address.as_socket()?.port()));
+            let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
+            own.remove(&port.unwrap_or_default());
         }
         Err(_) => told("refused"),
     }

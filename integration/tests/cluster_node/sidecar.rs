@@ -1,0 +1,375 @@
+//! Pods with a sidecar, as Istio's injector leaves them, where nothing that needs a right is admitted: the namespaces enforce
+//! Kubernetes' profile "restricted". The proxy is the harness's own, which tells each connection with its destination.
+
+use std::{fs, net::SocketAddr};
+
+use anyhow::ensure;
+use integration::{
+    PATIENCE, eventually,
+    kubernetes::{Image, VERSION, ask, text},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    agent::{Turn, named, on_the_node, uid},
+    apps::{address, container, deploy, make_deployment, make_pod, ready},
+    mesh::{serves_through_ztunnel, taken},
+};
+
+/// Where the application tells who asked.
+pub(crate) const WHO: &str = "/cgi-bin/who";
+
+/// From where the proxy asks the application.
+const PROXY: &str = "127.0.0.6";
+
+/// The profile "restricted" of Kubernetes' Pod Security Standards, enforced by the API server itself.
+pub(crate) const RESTRICTED: (&str, &str) = ("pod-security.kubernetes.io/enforce", "restricted");
+
+/// The images that pods with a sidecar run.
+pub(crate) const IMAGES: [Image; 2] = [
+    Image::Sidecar,
+    Image::Shipped {
+        name: "validate",
+        tag: VERSION,
+    },
+];
+
+/// Where the proxy is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Among the containers.
+    Plain,
+    /// An init container that goes on running.
+    Native,
+}
+
+/// What the restricted profile asks of a container, of a user of one's own.
+fn context(user: u32) -> Value {
+    json!({
+        "runAsUser": user, "runAsGroup": user, "runAsNonRoot": true,
+        "privileged": false, "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
+    })
+}
+
+/// The application, as a user of its own.
+pub(crate) fn application() -> Value {
+    container(&json!({
+        "securityContext": context(1000),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }))
+}
+
+/// Istio's validation, by Istio's own arguments (istio-sidecar-install, 6.6).
+fn validation() -> Value {
+    json!({
+        "name": "istio-validation", "image": format!("localhost/validate:{VERSION}"), "imagePullPolicy": "Never",
+        "args": [
+            "istio-iptables", "-p", "15001", "-z", "15006", "-u", "1337", "-m", "REDIRECT", "-i", "*", "-x", "", "-b", "*",
+            "-d", "15090,15021,15020", "--log_output_level=default:info", "--run-validation", "--skip-rule-apply",
+        ],
+        "securityContext": read_only(context(1337)),
+    })
+}
+
+/// The proxy, by Istio's own arguments and probes.
+fn proxy() -> Value {
+    let ready = json!({"path": "/healthz/ready", "port": 15021});
+    json!({
+        "name": "istio-proxy", "image": "inpod.test/sidecar:1", "imagePullPolicy": "Never",
+        "args": ["proxy", "sidecar", "--domain", "default.svc.cluster.local", "--proxyLogLevel=warning"],
+        "ports": [{"containerPort": 15090, "protocol": "TCP", "name": "http-envoy-prom"}],
+        "startupProbe": {"httpGet": ready, "periodSeconds": 1, "timeoutSeconds": 3, "failureThreshold": 600},
+        "readinessProbe": {"httpGet": ready, "periodSeconds": 15, "timeoutSeconds": 3, "failureThreshold": 4},
+        "securityContext": read_only(context(1337)),
+    })
+}
+
+fn with(object: &mut Value, name: &str, value: Value) {
+    let all = object.as_object_mut().unwrap();
+    all.insert(name.to_owned(), value);
+}
+
+fn read_only(mut context: Value) -> Value {
+    with(&mut context, "readOnlyRootFilesystem", json!(true));
+    context
+}
+
+/// A template of these containers, without a mark of an injector.
+pub(crate) fn template(app: &str, init: &[Value], containers: &[Value]) -> Value {
+    json!({
+        "metadata": {"labels": {"app": app}, "annotations": {}},
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+            "initContainers": init, "containers": containers,
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+        },
+    })
+}
+
+/// A pod's template with a sidecar.
+pub(crate) fn injected(app: &str, kind: Kind) -> Value {
+    let mut proxy = proxy();
+    let status = match kind {
+        Kind::Plain => r#"{"initContainers":["istio-validation"],"containers":["istio-proxy"]}"#,
+        Kind::Native => {
+            r#"{"initContainers":["istio-validation","istio-proxy"],"containers":null}"#
+        }
+    };
+    let mut template = match kind {
+        Kind::Plain => template(app, &[validation()], &[application(), proxy]),
+        Kind::Native => {
+            with(&mut proxy, "restartPolicy", json!("Always"));
+            template(app, &[validation(), proxy], &[application()])
+        }
+    };
+    for (name, value) in [
+        ("sidecar.istio.io/status", status),
+        ("sidecar.istio.io/interceptionMode", "REDIRECT"),
+        ("traffic.sidecar.istio.io/includeOutboundIPRanges", "*"),
+        ("traffic.sidecar.istio.io/includeInboundPorts", "*"),
+        ("traffic.sidecar.istio.io/excludeInboundPorts", "15020"),
+    ] {
+        annotate(&mut template, name, value);
+    }
+    template
+}
+
+/// Says something more in an annotation.
+pub(crate) fn annotate(template: &mut Value, name: &str, value: &str) {
+    let annotations = template.pointer_mut("/metadata/annotations").unwrap();
+    with(annotations, name, json!(value));
+}
+
+/// Gives the node images.
+pub(crate) fn load(turn: &Turn<'_>, images: &[Image]) {
+    for image in images {
+        turn.machine.load(image).unwrap();
+    }
+}
+
+/// Waits until the agent says that a pod is led to its sidecar, and that nobody told ztunnel of it. The network is the
+/// chain's where the verb made it so, and empty where the agent found the pod.
+pub(crate) fn until_redirected(turn: &Turn<'_>, pod: &Value, network: &str) {
+    let (namespace, name) = named(pod);
+    let none = json!([]);
+    eventually("the pod is led to its sidecar", PATIENCE, || {
+        let known = turn.explain(namespace, name)?;
+        for (pointer, expected) in [
+            ("/state", "POD_STATE_ENROLLED"),
+            ("/desired", "ENROLLMENT_SIDECAR"),
+            ("/reason", "REASON_SIDECAR_INJECTED"),
+            ("/sandbox/networkName", network),
+        ] {
+            ensure!(text(&known, pointer) == expected, "{pointer}: {known}");
+        }
+        for pointer in ["/rules/differences", "/ztunnels"] {
+            let found = known.pointer(pointer);
+            ensure!(found.is_none_or(|it| *it == none), "{pointer}: {known}");
+        }
+        let object = turn.pod(namespace, name)?;
+        let shown = "/metadata/annotations/ambient.istio.io~1redirection";
+        ensure!(text(&object, shown).is_empty(), "{object}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    let tables = turn.in_netns(pod, &["nft", "list", "tables"]);
+    assert!(tables.contains("inpod-nat"), "{tables}");
+}
+
+/// Whether a pod's proxy has told of a connection that it passed on.
+pub(crate) fn has_told(turn: &Turn<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) -> bool {
+    let told = turn.machine.log_of(uid(pod)).unwrap();
+    told.contains(&format!(" {from} {to} forwarded"))
+}
+
+fn until_told(turn: &Turn<'_>, pod: &Value, from: SocketAddr, to: SocketAddr) {
+    eventually("the proxy tells of it", PATIENCE, || {
+        ensure!(has_told(turn, pod, from, to), "{from} to {to} is not told");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+/// Somebody outside is answered by a pod's application, whom its proxy asked.
+pub(crate) fn serves_through_proxy(turn: &Turn<'_>, pod: &Value) {
+    let (from, seen) = ask(&turn.outside, address(pod), WHO).unwrap();
+    assert!(seen.contains(PROXY), "{seen}");
+    until_told(turn, pod, from, address(pod));
+}
+
+/// Somebody outside is answered, and nobody is between; who asked.
+pub(crate) fn serves_by_itself(turn: &Turn<'_>, pod: &Value) -> SocketAddr {
+    let (from, seen) = ask(&turn.outside, address(pod), WHO).unwrap();
+    assert!(seen.contains(&from.ip().to_string()), "{seen}");
+    from
+}
+
+/// A call from within a pod, which its proxy makes; what the other's application saw.
+fn calls_through_proxy(turn: &Turn<'_>, pod: &Value, other: &Value) -> String {
+    let netns = turn.machine.netns_of(uid(pod)).unwrap();
+    let (from, seen) = ask(&netns, address(other), WHO).unwrap();
+    until_told(turn, pod, from, address(other));
+    seen
+}
+
+/// What a pod says of its containers of one kind.
+fn list<'a>(pod: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value> {
+    let all = pod.pointer(pointer).and_then(Value::as_array);
+    all.into_iter().flatten()
+}
+
+/// No container of a pod asks for a right, as the API server has them, and no process of theirs has one.
+pub(crate) fn has_no_right(turn: &Turn<'_>, pod: &Value) {
+    let kinds = ["/spec/initContainers", "/spec/containers"];
+    for container in kinds.into_iter().flat_map(|kind| list(pod, kind)) {
+        let said = container.pointer("/securityContext").unwrap();
+        assert_eq!(said.pointer("/privileged"), Some(&json!(false)), "{said}");
+        let may = said.pointer("/allowPrivilegeEscalation");
+        assert_eq!(may, Some(&json!(false)), "{said}");
+        let rights = said.pointer("/capabilities");
+        assert_eq!(rights, Some(&json!({"drop": ["ALL"]})), "{said}");
+        assert_ne!(said.pointer("/runAsUser"), Some(&json!(0)), "{said}");
+    }
+    let statuses = ["/status/initContainerStatuses", "/status/containerStatuses"];
+    for status in statuses.into_iter().flat_map(|kind| list(pod, kind)) {
+        if status.pointer("/state/running").is_some() {
+            container_has_no_right(turn, pod, status);
+        }
+    }
+}
+
+fn container_has_no_right(turn: &Turn<'_>, pod: &Value, status: &Value) {
+    let id = text(status, "/containerID");
+    let id = id.strip_prefix("containerd://").unwrap();
+    let mut seen = 0;
+    for pid in turn.machine.pids(uid(pod)).unwrap() {
+        let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
+        // It may have ended.
+        let (Ok(cgroup), Ok(process)) = (read("cgroup"), read("status")) else {
+            continue;
+        };
+        if !cgroup.contains(id) {
+            continue;
+        }
+        seen += 1;
+        let of = |name| process.lines().find_map(|line| line.strip_prefix(name));
+        for set in ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:"] {
+            let rights = of(set).unwrap().trim();
+            assert_eq!(u64::from_str_radix(rights, 16), Ok(0), "{process}");
+        }
+        assert_eq!(of("NoNewPrivs:").unwrap().trim(), "1", "{process}");
+        assert!(!of("Uid:").unwrap().contains("\t0"), "{process}");
+    }
+    assert!(seen > 0, "nothing of {status} runs");
+}
+
+#[test]
+fn a_plain_and_a_native_sidecar_start_where_no_right_is_admitted_and_take_what_comes_and_goes() {
+    on_the_node(|turn| {
+        load(turn, &IMAGES);
+        let (key, value) = RESTRICTED;
+        turn.make_namespace("cars", &json!({ key: value })).unwrap();
+        // What redirects by itself is not admitted: the profile is enforced.
+        let mut init = validation();
+        let rights = json!({"runAsUser": 0, "capabilities": {"add": ["NET_ADMIN", "NET_RAW"]}});
+        with(&mut init, "securityContext", rights);
+        let own = template("own", &[init], &[application()]);
+        let refused = make_pod(turn, "cars", "own", &own).unwrap_err().to_string();
+        assert!(refused.contains("PodSecurity"), "{refused}");
+        let mut open = injected("open", Kind::Plain);
+        annotate(
+            &mut open,
+            "traffic.sidecar.istio.io/excludeInboundPorts",
+            "8080",
+        );
+        // The same containers, but for the one that would fail, and no mark of an injector.
+        let apart = template("apart", &[], &[application(), proxy()]);
+        for (name, template) in [
+            ("plain", injected("plain", Kind::Plain)),
+            ("native", injected("native", Kind::Native)),
+            ("open", open),
+            ("apart", apart),
+        ] {
+            make_pod(turn, "cars", name, &template).unwrap();
+        }
+        let [plain, native, open, apart] =
+            ["plain", "native", "open", "apart"].map(|name| ready(turn, "cars", name));
+        for (pod, other) in [(&plain, &native), (&native, &plain)] {
+            until_redirected(turn, pod, "podnet");
+            has_no_right(turn, pod);
+            serves_through_proxy(turn, pod);
+            let seen = calls_through_proxy(turn, pod, other);
+            assert!(seen.contains(PROXY), "{seen}");
+            let validated = turn.machine.log_of(uid(pod)).unwrap();
+            for family in [
+                "IPv4: a call of 127.0.0.6:15002",
+                "IPv6: a call of [::6]:15002",
+            ] {
+                assert!(validated.contains(family), "{validated}");
+            }
+        }
+        // A port that is left out, and a pod that nobody redirects: the proxy hears nothing.
+        let asked = serves_by_itself(turn, &open);
+        let stranger = serves_by_itself(turn, &apart);
+        calls_through_proxy(turn, &open, &plain);
+        assert!(!has_told(turn, &open, asked, address(&open)));
+        assert!(!has_told(turn, &apart, stranger, address(&apart)));
+        assert_eq!(turn.in_netns(&apart, &["nft", "list", "tables"]), "");
+        turn.remove("cars");
+    });
+}
+
+#[test]
+fn ambient_pods_and_pods_with_a_sidecar_serve_each_other_on_one_node_before_and_after_a_power_cut()
+{
+    on_the_node(|turn| {
+        load(turn, &IMAGES);
+        // Its label means nothing beside a sidecar.
+        turn.make_namespace("both", &json!({"istio.io/dataplane-mode": "ambient"}))
+            .unwrap();
+        let ambient = deploy(turn, "both", "ambient", &container(&json!({})));
+        make_deployment(turn, "both", "native", &injected("native", Kind::Native));
+        let sidecar = ready(turn, "both", "native");
+        side_by_side(turn, &ambient, &sidecar);
+        let before = uid(&sidecar).to_owned();
+        turn.machine.reboot().unwrap();
+        turn.until_whole();
+        let [ambient, sidecar] = ["ambient", "native"].map(|app| until_restarted(turn, app));
+        assert_eq!(uid(&sidecar), before);
+        side_by_side(turn, &ambient, &sidecar);
+        turn.remove("both");
+    });
+}
+
+/// Waits until an application is ready that was started anew.
+fn until_restarted(turn: &Turn<'_>, app: &str) -> Value {
+    eventually("the pod is back", integration::kubernetes::LONG, || {
+        let pod = ready(turn, "both", app);
+        let was_restarted = |it: &Value| it.get("restartCount").is_some_and(|it| *it != json!(0));
+        let is_new = list(&pod, "/status/containerStatuses").any(was_restarted);
+        ensure!(is_new, "{pod}");
+        anyhow::Ok(pod)
+    })
+    .unwrap()
+}
+
+fn side_by_side(turn: &Turn<'_>, ambient: &Value, sidecar: &Value) {
+    turn.until_enrolled(ambient);
+    until_redirected(turn, sidecar, "podnet");
+    serves_through_ztunnel(turn, ambient);
+    serves_through_proxy(turn, sidecar);
+    // Out through the one's ztunnel, in through the other's proxy.
+    let out = taken(turn, ambient, 15001);
+    let netns = turn.machine.netns_of(uid(ambient)).unwrap();
+    let (_, seen) = ask(&netns, address(sidecar), WHO).unwrap();
+    assert!(seen.contains(PROXY), "{seen}");
+    assert_eq!(taken(turn, ambient, 15001), out + 1);
+    // And the other way.
+    let into = taken(turn, ambient, 15006);
+    calls_through_proxy(turn, sidecar, ambient);
+    assert_eq!(taken(turn, ambient, 15006), into + 1);
+    for listener in [15001, 15006, 15008] {
+        assert_eq!(taken(turn, sidecar, listener), 0, "went through ztunnel");
+    }
+}
