@@ -144,6 +144,17 @@ impl Sandbox {
         self.validate_as(proxy(), words)
     }
 
+    /// Takes a port of every address as one does that asks for no more, and lets it go.
+    fn bind_alone(&self, port: u16) {
+        let bind = || {
+            let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
+            socket.set_only_v6(false)?;
+            let address = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), port);
+            socket.bind(&address.into())
+        };
+        self.netns.within(bind).unwrap().unwrap();
+    }
+
     /// What a proxy has that runs already, of a user.
     fn listen_as(&self, uid: u32, port: u16, shares: bool) -> Socket {
         let listen = || {
@@ -236,6 +247,17 @@ fn each_family_that_is_redirected_is_proven_at_once() {
                 .contains(if addresses.len() == 2 { "not" } else { ";" }),
             "{ended:?}"
         );
+    }
+}
+
+#[test]
+fn a_proxy_that_shares_its_ports_with_nobody_has_them_at_once_afterwards() {
+    let sandbox = Sandbox::new(&[V4, V6]).redirect("ip").redirect("ip6");
+    for _ in 0..5 {
+        sandbox.validate(&[]).is(0, &["IPv4", "IPv6"]);
+        for port in [15001, 15006] {
+            sandbox.bind_alone(port);
+        }
     }
 }
 

@@ -28,6 +28,10 @@ use crate::{
 /// How long a call is given before another is made.
 const AGAIN: Duration = Duration::from_millis(250);
 
+/// How long what is closed is kept for its peer (socket(7), SO_LINGER): not at all. Otherwise a call that arrived would occupy
+/// its port for a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR would not start.
+const NOT_AT_ALL: Option<Duration> = Some(Duration::ZERO);
+
 /// How long nothing may happen before everything is looked at, in milliseconds.
 const LOOK: u8 = 50;
 
@@ -172,8 +176,10 @@ impl Probe {
         let arrived = |ear: &&Ear| {
             let socket = ear.socket.as_ref().ok();
             socket.is_some_and(|socket| {
-                std::iter::from_fn(|| socket.accept().ok())
-                    .any(|(accepted, _)| meant_for(&accepted, self.place.family) == Some(target))
+                std::iter::from_fn(|| socket.accept().ok()).any(|(accepted, _)| {
+                    accepted.set_linger(NOT_AT_ALL).unwrap_or_default();
+                    meant_for(&accepted, self.place.family) == Some(target)
+                })
             })
         };
         self.ears.iter().find(arrived).map(|ear| ear.port)
@@ -265,6 +271,7 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
 /// Begins a call. Whatever is called is the pod's own, so that it leaves by `lo`.
 fn call(place: &Place, target: SocketAddr) -> io::Result<Socket> {
     let socket = socket(place.family)?;
+    socket.set_linger(NOT_AT_ALL)?;
     socket.bind(&SocketAddr::new(place.from(), 0).into())?;
     match socket.connect(&target.into()) {
         // What connect(2) says of a call that is under way.
