@@ -149,7 +149,11 @@ impl Follower {
 
     fn take(&mut self, event: Event<k8s::Pod>) {
         match event {
-            Event::Init => self.listed.clear(),
+            // Told before anything was asked for: nobody has answered yet.
+            Event::Init => {
+                self.listed.clear();
+                return;
+            }
             Event::InitApply(pod) => {
                 if let Some(pod) = self.read(&pod) {
                     self.listed.insert(pod.pod.uid.clone(), Arc::new(pod));
@@ -168,9 +172,7 @@ impl Follower {
                 }
             }
         }
-        if self.listed.is_empty() {
-            self.conditions.set(CONDITION, Ok(()));
-        }
+        self.conditions.set(CONDITION, Ok(()));
         self.changes.send_replace(());
     }
 
@@ -259,6 +261,19 @@ mod tests {
         assert_eq!(uids(&pods), ["c"]);
         follower.take(Event::Delete(object("c")));
         assert!(uids(&pods).is_empty());
+    }
+
+    #[test]
+    fn a_list_that_nobody_has_answered_yet_is_no_good_news() {
+        let (mut follower, _pods) = follower();
+        follower.conditions.set(CONDITION, Err("no route".into()));
+        let ok = |follower: &Follower| follower.conditions.all()[CONDITION].ok;
+        follower.take(Event::Init);
+        assert!(!ok(&follower));
+        follower.take(Event::InitApply(object("a", &json!({}))));
+        assert!(!ok(&follower));
+        follower.take(Event::InitDone);
+        assert!(ok(&follower));
     }
 
     #[test]
