@@ -28,10 +28,14 @@ use crate::{
 pub(super) const ADDRESS: &str = "10.78.0.2";
 const NUMBER: u32 = 2;
 
-/// Without kube-proxy: the one service that pods of the node's network ask, the API server's.
+/// Without kube-proxy: the one Service that pods ask, the API server's, for those of the node's network and others.
 const SERVICES: &str = "table ip services {
   chain output {
     type nat hook output priority -100
+    ip daddr 10.79.0.1 tcp dport 443 dnat to 10.78.0.1:6443
+  }
+  chain prerouting {
+    type nat hook prerouting priority -100
     ip daddr 10.79.0.1 tcp dport 443 dnat to 10.78.0.1:6443
   }
 }

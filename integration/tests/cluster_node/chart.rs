@@ -1,8 +1,8 @@
 //! inpod as a person installs it: what helm renders of the chart is applied and taken away as helm does it.
 //!
-//! A release here differs from the chart's defaults in nothing. Its images have the names that `deploy/images/build` gives
-//! them and are imported, so that no registry is asked; `Image::Shipped` tells what differs in them. The kubelet shows a
-//! changed ConfigMap sooner than by default (`syncFrequency` in `src/kubernetes/files.rs`).
+//! A release here differs from the chart's defaults in nothing but what a test says. Its images have the names that
+//! `deploy/images/build` gives them and are imported, so that no registry is asked; `Image::Shipped` tells what differs in
+//! them. The kubelet shows a changed ConfigMap sooner than by default (`syncFrequency` in `src/kubernetes/files.rs`).
 
 use anyhow::{Context as _, bail, ensure};
 use integration::{
@@ -43,18 +43,52 @@ fn rendered(what: &[&str], values: &[&str]) -> anyhow::Result<String> {
     run(&helm, &[&release[..], &SERVER, what, &set].concat())
 }
 
+/// What an object is: its kind, and its name as helm writes it.
+fn identity(document: &str) -> Option<(&str, &str)> {
+    let after = |start| document.lines().find_map(|line| line.strip_prefix(start));
+    Some((after("kind: ")?, after("  name: ")?))
+}
+
+/// The objects of a rendering that meet a condition.
+fn select(rendering: &str, is_meant: impl Fn((&str, &str)) -> bool) -> String {
+    let documents = rendering.split("\n---\n");
+    let chosen = documents.filter(|document| identity(document).is_some_and(&is_meant));
+    chosen.collect::<Vec<_>>().join("\n---\n")
+}
+
 impl Turn<'_> {
     /// `kubectl create namespace`, `kubectl label namespace` and `helm install`, as `deploy/README.md` has it.
     pub(crate) fn install(&self) {
+        self.make_system();
+        self.upgrade(&[]);
+    }
+
+    fn make_system(&self) {
         let labels = json!({"pod-security.kubernetes.io/enforce": "privileged"});
         self.make_namespace(SYSTEM, &labels).unwrap();
-        self.upgrade(&[]);
     }
 
     /// `helm upgrade` to these values.
     pub(crate) fn upgrade(&self, values: &[&str]) {
         let release = rendered(&RELEASE, values).unwrap();
         self.server.apply(&release).unwrap();
+    }
+
+    /// `helm upgrade` from values to others: what the release has no more is deleted.
+    pub(crate) fn upgrade_from(&self, before: &[&str], after: &[&str]) {
+        let [before, after] = [before, after].map(|values| rendered(&RELEASE, values).unwrap());
+        self.server.apply(&after).unwrap();
+        let stays: Vec<_> = after.split("\n---\n").filter_map(identity).collect();
+        let gone = select(&before, |object| !stays.contains(&object));
+        self.server.remove(&gone).unwrap();
+    }
+
+    /// `helm install` on a node that the agent has not come to yet; everything else is there.
+    pub(crate) fn install_all_but_the_agent(&self, values: &[&str]) {
+        self.make_system();
+        let release = rendered(&RELEASE, values).unwrap();
+        let others = select(&release, |object| object != ("DaemonSet", "inpod"));
+        self.server.apply(&others).unwrap();
     }
 
     /// `helm uninstall`, and `kubectl delete namespace`. What the Job said.

@@ -12,6 +12,7 @@ mod mesh;
 mod node;
 mod probes;
 mod release;
+mod repaired;
 mod restarts;
 mod sidecar;
 mod start;
