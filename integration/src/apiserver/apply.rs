@@ -17,6 +17,7 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
         "Pod" => ("/api/v1", "pods", true),
         "ResourceQuota" => ("/api/v1", "resourcequotas", true),
         "Service" => ("/api/v1", "services", true),
+        "Secret" => ("/api/v1", "secrets", true),
         "ServiceAccount" => ("/api/v1", "serviceaccounts", true),
         "DaemonSet" => ("/apis/apps/v1", "daemonsets", true),
         "Deployment" => ("/apis/apps/v1", "deployments", true),

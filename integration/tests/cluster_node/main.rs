@@ -8,6 +8,7 @@ mod agent;
 mod apps;
 mod chart;
 mod ends;
+mod injected;
 mod mesh;
 mod node;
 mod probes;

@@ -1,0 +1,114 @@
+//! Pods that inpod's own injector gives their sidecar, as the chart deploys it: webhook, certificate and Service.
+
+use anyhow::ensure;
+use integration::{
+    eventually,
+    kubernetes::{Image, LONG, VERSION, text},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    agent::{SYSTEM, Turn, on_the_node},
+    apps::{make_deployment, make_pod, ready},
+    sidecar::{
+        IMAGES, RESTRICTED, annotate, application, has_no_right, load, serves_by_itself,
+        serves_through_proxy, template, until_redirected,
+    },
+};
+
+const INJECTOR: &str = "app.kubernetes.io/name=inpod-injector";
+
+/// The proxy's image is not the default: no registry is asked.
+const VALUES: [&str; 2] = [
+    "injector.enabled=true",
+    "injector.config.proxy.image=inpod.test/sidecar:1",
+];
+
+/// The names of a pod's containers of one kind.
+fn names(pod: &Value, kind: &str) -> Vec<String> {
+    let all = pod.pointer(&format!("/spec/{kind}"));
+    let all = all.and_then(Value::as_array).into_iter().flatten();
+    all.map(|it| text(it, "/name").to_owned()).collect()
+}
+
+/// An application that asks for nothing but that its own probe is left as it is.
+fn plain(app: &str) -> Value {
+    let mut template = template(app, &[], &[application()]);
+    annotate(
+        &mut template,
+        "sidecar.istio.io/rewriteAppHTTPProbers",
+        "false",
+    );
+    template
+}
+
+/// A namespace whose pods are to be injected, with what istiod puts there.
+fn make_namespace(turn: &Turn<'_>) {
+    let (key, value) = RESTRICTED;
+    turn.make_namespace("inject", &json!({"istio-injection": "enabled", key: value}))
+        .unwrap();
+    let authority = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "istio-ca-root-cert"},
+        "data": {"root-cert.pem": ""},
+    });
+    let path = "/api/v1/namespaces/inject/configmaps";
+    turn.server.create(path, &authority).unwrap();
+}
+
+/// Waits until the API server asks the injector, by pods that are not made.
+fn until_asked(turn: &Turn<'_>) {
+    let mut pod = plain("probe");
+    let metadata = pod.pointer_mut("/metadata").unwrap();
+    let metadata = metadata.as_object_mut().unwrap();
+    metadata.insert("name".to_owned(), json!("probe"));
+    eventually("pods are injected", LONG, || {
+        let path = "/api/v1/namespaces/inject/pods?dryRun=All";
+        let made = turn.server.create(path, &pod)?;
+        let init = names(&made, "initContainers");
+        ensure!(init.contains(&"istio-validation".to_owned()), "{init:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn pods_that_our_injector_gave_a_sidecar_start_where_no_right_is_admitted_and_serve_through_it() {
+    on_the_node(|turn| {
+        load(turn, &IMAGES);
+        let injector = Image::Shipped {
+            name: "injector",
+            tag: VERSION,
+        };
+        load(turn, &[injector]);
+        turn.upgrade(&VALUES);
+        turn.until_ready(SYSTEM, INJECTOR, 2).unwrap();
+        make_namespace(turn);
+        until_asked(turn);
+        let mut among = plain("among");
+        annotate(&mut among, "sidecar.istio.io/nativeSidecar", "false");
+        let mut without = plain("without");
+        let labels = without.pointer_mut("/metadata/labels").unwrap();
+        *labels = json!({"app": "without", "sidecar.istio.io/inject": "false"});
+        make_deployment(turn, "inject", "native", &plain("native"));
+        make_deployment(turn, "inject", "among", &among);
+        make_pod(turn, "inject", "without", &without).unwrap();
+        let proxied = ["istio-validation", "istio-proxy"];
+        for (app, init, containers) in [
+            ("native", &proxied[..], &["app"][..]),
+            ("among", &proxied[..1], &["app", "istio-proxy"]),
+        ] {
+            let pod = ready(turn, "inject", app);
+            assert_eq!(names(&pod, "initContainers"), init);
+            assert_eq!(names(&pod, "containers"), containers);
+            until_redirected(turn, &pod, "podnet");
+            has_no_right(turn, &pod);
+            serves_through_proxy(turn, &pod);
+        }
+        let without = ready(turn, "inject", "without");
+        assert_eq!(names(&without, "containers"), ["app"]);
+        serves_by_itself(turn, &without);
+        turn.remove("inject");
+        turn.upgrade_from(&VALUES, &[]);
+    });
+}
