@@ -1,6 +1,8 @@
 //! A client of the container runtime interface: the part of `runtime.v1` that a kubelet needs for sandboxes. Field numbers
 //! are those of Kubernetes' `cri-api` (pkg/apis/runtime/v1/api.proto); the published crate needs `protoc` to build.
 
+pub(crate) mod containers;
+
 use std::{collections::HashMap, path::Path, time::Duration};
 
 use prost::Message;
@@ -57,9 +59,12 @@ pub(crate) struct SecurityContext {
 /// Whose namespaces a sandbox has.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct NamespaceOption {
-    /// 0: its own, 2: the node's.
+    /// 0: the pod's own, 2: the node's.
     #[prost(int32, tag = "1")]
     pub(crate) network: i32,
+    /// 0: the pod's, 1: of each container its own.
+    #[prost(int32, tag = "2")]
+    pub(crate) pid: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -140,9 +145,9 @@ struct ImageStatusRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ImageSpec {
+pub(crate) struct ImageSpec {
     #[prost(string, tag = "1")]
-    image: String,
+    pub(crate) image: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

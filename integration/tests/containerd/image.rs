@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -15,11 +16,23 @@ pub(crate) const NAME: &str = "inpod.test/pause:1";
 /// Where Debian's package busybox-static puts it.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
+/// What `httpd` in the image serves at [`WHO`]: the address from which it was asked.
+const ANSWER: &str = r#"#!/bin/busybox sh
+printf 'Content-Type: text/plain\r\n\r\n%s\n' "$REMOTE_ADDR"
+"#;
+
+/// Below `/www`.
+pub(crate) const WHO: &str = "/cgi-bin/who";
+
 /// Writes the archive into a directory that is there, and gives its path.
 pub(crate) fn write(dir: &Path) -> anyhow::Result<PathBuf> {
     let bin = dir.join("root/bin");
     fs::create_dir_all(&bin)?;
     fs::copy(BUSYBOX, bin.join("busybox")).context("install busybox-static")?;
+    let who = dir.join("root/www").join(WHO.trim_start_matches('/'));
+    fs::create_dir_all(who.parent().context("a file has a directory")?)?;
+    fs::write(&who, ANSWER)?;
+    fs::set_permissions(&who, fs::Permissions::from_mode(0o755))?;
     let archive = dir.join("image.tar");
     let runs = json!({"Cmd": ["/bin/busybox", "sleep", "86400"]});
     pack_image(dir, NAME, &runs, &archive)?;

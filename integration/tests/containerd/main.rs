@@ -9,6 +9,7 @@
 )]
 
 mod absent;
+mod api_server;
 mod bench;
 mod binds;
 mod burst;
@@ -18,6 +19,7 @@ mod cri;
 mod failures;
 mod image;
 mod images;
+mod kubelet;
 mod nodes;
 mod owned;
 mod podman;
@@ -26,6 +28,10 @@ mod reboot;
 mod recorder;
 mod runtime;
 mod sandboxes;
+mod sidecar;
+mod sidecar_missed;
+mod sidecar_repair;
+mod unprivileged;
 mod versions;
 mod waits;
 

@@ -75,7 +75,7 @@ impl Runtime {
             node,
         };
         runtime.until_ready()?;
-        runtime.import(&archive)?;
+        runtime.import(&archive, image::NAME)?;
         Ok(runtime)
     }
 
@@ -129,11 +129,12 @@ impl Runtime {
         self.ctr(&[&run[..], command].concat())
     }
 
-    fn import(&self, archive: &Path) -> anyhow::Result<()> {
+    /// Gives containerd one more image.
+    pub(crate) fn import(&self, archive: &Path, name: &str) -> anyhow::Result<()> {
         let archive = archive.display().to_string();
         self.ctr(&["images", "import", "--snapshotter", "native", &archive])?;
         eventually("the image is known to the CRI", PATIENCE, || {
-            ensure!(self.cri.has_image(image::NAME)?, "it is not");
+            ensure!(self.cri.has_image(name)?, "it is not");
             anyhow::Ok(())
         })
     }
@@ -188,7 +189,7 @@ impl Runtime {
     pub(crate) fn host_network(&self, spec: &Spec) -> anyhow::Result<String> {
         let mut config = self.config(spec);
         if let Some(linux) = &mut config.linux {
-            let namespaces = Some(NamespaceOption { network: 2 });
+            let namespaces = Some(NamespaceOption { network: 2, pid: 0 });
             linux.security_context = Some(SecurityContext { namespaces });
         }
         Ok(self.cri.run(config)?)

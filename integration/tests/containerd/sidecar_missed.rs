@@ -1,0 +1,84 @@
+//! A pod with a sidecar that started while the plugin was missing: it waits in its init container, and serves as soon as
+//! the agent has found it.
+
+use integration::{Node, PATIENCE, eventually};
+
+use crate::{
+    api_server::ApiServer,
+    chain::PRIMARY,
+    kubelet::{Resident, Role, Shape, Stage, import},
+    runtime::Runtime,
+    sandboxes::NOTHING,
+    sidecar::{end, outsider, passes_its_proxy, until_redirected},
+    sidecar_repair::{report, start_repair, until_counted},
+    unprivileged::assert_unprivileged,
+};
+
+/// A node with the primary's plugins alone, on which nothing of inpod runs.
+pub(crate) fn without_us() -> Runtime {
+    let runtime = Runtime::on(Node::new().unwrap()).unwrap();
+    let primary = runtime.chain.list("1.0.0", None);
+    runtime.chain.write(PRIMARY, &primary).unwrap();
+    runtime.chain.remove_ours().unwrap();
+    runtime.until_chained(false).unwrap();
+    import(&runtime);
+    runtime
+}
+
+/// The plugin is in the chain again.
+pub(crate) fn install(runtime: &Runtime) {
+    runtime.chain.install_ours().unwrap();
+    runtime.chain.configure(&[]).unwrap();
+    runtime.until_chained(true).unwrap();
+}
+
+/// A round of the kubelet, in which the validation fails for want of redirection, and nothing after it is started. Its last
+/// words.
+pub(crate) fn fails(pod: &mut Resident<'_>) -> String {
+    let (code, message) = pod.sync().unwrap().failure();
+    assert_eq!(code, 126, "{message}");
+    for words in [
+        "this pod is not redirected (IPv4: a call of 127.0.0.6:15002 was refused there; IPv6: a call of ",
+        "tried as uid 1337 for 2 s",
+        "recreate the pod",
+    ] {
+        assert!(message.contains(words), "{words}: {message}");
+    }
+    assert_eq!(pod.started(), [Role::Validation]);
+    message
+}
+
+#[test]
+fn a_pod_that_started_without_the_plugin_fails_validation_is_redirected_in_place_and_serves() {
+    let runtime = without_us();
+    let outsider = outsider(&runtime);
+    let shape = Shape::Plain;
+    let mut early = Resident::new(&runtime, shape, shape.spec("early", 1)).unwrap();
+    let message = fails(&mut early);
+    let server = ApiServer::start(runtime.node.netns()).unwrap();
+    report(&server, &early, &message);
+    assert_eq!(early.pod.traces().unwrap(), NOTHING);
+    install(&runtime);
+    runtime.node.start_all().unwrap();
+    runtime.node.ready().unwrap();
+    start_repair(&runtime, &server, &[]);
+    // No ADD was seen: a process of its sandbox has led to it, and its network is not yet known.
+    let known = until_redirected(&runtime, &early.pod);
+    let sandbox = known.sandbox.unwrap();
+    assert_eq!(sandbox.network_name, "");
+    assert_eq!(sandbox.container_id, early.pod.container_id);
+    assert_eq!(early.sync().unwrap(), Stage::Running);
+    assert_unprivileged(&early);
+    passes_its_proxy(&early, &outsider);
+    // Nobody had to do more than wait.
+    until_counted(&runtime, "repair", "success", 1);
+    let told = eventually("it is told", PATIENCE, || server.event("RepairBrokenPod"));
+    let told = told.unwrap();
+    assert!(told.contains("redirected now"), "{told}");
+    assert_eq!(server.asked(), NOTHING);
+    let late = shape.spec("late", 2);
+    let late = Resident::running(&runtime, shape, late).unwrap();
+    until_redirected(&runtime, &late.pod);
+    passes_its_proxy(&late, &outsider);
+    end(&runtime, &[&early, &late, &outsider]);
+}
