@@ -27,7 +27,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use fake::Fake;
 use inpod_proto::{podevents::v1::PodState, types::v1::Enrollment};
-use integration::{Act, ApiProxy, ApiServer, Node, PATIENCE, Verb, eventually, run};
+use integration::{Act, ApiProxy, ApiServer, Cut, Node, PATIENCE, Verb, eventually, run};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -459,6 +459,32 @@ fn a_pod_that_has_changed_since_it_was_seen_survives() {
     .unwrap();
     assert!(desk.is_there("web"));
     assert_eq!(desk.pods("delete", "success"), 0);
+}
+
+#[test]
+fn a_watch_that_broke_is_heard_of_again_where_no_pod_changes() {
+    let desk = Desk::new(Way::Repair);
+    let proxy = ApiProxy::start(desk.node.netns(), &desk.node.kubeconfig()).unwrap();
+    desk.start(5, &[]);
+    let listed = proxy.asked(Verb::List, "pods").len();
+    eventually("a watch is open", PATIENCE, || {
+        ensure!(proxy.open_watches() > 0, "not yet");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    proxy.fault(Verb::Watch, "pods", 1, Act::Refuse(500, None));
+    proxy.cut(Cut::Broken);
+    eventually(
+        "the pods are listed again, and repair is ready",
+        PATIENCE,
+        || {
+            let again = proxy.asked(Verb::List, "pods").len() - listed;
+            ensure!(again > 0, "they are not listed");
+            ensure!(desk.counted("inpod_repair_ready") == 1, "it is not ready");
+            anyhow::Ok(())
+        },
+    )
+    .unwrap();
 }
 
 #[test]

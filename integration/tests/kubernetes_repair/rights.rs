@@ -19,7 +19,6 @@ struct Token {
 }
 
 impl Token {
-    /// The policy is in force: what it forbids is refused in its words.
     fn new(way: Way) -> Self {
         let desk = Desk::new(way);
         let node = format!("{}-x", desk.node.name());
@@ -36,16 +35,29 @@ impl Token {
         self.desk.server.ask_as(&self.token, how, path, object)
     }
 
+    /// Refuses a change in these words, once the policy is in force: until then it is asked without effect.
     fn refuses(&self, how: (&str, &str), path: &str, object: &Value, words: &str) {
+        let (dry_path, dry_object) = without_effect(how, path, object);
         eventually("the policy is in force", IN_FORCE, || {
-            let refused = self.ask(how, path, object);
+            let refused = self.ask(how, &dry_path, &dry_object);
             let refused =
-                refused.map_or_else(|error| format!("{error:#}"), |done| panic!("{done}"));
+                refused.map_or_else(|error| format!("{error:#}"), |done| done.to_string());
             ensure!(refused.contains(words), "{path} {object}: {refused}");
             anyhow::Ok(())
         })
         .unwrap();
+        let refused = format!("{:#}", self.ask(how, path, object).unwrap_err());
+        assert!(refused.contains(words), "{path} {object}: {refused}");
     }
+}
+
+/// The same as a dry run: a deletion says so in its options, a patch in its path.
+fn without_effect(how: (&str, &str), path: &str, object: &Value) -> (String, Value) {
+    if how == DELETE {
+        let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "dryRun": ["All"]});
+        return (path.to_owned(), options);
+    }
+    (format!("{path}?dryRun=All"), object.clone())
 }
 
 fn label(value: Option<&str>) -> Value {

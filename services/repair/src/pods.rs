@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use daemon::Readiness;
@@ -11,12 +12,9 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{
     Api, Client,
-    runtime::{
-        WatchStreamExt as _,
-        watcher::{self, Event, watcher},
-    },
+    runtime::watcher::{self, DefaultBackoff, Event, watcher},
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 use workload::{PodRef, PodUid, with_causes};
 
 use crate::{
@@ -30,6 +28,9 @@ pub const CONDITION: &str = "pods";
 /// How long a watch lasts, in seconds, before the server ends it and another begins: one that is silent for much longer is
 /// dead.
 const WATCH: u32 = 60;
+
+/// Between two attempts, at most.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,20 +132,28 @@ struct Follower {
 }
 
 impl Follower {
+    /// A watch that has failed is begun anew with a list, and not taken up where it stood: nothing would be heard of that
+    /// on a node whose pods do not change.
     async fn run(mut self, api: Api<k8s::Pod>, wanted: watcher::Config) {
-        let mut events = pin!(watcher(api, wanted).default_backoff());
+        let mut pauses = DefaultBackoff::default();
+        loop {
+            let error = self.follow(&api, &wanted).await;
+            let why = format!("cannot watch the pods of this node: {error}");
+            self.conditions.set(CONDITION, Err(why));
+            sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
+        }
+    }
+
+    /// Until something fails: what, in words.
+    async fn follow(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
+        let mut events = pin!(watcher(api.clone(), wanted.clone()));
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => self.take(event),
-                Err(error) => {
-                    let why = format!(
-                        "cannot watch the pods of this node: {}",
-                        with_causes(&error)
-                    );
-                    self.conditions.set(CONDITION, Err(why));
-                }
+                Err(error) => return with_causes(&error),
             }
         }
+        "the watch has ended".to_owned()
     }
 
     fn take(&mut self, event: Event<k8s::Pod>) {
