@@ -145,6 +145,21 @@ fn a_configuration_is_followed_and_one_that_cannot_be_used_changes_nothing() {
     webhook.configure("revision: worse\ntemplates: {x: \"{{ .Values }}\"}");
     webhook.until_reloaded("configuration", "refused");
     assert_eq!(revision().unwrap(), "canary");
+    eventually(
+        "it is told, and the Service keeps what still works",
+        PATIENCE,
+        || {
+            let text = webhook.metrics()?;
+            for line in [
+                "inpod_injector_condition{name=\"configuration\"} 0",
+                "inpod_injector_ready 1",
+            ] {
+                ensure!(text.contains(line), "no {line}: {text}");
+            }
+            anyhow::Ok(())
+        },
+    )
+    .unwrap();
 }
 
 #[test]

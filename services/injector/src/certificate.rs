@@ -91,6 +91,12 @@ impl Files {
 pub struct Shown(RwLock<Option<Arc<CertifiedKey>>>);
 
 impl Shown {
+    /// Whether there is one.
+    pub fn is_there(&self) -> bool {
+        let shown = self.0.read();
+        shown.unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Shows another one from the next handshake on. Connections that are there stay.
     ///
     /// # Errors

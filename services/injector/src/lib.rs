@@ -35,9 +35,7 @@ pub const SERVICE: Service = Service {
 ///
 /// When the address or the service's socket cannot be had.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
-    for condition in reload::CONDITIONS {
-        daemon.readiness().require(condition, "not read yet");
-    }
+    daemon.readiness().require(reload::SERVING, "not read yet");
     let metrics = Metrics::default();
     daemon
         .metrics()

@@ -17,7 +17,11 @@ use crate::{
     metrics::Metrics,
 };
 
-/// What holds readiness up: a certificate to show, and a configuration that is understood.
+/// What holds readiness up: there is a certificate to show and a configuration to go by, be they the newest or not.
+/// Otherwise one change that cannot be used would take every replica out of the Service.
+pub const SERVING: &str = "serving";
+
+/// Whether what was read last could be used.
 pub const CONDITIONS: [&str; 2] = ["certificate", "configuration"];
 
 /// What is in force.
@@ -35,6 +39,14 @@ impl Current {
             .read()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    fn serves(&self) -> Result<(), String> {
+        if !self.shown.is_there() {
+            return Err("no certificate could be used yet".to_owned());
+        }
+        let injector = self.injector().map(drop);
+        injector.ok_or_else(|| "no configuration could be used yet".to_owned())
     }
 
     fn replace(&self, injector: Injector) {
@@ -64,6 +76,7 @@ pub(crate) async fn follow(
     loop {
         certificate(&config, &current, &mut seen, &conditions, &metrics);
         configuration(&config, &current, &mut seen, &conditions, &metrics);
+        conditions.set(SERVING, current.serves());
         tokio::time::sleep(config.reload()).await;
     }
 }
