@@ -1,11 +1,7 @@
 //! repair against a real API server, with exactly the rights that the chart gives to each of its ways: what it tells,
 //! labels, deletes and leaves. What pod-events says is a test's word, but where the real one is meant.
 #![cfg(feature = "apiserver")]
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test that fails panics"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "../cluster/mod.rs"]
 mod cluster;
