@@ -239,5 +239,5 @@ pub const SIDECAR_EXCLUDE_OUTBOUND_PORTS: &str = "traffic.sidecar.istio.io/exclu
 /// Annotation on a pod: interfaces by which nothing is led to its sidecar.
 pub const SIDECAR_EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 
-/// Annotation on a pod: the name that [`REROUTE_VIRTUAL_INTERFACES`] had before.
+/// Annotation on a pod: the name that [`super::REROUTE_VIRTUAL_INTERFACES`] had before.
 pub const SIDECAR_KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
