@@ -7,7 +7,8 @@ use std::{
     sync::PoisonError,
 };
 
-use integration::run;
+use anyhow::ensure;
+use integration::{PATIENCE, eventually, run};
 use nix::sys::signal::Signal;
 
 use crate::{CHAIN, MOUNTS, Patient, Verdicts, verdicts};
@@ -57,9 +58,21 @@ fn repair_is_looked_at_where_it_is_deployed() {
     ];
     let stop = || patient.node.stop("repair", Signal::SIGTERM).unwrap();
     breaks(&patient, &before, &told, start, stop);
-    let now = patient.verdicts();
-    let of_socket = ("SERVICE_SILENT".to_owned(), "repair".to_owned());
-    assert_eq!(now.get(&of_socket).map(String::as_str), Some("unknown"));
+    let told = |code: &str| {
+        let of_it = (code.to_owned(), "repair".to_owned());
+        patient.verdicts().get(&of_it).cloned()
+    };
+    // One that ended took its socket with it, one that was killed did not.
+    assert_eq!(told("SOCKET_MISSING").as_deref(), Some("unknown"));
+    start();
+    let socket = daemon::socket(&patient.node.run_dir(), "repair");
+    eventually("it has a socket", PATIENCE, || {
+        ensure!(socket.exists(), "not yet");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    patient.node.stop("repair", Signal::SIGKILL).unwrap();
+    assert_eq!(told("SERVICE_SILENT").as_deref(), Some("unknown"));
 }
 
 #[test]
@@ -287,7 +300,7 @@ fn netns_that_are_not_passed_on() {
     // A node whose netconfig sees another directory than the runtime mounts in.
     patient.node.stop("netconfig", Signal::SIGTERM).unwrap();
     patient.node.start_netconfig_blind().unwrap();
-    let report = integration::eventually("netconfig is blind", integration::PATIENCE, || {
+    let report = eventually("netconfig is blind", PATIENCE, || {
         let report = patient.report(&[]);
         let found = verdicts(&report);
         let key = ("NETNS_NOT_SEEN".to_owned(), String::new());
@@ -310,7 +323,7 @@ fn a_directory_of_netns_that_is_private() {
     run("mount", &["--make-private", "/run/netns"]).unwrap();
     let key = ("NETNS_NOT_SHARED".to_owned(), String::new());
     // Nodes of other tests come and go beside this one.
-    let told = integration::eventually("that alone is told", integration::PATIENCE, || {
+    let told = eventually("that alone is told", PATIENCE, || {
         let now = verdicts(&patient.look(&[]));
         let is_new = |(key, verdict): &(&_, &_)| before.get(*key) != Some(*verdict);
         let changed: Vec<_> = now.iter().filter(is_new).collect();
@@ -319,7 +332,7 @@ fn a_directory_of_netns_that_is_private() {
     });
     run("mount", &["--make-shared", "/run/netns"]).unwrap();
     told.unwrap();
-    integration::eventually("all is as before", integration::PATIENCE, || {
+    eventually("all is as before", PATIENCE, || {
         let now = verdicts(&patient.look(&[]));
         anyhow::ensure!(now == before, "{now:?}");
         anyhow::Ok(())
