@@ -159,7 +159,8 @@ fn the_chart_s_job_leaves_a_node_as_it_was_and_a_new_install_takes_its_pods_in_a
         assert_eq!(turn.in_netns(&between, &["nft", "list", "tables"]), "");
         turn.install();
         turn.until_whole();
-        turn.until_enrolled(&pod);
+        // Nothing is remembered of either.
+        turn.until_found(&pod);
         turn.until_found(&between);
         serves_through_ztunnel(turn, &pod);
         unbroken(traffic);
