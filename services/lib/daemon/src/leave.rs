@@ -110,7 +110,8 @@ pub fn follow(file: PathBuf, marker: Marker) -> watch::Receiver<Option<Leave>> {
 pub struct Marker(PathBuf);
 
 impl Marker {
-    /// That of the service whose directory this is. It lasts until the next boot.
+    /// That of the service whose directory this is. It lasts until the next boot, or goes with the rest of the directory
+    /// (`Daemon::forget`).
     pub fn of(directory: &Path) -> Self {
         Self(directory.join("left"))
     }
