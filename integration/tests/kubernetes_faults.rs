@@ -377,4 +377,8 @@ fn the_first_list_comes_in_pages() {
         queries.iter().all(|it| it.contains("limit=100")),
         "{queries:?}"
     );
+    let asked = proxy.asked(Verb::List, "namespaces");
+    assert!(!asked.is_empty());
+    let of_metadata = asked.iter().all(|it| it.query.contains("limit=500"));
+    assert!(of_metadata, "{asked:?}");
 }

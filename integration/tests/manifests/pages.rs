@@ -168,14 +168,15 @@ fn declared(what: &str) -> u32 {
 /// kubelet has it by default.
 #[test]
 fn the_load_at_the_api_server_is_what_the_code_makes_of_it() {
-    let (lasts, page) = (declared("WATCH_SECONDS"), declared("PAGE"));
+    let lasts = declared("WATCH_SECONDS");
+    let [objects, metadata] = ["PAGE_OF_OBJECTS", "PAGE_OF_METADATA"].map(declared);
     // Less 0 to a quarter, each second as likely as another.
     let mean = f64::from(lasts) - f64::from(lasts / 4 - 1) / 2.0;
     let mut table = "| Nodes | Namespaces | Watches that are open | Requests a second, at rest | Requests of one agent's start | Requests of all agents' starts | Messages of one namespace's change |\n|---|---|---|---|---|---|---|\n".to_owned();
     for (nodes, namespaces) in [(100, 100), (1_000, 1_000), (5_000, 10_000)] {
         let watches = 2 * nodes;
         let rest = f64::from(watches) / mean;
-        let start = 110_u32.div_ceil(page) + u32::div_ceil(namespaces, page) + 2;
+        let start = 110_u32.div_ceil(objects) + u32::div_ceil(namespaces, metadata) + 2;
         let all = nodes * start;
         writeln!(
             table,

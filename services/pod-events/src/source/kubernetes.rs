@@ -26,7 +26,7 @@ use workload::{NamespaceName, with_causes};
 use super::{Health, Inventory, PodKey, Scope};
 use crate::pod::{Namespace, Pod};
 use client::Reached;
-use follow::{Follower, Told};
+use follow::{Follower, PAGE_OF_METADATA, PAGE_OF_OBJECTS, Told};
 use layer::{Layer, News, Progress, Seen};
 use pulse::Pulse;
 
@@ -69,6 +69,7 @@ pub(super) fn watch(Reached { client, pace }: Reached, scope: Scope) -> Watched 
     let pods = Follower {
         api: Api::<k8s::Pod>::all(client.clone()),
         fields: Some(format!("spec.nodeName={}", scope.node)),
+        page: PAGE_OF_OBJECTS,
         known: Arc::clone(&known),
         pulse: Arc::clone(&pulse),
         pace: pace.clone(),
@@ -78,6 +79,7 @@ pub(super) fn watch(Reached { client, pace }: Reached, scope: Scope) -> Watched 
     let namespaces = Follower {
         api: Api::<PartialObjectMeta<k8s::Namespace>>::all(client.clone()),
         fields: None,
+        page: PAGE_OF_METADATA,
         known: Arc::clone(&known),
         pulse: Arc::clone(&pulse),
         pace: pace.clone(),

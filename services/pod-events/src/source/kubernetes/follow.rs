@@ -39,8 +39,11 @@ const LATE: Duration = Duration::from_secs(5);
 /// How long the server may take for a page of a list, or to begin a watch.
 const ANSWER: Duration = Duration::from_secs(30);
 
-/// Objects in one page of a list: what is held of it before it is stripped.
-const PAGE: u32 = 100;
+/// Whole objects in one page of a list: what is held of it before it is stripped.
+pub(super) const PAGE_OF_OBJECTS: u32 = 100;
+
+/// As many, where only their metadata is asked for, which is a kilobyte or two each.
+pub(super) const PAGE_OF_METADATA: u32 = 500;
 
 /// What is told of one kind of object.
 pub(super) enum Told<K> {
@@ -92,6 +95,8 @@ pub(super) struct Follower<K> {
     pub(super) api: Api<K>,
     /// Which of them; `None` for all.
     pub(super) fields: Option<String>,
+    /// How many of them one page of a list holds.
+    pub(super) page: u32,
     pub(super) known: Arc<Known>,
     pub(super) pulse: Arc<Pulse>,
     pub(super) pace: Pace,
@@ -149,7 +154,7 @@ where
     async fn list(&mut self) -> Result<String, End> {
         let mut params = ListParams {
             field_selector: self.fields.clone(),
-            limit: Some(PAGE),
+            limit: Some(self.page),
             ..ListParams::default()
         };
         self.tell(Told::Listing);
