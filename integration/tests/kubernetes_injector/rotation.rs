@@ -30,6 +30,7 @@ fn no_review_is_lost_while_the_certificate_changes() {
     webhook.register(&json!([webhook.hook("namespace", "/inject", "Fail")]));
     webhook.until_injected(&inside);
     let first = serial(&webhook).unwrap();
+    assert_eq!(webhook.expiration(), webhook.written_expiration());
     let (done, made) = (AtomicBool::new(false), AtomicU32::new(0));
     thread::scope(|scope| {
         let makers: Vec<_> = (0..2)
@@ -44,7 +45,7 @@ fn no_review_is_lost_while_the_certificate_changes() {
             })
             .collect();
         for number in 2..=5 {
-            webhook.rotate(number);
+            webhook.rotate(number, 2 * number);
             let wanted = format!("{number:02x}");
             let seen = eventually("the new certificate is shown", PATIENCE, || {
                 let serial = serial(&webhook)?;
@@ -62,6 +63,7 @@ fn no_review_is_lost_while_the_certificate_changes() {
         makers.into_iter().for_each(|maker| maker.join().unwrap());
     });
     assert_ne!(serial(&webhook).unwrap(), first);
+    assert_eq!(webhook.expiration(), webhook.written_expiration());
     assert!(made.load(Ordering::Relaxed) > 20, "{made:?}");
     assert_eq!(webhook.counted("failed") + webhook.counted("overloaded"), 0);
 }

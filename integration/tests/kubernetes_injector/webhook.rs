@@ -60,7 +60,7 @@ impl Webhook {
             child: None,
             registered: std::sync::Mutex::default(),
         };
-        webhook.rotate(1);
+        webhook.rotate(1, 2);
         webhook.configure("");
         webhook.run();
         webhook
@@ -71,13 +71,14 @@ impl Webhook {
     }
 
     /// A new certificate, put there as the kubelet does: a directory of its own, and one rename of a link.
-    pub(crate) fn rotate(&self, number: u32) {
+    /// It is valid for so many days.
+    pub(crate) fn rotate(&self, number: u32, days: u32) {
         let address = self.server.address();
         let script = format!(
             "cd \"$0\" && mkdir -p tls/..v{number} && cd tls/..v{number}
              openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout tls.key -out csr -subj /CN=injector
              echo subjectAltName=IP:{address} >names
-             openssl x509 -req -in csr -CA ../../ca.crt -CAkey ../../ca.key -set_serial {number} -days 2 -out tls.crt -extfile names"
+             openssl x509 -req -in csr -CA ../../ca.crt -CAkey ../../ca.key -set_serial {number} -days {days} -out tls.crt -extfile names"
         );
         run("sh", &["-ec", &script, self.dir.path().to_str().unwrap()]).unwrap();
         let tls = self.path("tls");
@@ -176,13 +177,30 @@ impl Webhook {
         line.map_or(0, |number| number.parse().unwrap())
     }
 
+    /// A metric without labels.
+    fn metric(&self, name: &str) -> u64 {
+        let text = self.metrics().unwrap();
+        let start = format!("inpod_injector_{name} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&start));
+        line.map_or(0, |number| number.parse().unwrap())
+    }
+
     /// How many connections had to make room.
     pub(crate) fn evictions(&self) -> u64 {
-        let text = self.metrics().unwrap();
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("inpod_injector_evictions_total "));
-        line.map_or(0, |number| number.parse().unwrap())
+        self.metric("evictions_total")
+    }
+
+    /// When the injector says that what it shows ends.
+    pub(crate) fn expiration(&self) -> u64 {
+        self.metric("certificate_expiration_timestamp_seconds")
+    }
+
+    /// When the certificate in the files ends, as openssl reads it.
+    pub(crate) fn written_expiration(&self) -> u64 {
+        let script = "date -d \"$(openssl x509 -in \"$0\" -noout -enddate | cut -d= -f2)\" +%s";
+        let file = self.path("tls/tls.crt");
+        let text = run("sh", &["-ec", script, file.to_str().unwrap()]).unwrap();
+        text.trim().parse().unwrap()
     }
 
     /// What came of each review so far, and how many operations its patch had, as the injector wrote it down.

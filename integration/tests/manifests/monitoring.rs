@@ -17,7 +17,7 @@ enum Is {
 
 /// Metrics that other services and `daemon` register: the component or all of them, the name with its unit, what it is,
 /// where it is registered, and under which name.
-const OTHERS: [(&str, &str, Is, &str, &str); 21] = [
+const OTHERS: [(&str, &str, Is, &str, &str); 22] = [
     (
         "repair",
         "pods",
@@ -45,6 +45,13 @@ const OTHERS: [(&str, &str, Is, &str, &str); 21] = [
         Is::Counter,
         "injector/src/metrics.rs",
         "reloads",
+    ),
+    (
+        "injector",
+        "certificate_expiration_timestamp_seconds",
+        Is::Gauge,
+        "injector/src/metrics.rs",
+        "certificate_expiration_timestamp",
     ),
     (
         "netconfig",

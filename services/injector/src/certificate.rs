@@ -13,6 +13,10 @@ use tokio_rustls::rustls::{
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
+use x509_cert::{
+    Certificate,
+    der::{self, Decode as _},
+};
 
 /// Why a certificate is not used.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +35,9 @@ pub enum CertificateError {
     /// Key and certificate do not belong together, or are of a kind that is not known.
     #[error("tls.crt and tls.key cannot be used together: {0}")]
     Unfit(#[from] rustls::Error),
+    /// It cannot be told how long a certificate is valid.
+    #[error("tls.crt holds what is no certificate: {0}")]
+    Unreadable(#[from] der::Error),
 }
 
 /// What the files hold.
@@ -86,6 +93,17 @@ impl Files {
     }
 }
 
+/// When the first of a chain's certificates ends, in seconds since 1970 (`notAfter`, RFC 5280, section 4.1.2.5).
+fn ends(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
+    let end = |certificate: &CertificateDer<'_>| {
+        let certificate = Certificate::from_der(certificate)?;
+        let validity = certificate.tbs_certificate().validity();
+        Ok(validity.not_after.to_unix_duration().as_secs())
+    };
+    let ends: Result<Vec<_>, der::Error> = chain.iter().map(end).collect();
+    Ok(ends?.into_iter().min().unwrap_or_default())
+}
+
 /// The certificate that is shown; none at first.
 #[derive(Debug, Default)]
 pub struct Shown(RwLock<Option<Arc<CertifiedKey>>>);
@@ -97,15 +115,17 @@ impl Shown {
         shown.unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Shows another one from the next handshake on. Connections that are there stay.
+    /// Shows another one from the next handshake on, and says when it ends, in seconds since 1970. Connections that are
+    /// there stay. One that has ended is shown like any other: who asks refuses it, and says why.
     ///
     /// # Errors
     ///
     /// When it cannot be used; the one before stays.
-    pub fn replace(&self, files: &Files) -> Result<(), CertificateError> {
+    pub fn replace(&self, files: &Files) -> Result<u64, CertificateError> {
         let certified = Arc::new(files.certified()?);
+        let ends = ends(&certified.cert)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(certified);
-        Ok(())
+        Ok(ends)
     }
 }
 

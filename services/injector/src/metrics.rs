@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use prometheus_client::{
-    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Registry, Unit},
 };
 
@@ -19,6 +19,7 @@ pub struct Metrics {
     duration: Histogram,
     reloads: Family<[(&'static str, &'static str); 2], Counter>,
     pub(crate) evictions: Counter,
+    expiration: Gauge,
 }
 
 impl Default for Metrics {
@@ -29,6 +30,7 @@ impl Default for Metrics {
             duration: daemon::metrics::durations(),
             reloads: Family::default(),
             evictions: Counter::default(),
+            expiration: Gauge::default(),
         }
     }
 }
@@ -51,6 +53,13 @@ impl Metrics {
         registry.register("reloads", help, self.reloads.clone());
         let help = "Idle connections that were closed to make room for another";
         registry.register("evictions", help, self.evictions.clone());
+        let help = "When the certificate that is shown ends, or the first of its chain, since 1970; 0 where none is shown";
+        registry.register_with_unit(
+            "certificate_expiration_timestamp",
+            help,
+            Unit::Seconds,
+            self.expiration.clone(),
+        );
     }
 
     pub(crate) fn reviewed(&self, outcome: Outcome, took: Duration) {
@@ -61,6 +70,11 @@ impl Metrics {
             self.skips.get_or_create(&[("why", why.word())]).inc();
         }
         self.duration.observe(took.as_secs_f64());
+    }
+
+    /// A certificate is shown from now on, until this second since 1970.
+    pub(crate) fn shows_until(&self, ends: u64) {
+        self.expiration.set(ends.try_into().unwrap_or(i64::MAX));
     }
 
     pub(crate) fn reloaded(&self, what: &'static str, result: &'static str) {

@@ -104,11 +104,12 @@ fn certificate(
     match Files::read(&config.tls_dir) {
         Ok(files) if seen.files.as_ref() == Some(&files) => {}
         Ok(files) => {
-            let result = current
-                .shown
-                .replace(&files)
-                .map_err(|error| error.to_string());
-            told((what, conditions, metrics), result);
+            let result = current.shown.replace(&files);
+            let result = result.map(|ends| metrics.shows_until(ends));
+            told(
+                (what, conditions, metrics),
+                result.map_err(|error| error.to_string()),
+            );
             seen.files = Some(files);
         }
         // Between two contents of a volume; what is shown stays.
