@@ -5,7 +5,7 @@ use integration::{PATIENCE, Pod, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::{cluster::Cluster, manifest};
+use crate::{cluster::Cluster, desk::manifest};
 
 /// As a kubelet shows a pod that runs, and whose init container has failed.
 fn fail(cluster: &Cluster, pod: &Pod) {

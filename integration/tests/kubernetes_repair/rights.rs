@@ -5,7 +5,7 @@ use integration::eventually;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-use crate::{Desk, Way};
+use crate::desk::{Desk, Way};
 
 /// How long a server that has just started may take to apply a policy, on a busy machine.
 const IN_FORCE: Duration = Duration::from_secs(120);

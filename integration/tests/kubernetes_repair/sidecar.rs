@@ -9,7 +9,10 @@ use integration::{Cgroups, Inhabitant, PATIENCE, Pod, Spec, bin, eventually, run
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::{Desk, LABEL, Way, stays};
+use crate::{
+    desk::{Desk, LABEL, Way},
+    stays,
+};
 
 const MODE: &str = "sidecar.istio.io/interceptionMode";
 
