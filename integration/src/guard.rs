@@ -27,3 +27,9 @@ pub fn guard() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Whether this is a user namespace with a single user, as an isolation without root has it.
+pub fn is_alone() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().last() == Some("1")
+}

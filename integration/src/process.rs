@@ -1,7 +1,9 @@
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     path::PathBuf,
     process::{Command, Output, Stdio},
+    sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context as _, bail};
@@ -27,6 +29,42 @@ pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
         .map(|dir| dir.join(name))
         .find(|path| path.is_file());
     found.with_context(|| format!("{name} is not built: cargo build --workspace"))
+}
+
+/// A copy of a binary of this workspace that every user can run; one for this process.
+///
+/// # Errors
+///
+/// When there is no such binary, or it cannot be copied.
+pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
+    static COPIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
+    let copy = PathBuf::from(format!("/run/{name}-{}", std::process::id()));
+    if !copies.contains(&copy) {
+        // By a process of its own: what another thread starts meanwhile would hold the copy open for writing.
+        let from = bin(name)?;
+        let mode = ["-m", "755"].map(OsStr::new);
+        run(
+            "install",
+            &[mode[0], mode[1], from.as_os_str(), copy.as_os_str()],
+        )?;
+        copies.insert(copy.clone());
+    }
+    Ok(copy)
+}
+
+/// The grpcurl to use, as integration/test tells it in `GRPCURL`.
+///
+/// # Errors
+///
+/// When it tells none.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "integration/test tells where grpcurl is"
+)]
+pub fn grpcurl_program() -> anyhow::Result<String> {
+    let program = std::env::var("GRPCURL");
+    program.context("GRPCURL names the grpcurl to use: run ./integration/test")
 }
 
 /// Runs a command and gives its standard output.

@@ -4,24 +4,11 @@
 use std::{fs, os::unix::net::UnixStream, path::Path, process::Command};
 
 use integration::{
-    Call, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, State, eventually, run,
+    Call, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, State, eventually,
+    grpcurl_program, is_alone, run,
 };
 
 const UID: &str = "11111111-2222-3333-4444-555555555555";
-
-/// Whether this is a user namespace with a single user, as an isolation without root has it.
-fn is_alone() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
-    map.split_whitespace().last() == Some("1")
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/test tells where grpcurl is"
-)]
-fn grpcurl() -> String {
-    std::env::var("GRPCURL").unwrap()
-}
 
 /// Every call of every service, as a path after the socket.
 fn calls() -> Vec<(&'static str, String)> {
@@ -123,7 +110,7 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
         let socket = daemon::socket(&strict.run_dir(), component);
         let command = format!(
             "{} -max-time 5 -plaintext -unix -authority localhost -protoset {} -d {{}} {} {call}",
-            grpcurl(),
+            grpcurl_program().unwrap(),
             protoset.display(),
             socket.display()
         );

@@ -1,21 +1,11 @@
 //! The sockets, asked by grpcurl as an operator would.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that fails panics"
-)]
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{path::Path, time::Duration};
 
-use integration::{Node, SERVICES, Spec, run};
+use integration::{Node, SERVICES, Spec, grpcurl_program, run};
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/test tells where grpcurl is"
-)]
 fn grpcurl(socket: &Path, rest: &[&str]) -> anyhow::Result<String> {
-    let program =
-        std::env::var("GRPCURL").expect("GRPCURL names the grpcurl to use: run ./integration/test");
     let socket = socket.to_str().unwrap();
     let data = rest.iter().position(|word| word.contains('{'));
     let (flags, call) = rest.split_at(data.map_or(0, |data| data + 1));
@@ -26,7 +16,7 @@ fn grpcurl(socket: &Path, rest: &[&str]) -> anyhow::Result<String> {
         call,
     ]
     .concat();
-    run(&program, &arguments)
+    run(&grpcurl_program()?, &arguments)
 }
 
 #[test]

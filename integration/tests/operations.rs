@@ -1,6 +1,6 @@
 //! Running the services: readiness, drains, metrics, and what happens when there is too much or too little of
 //! something.
-#![expect(clippy::expect_used, reason = "a test that fails panics")]
+#![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 #[path = "common/asking.rs"]
 mod asking;
@@ -12,8 +12,10 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use asking::{grpcurl, grpcurl_program, health, number, scrape, scrape_all};
-use integration::{App, Call, Node, PATIENCE, SERVICES, Spec, bin, eventually, run};
+use asking::{grpcurl, health, number, scrape, scrape_all};
+use integration::{
+    App, Call, Node, PATIENCE, SERVICES, Spec, bin, eventually, grpcurl_program, run,
+};
 use nix::sys::signal::Signal;
 
 const STATUS: &str = "inpod.podevents.v1.PodEventsService/GetStatus";
@@ -136,7 +138,7 @@ fn a_port_that_is_taken_keeps_no_pod_from_starting_and_is_served_when_it_is_free
         .conditions
         .iter()
         .find(|condition| condition.name == "metrics-address");
-    let told = told.expect("a condition tells it");
+    let told = told.unwrap();
     assert!(
         !told.ok && told.message.contains("127.0.0.1:15014"),
         "{told:?}"
@@ -335,7 +337,7 @@ impl Watcher {
         let dir = tempfile::tempdir()?;
         let told = dir.path().join("told");
         let socket = daemon::socket(&node.run_dir(), "pod-events");
-        let child = Command::new(grpcurl_program())
+        let child = Command::new(grpcurl_program().unwrap())
             .args(["-plaintext", "-unix", "-authority", "localhost", "-d", "{}"])
             .arg(socket)
             .arg("grpc.health.v1.Health/Watch")

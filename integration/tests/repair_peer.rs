@@ -5,27 +5,13 @@
 use std::{fs, path::Path};
 
 use inpod_proto::{Class, class_of};
-use integration::{Cgroups, Node, PATIENCE, Pod, Spec, eventually, run};
+use integration::{Cgroups, Node, PATIENCE, Pod, Spec, eventually, grpcurl_program, is_alone, run};
 use nix::sys::signal::Signal;
 use prost_reflect::DescriptorPool;
 
 /// The pods of repair and of pod-events.
 const REPAIR: &str = "11111111-2222-3333-4444-555555555555";
 const POD_EVENTS: &str = "99999999-2222-3333-4444-555555555555";
-
-/// Whether this is a user namespace with a single user, as an isolation without root has it.
-fn is_alone() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
-    map.split_whitespace().last() == Some("1")
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/test tells where grpcurl is"
-)]
-fn grpcurl() -> String {
-    std::env::var("GRPCURL").unwrap()
-}
 
 /// Every call of pod-events, as `service/method`, with its class.
 fn calls() -> Vec<(String, Class)> {
@@ -127,7 +113,7 @@ fn said(node: &Node, cgroup: &Path, pod: &Pod, call: &str) -> String {
         protoset.display(),
         daemon::socket(&node.run_dir(), "pod-events"),
     );
-    let (grpcurl, socket) = (grpcurl(), socket.display());
+    let (grpcurl, socket) = (grpcurl_program().unwrap(), socket.display());
     let script = format!(
         "echo $$ > {}/cgroup.procs && exec unshare --mount --pid --fork --mount-proc nsenter --net={} {grpcurl} -max-time 2 \
          -plaintext -unix -authority localhost -protoset {protoset} -d {{}} {socket} {call}",

@@ -25,7 +25,9 @@ use inpod_proto::{
     podevents::v1::PodState,
     ztunnelbroker::v1::{WorkloadPhase, WorkloadStatus},
 };
-use integration::{App, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually};
+use integration::{
+    App, Cgroups, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually, is_alone,
+};
 
 const PORT: u16 = 8080;
 
@@ -126,12 +128,6 @@ impl Scene {
             .map(|pod| format!("{} {}", pod["uid"], pod["netns"]))
             .collect())
     }
-}
-
-/// Whether this is a user namespace with a single user, as an isolation without root has it.
-fn is_alone() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    map.split_whitespace().last() == Some("1")
 }
 
 /// The scenes so far: netconfig looks through all processes, those of the scenes beside its own too.

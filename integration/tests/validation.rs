@@ -3,19 +3,15 @@
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
-    fs,
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::atomic::{AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use anyhow::ensure;
-use integration::{App, PATIENCE, bin, eventually, guard, run};
+use integration::{App, PATIENCE, bin_for_all, eventually, guard, is_alone, run};
 use netns::Netns;
 use nix::unistd::{Uid, setfsuid};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -25,33 +21,9 @@ static NEXT: AtomicU32 = AtomicU32::new(1);
 const V4: &str = "10.77.0.7/24";
 const V6: &str = "fd77::7/64";
 
-/// Whether this is a user namespace with a single user, as an isolation without root has it.
-fn is_alone() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap();
-    map.split_whitespace().last() == Some("1")
-}
-
 /// The proxy's user: where there is only one, that one.
 fn proxy() -> u32 {
     if is_alone() { 0 } else { 1337 }
-}
-
-/// The program, where every user can run it.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let path = PathBuf::from(format!("/run/validate-{}", std::process::id()));
-        // By a process of its own: what another thread starts meanwhile would hold the copy open for writing.
-        let from = bin("validate").unwrap();
-        let words = [
-            "-m".as_ref(),
-            "755".as_ref(),
-            from.as_os_str(),
-            path.as_os_str(),
-        ];
-        run("install", &words).unwrap();
-        path
-    })
 }
 
 /// A pod's netns. Goes with the value.
@@ -135,7 +107,10 @@ impl Sandbox {
             let uid = uid.to_string();
             command.args(["--clear-groups", "--reuid", &uid, "--regid", &uid]);
         }
-        command.arg(program()).args(words).env_clear();
+        command
+            .arg(bin_for_all("validate").unwrap())
+            .args(words)
+            .env_clear();
         let began = Instant::now();
         Ended::of(&command.output().unwrap(), began.elapsed())
     }

@@ -3,21 +3,13 @@
 use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, ensure};
-use integration::{Node, run};
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "integration/test tells where grpcurl is"
-)]
-pub(crate) fn grpcurl_program() -> String {
-    std::env::var("GRPCURL").expect("GRPCURL names the grpcurl to use: run ./integration/test")
-}
+use integration::{Node, grpcurl_program, run};
 
 /// A call; flags come before the socket.
 pub(crate) fn grpcurl(socket: &Path, flags: &[&str], call: &str) -> anyhow::Result<String> {
     let unix = ["-plaintext", "-unix", "-authority", "localhost"];
     let rest = [socket.to_str().context("a path of text")?, call];
-    run(&grpcurl_program(), &[&unix, flags, &rest].concat())
+    run(&grpcurl_program()?, &[&unix, flags, &rest].concat())
 }
 
 /// The health that a service tells of a name.

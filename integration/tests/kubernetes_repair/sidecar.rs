@@ -1,11 +1,11 @@
 //! Pods with a sidecar for which no ADD was called, beside the real pod-events and netconfig: their init container is the
 //! real `validate`, run as the proxy's user in the pod.
 
-use std::{path::PathBuf, process::Command, sync::OnceLock, time::Duration};
+use std::{process::Command, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::PodState;
-use integration::{Cgroups, Inhabitant, PATIENCE, Pod, Spec, bin, eventually, run};
+use integration::{Cgroups, Inhabitant, PATIENCE, Pod, Spec, bin_for_all, eventually};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -20,24 +20,6 @@ const MODE: &str = "sidecar.istio.io/interceptionMode";
 const FOUND: Duration = Duration::from_secs(60);
 
 const NOTHING: Vec<String> = Vec::new();
-
-/// The program, where every user can run it.
-fn program() -> &'static PathBuf {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let path = PathBuf::from(format!("/run/validate-{}", std::process::id()));
-        // By a process of its own: what another thread starts meanwhile would hold the copy open for writing.
-        let from = bin("validate").unwrap();
-        let words = [
-            "-m".as_ref(),
-            "755".as_ref(),
-            from.as_os_str(),
-            path.as_os_str(),
-        ];
-        run("install", &words).unwrap();
-        path
-    })
-}
 
 /// The pod `web`, whose sandbox was made while the plugin was missing.
 struct Missed<'a> {
@@ -79,7 +61,7 @@ impl<'a> Missed<'a> {
             .args([&net, "setpriv", "--no-new-privs", "--bounding-set=-all"])
             .args(["--inh-caps=-all", "--clear-groups"])
             .args(["--reuid", "1337", "--regid", "1337"])
-            .arg(program())
+            .arg(bin_for_all("validate").unwrap())
             .args(["--timeout", "2s"])
             .env_clear()
             .output()
