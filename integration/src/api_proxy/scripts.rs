@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use hyper::Request;
+use hyper::{Method, Request};
 use serde_json::Value;
 
 /// What a request is about.
@@ -15,6 +15,8 @@ pub enum Verb {
     Watch,
     /// One object.
     Get,
+    /// A new object.
+    Create,
     /// Something else, as `/version`.
     Other,
     /// Any of these.
@@ -58,7 +60,7 @@ pub enum Cut {
 pub struct Asked {
     /// What it was about.
     pub verb: Verb,
-    /// The kind of object: `pods`, `namespaces`, or empty.
+    /// The kind of object: `pods`, `namespaces`, of what is created `events`, or empty.
     pub resource: String,
     /// The query, with `&` between its parts.
     pub query: String,
@@ -76,6 +78,9 @@ impl Asked {
             ["pods" | "namespaces"] => (Verb::List, path),
             ["namespaces", _] => (Verb::Get, "namespaces"),
             ["namespaces", _, "pods", _] => (Verb::Get, "pods"),
+            [.., "namespaces", _, "events"] if request.method() == Method::POST => {
+                (Verb::Create, "events")
+            }
             _ => (Verb::Other, ""),
         };
         let resource = resource.rsplit('/').next().unwrap_or_default();

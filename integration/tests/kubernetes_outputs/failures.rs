@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use anyhow::ensure;
-use integration::{Call, PATIENCE, Spec, eventually};
+use integration::{Act, Call, PATIENCE, Spec, Verb, eventually};
 use serde_json::json;
 
 use crate::{
@@ -67,6 +67,37 @@ fn refused_adds_are_told_with_their_reason_and_not_too_often() {
     let note = told[0]["note"].as_str().unwrap();
     assert!(note.contains("ztunnel"), "{note}");
     assert_eq!(borne(&cluster, "web"), None);
+}
+
+#[test]
+fn an_event_that_a_server_refuses_until_it_knows_who_may_what_is_made_and_others_wait_no_longer_than_that()
+ {
+    let (cluster, proxy) = Cluster::behind_proxy();
+    cluster.start();
+    let refused = |name: &str| {
+        let uid = cluster.create(&cluster.object(name, Some("ambient")));
+        cluster.until_shown(name);
+        let pod = cluster.sandbox(name, &uid);
+        let outcome = cluster.node.call(Call::add, &pod).run().unwrap();
+        assert_ne!(outcome.code, 0, "{outcome:?}");
+    };
+    refusing_ztunnel(&cluster);
+    proxy.fault(Verb::Create, "events", 2, Act::Refuse(403, None));
+    refused("web");
+    until_event(&cluster, "web", "ZtunnelRefused");
+    assert_eq!(proxy.asked(Verb::Create, "events").len(), 3);
+    proxy.fault(Verb::Create, "events", usize::MAX, Act::Refuse(403, None));
+    refused("other");
+    let failed = "inpod_pod_events_events_total{result=\"failed\"}";
+    eventually("it is given up", PATIENCE, || {
+        ensure!(counted(&cluster, failed) == 1, "not yet");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    proxy.heal();
+    refused("third");
+    until_event(&cluster, "third", "ZtunnelRefused");
+    assert!(events(&cluster, "other", "ZtunnelRefused").is_empty());
 }
 
 #[test]

@@ -1,12 +1,10 @@
 //! Events, on their way to the API server, one after the other.
 
-use std::time::Duration;
-
 use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder},
 };
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{sync::mpsc, time::Instant};
 use workload::{NodeName, PodRef};
 
 use crate::{ledger::Note, metrics::Metrics};
@@ -20,13 +18,18 @@ const ACTION: &str = "Repair";
 /// How many Events wait for the API server; further ones are dropped, and counted.
 const QUEUE: usize = 256;
 
-/// How long the API server may take for one.
-const ANSWER: Duration = Duration::from_secs(5);
+/// Something to tell of a pod.
+#[derive(Debug)]
+struct Letter {
+    pod: PodRef,
+    note: Note,
+    written: Instant,
+}
 
 /// Where Events are put.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
-    queue: mpsc::Sender<(PodRef, Note)>,
+    queue: mpsc::Sender<Letter>,
     metrics: Metrics,
 }
 
@@ -41,25 +44,27 @@ impl Events {
 
     /// Tells something of a pod.
     pub(crate) fn tell(&self, pod: &PodRef, note: &Note) {
-        if self.queue.try_send((pod.clone(), note.clone())).is_err() {
+        let letter = Letter {
+            pod: pod.clone(),
+            note: note.clone(),
+            written: Instant::now(),
+        };
+        if self.queue.try_send(letter).is_err() {
             self.metrics.event("dropped");
         }
     }
 }
 
-async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<(PodRef, Note)>, metrics: Metrics) {
-    while let Some((pod, note)) = waiting.recv().await {
+async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<Letter>, metrics: Metrics) {
+    while let Some(Letter { pod, note, written }) = waiting.recv().await {
         let (event, regarding) = (event_of(&note), kubernetes::regarding(&pod));
-        let why = match timeout(ANSWER, recorder.publish(&event, &regarding)).await {
-            Ok(Ok(())) => {
-                metrics.event("sent");
-                continue;
+        match kubernetes::deliver(&recorder, &event, &regarding, written).await {
+            Ok(()) => metrics.event("sent"),
+            Err(why) => {
+                tracing::warn!(%pod, reason = note.reason, why, "Could not make an Event");
+                metrics.event("failed");
             }
-            Ok(Err(error)) => kubernetes::told(&error),
-            Err(_) => "the API server does not answer in time".to_owned(),
-        };
-        tracing::warn!(%pod, reason = note.reason, why, "Could not make an Event");
-        metrics.event("failed");
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 //!
 //! What is asked, and what an answer means, is the matter of the service that asks.
 
+mod deliver;
 mod event;
 mod reach;
 
+pub use deliver::deliver;
 pub use event::{note, regarding, reporter};
 pub use reach::{ReachError, config};
 

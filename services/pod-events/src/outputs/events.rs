@@ -2,16 +2,11 @@
 //!
 //! An Event that repeats the reason of one of the last minutes is counted in that one (its series).
 
-use std::time::Duration;
-
 use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder},
 };
-use tokio::{
-    sync::mpsc,
-    time::{Instant, sleep, timeout},
-};
+use tokio::{sync::mpsc, time::Instant};
 use workload::{NodeName, PodRef, Reason};
 
 use super::{Kind, metrics::Counted};
@@ -21,15 +16,6 @@ pub(super) const QUEUE: usize = 256;
 
 /// What the Events are about: Event v1 wants a verb.
 const ACTION: &str = "Redirect";
-
-/// How long the API server may take for one.
-const ANSWER: Duration = Duration::from_secs(5);
-
-/// Between two attempts the wait doubles from the first to the second, less up to a half by chance.
-const WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
-
-/// An Event that could not be told for so long is of no use.
-const STALE: Duration = Duration::from_secs(300);
 
 /// Something to tell of a pod.
 #[derive(Clone, Debug)]
@@ -50,31 +36,14 @@ pub(super) async fn send(
 ) {
     let recorder = Recorder::new(client, kubernetes::reporter(super::REPORTER, &node));
     while let Some(letter) = queue.recv().await {
-        match deliver(&recorder, &letter).await {
+        let (event, regarding) = (event_of(&letter), kubernetes::regarding(&letter.pod));
+        match kubernetes::deliver(&recorder, &event, &regarding, letter.written).await {
             Ok(()) => counted.event("sent"),
             Err(why) => {
                 tracing::warn!(pod = %letter.pod, reason = %letter.reason, message = letter.message, why, "Could not make an Event");
                 counted.event("failed");
             }
         }
-    }
-}
-
-async fn deliver(recorder: &Recorder, letter: &Letter) -> Result<(), String> {
-    let (event, regarding) = (event_of(letter), kubernetes::regarding(&letter.pod));
-    let [mut wait, longest] = WAITS;
-    loop {
-        let why = match timeout(ANSWER, recorder.publish(&event, &regarding)).await {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(error)) if kubernetes::is_final(&error) => return Err(kubernetes::told(&error)),
-            Ok(Err(error)) => kubernetes::told(&error),
-            Err(_) => "the API server does not answer in time".to_owned(),
-        };
-        if letter.written.elapsed() + wait >= STALE {
-            return Err(why);
-        }
-        sleep(wait.mul_f64(fastrand::f64().mul_add(0.5, 0.5))).await;
-        wait = longest.min(wait * 2);
     }
 }
 
