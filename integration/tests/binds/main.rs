@@ -4,6 +4,7 @@
 
 mod bootstrap;
 mod bound;
+mod envoy;
 mod reachability;
 mod report;
 mod sidecar;

@@ -1,0 +1,350 @@
+//! The same table with a real Envoy: as the injector's template starts it, by its own arguments, under its user and with no
+//! capability but what it is given.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+};
+
+use anyhow::{Context as _, ensure};
+use inpod_proto::netconfig::v1::InboundCapture;
+use integration::{App, PATIENCE, Pod, eventually};
+use serde_json::{Value, json};
+
+use crate::{
+    bootstrap::{Endpoints, arguments, bootstrap, container, tproxy},
+    bound::{Table, Way, table, wanted},
+    reachability::{BACKENDS, Place},
+    sidecar::{either, redirect},
+};
+
+/// Where an application outside of the pod listens.
+const THERE: u16 = 7000;
+
+fn program() -> PathBuf {
+    let path = std::env::var_os("ENVOY").map(PathBuf::from);
+    let path = path.filter(|path| path.is_file());
+    path.context("ENVOY names no program: run ./integration/test netns, which fetches it")
+        .unwrap()
+}
+
+/// Begins a program as a runtime begins a container with this security context.
+fn as_contained(container: &Value) -> Vec<String> {
+    let security = &container["securityContext"];
+    assert_eq!(security["capabilities"]["drop"][0], "ALL");
+    assert_eq!(security["allowPrivilegeEscalation"], false);
+    let id = |key: &str| security[key].as_u64().unwrap();
+    let added = security["capabilities"]["add"].as_array();
+    let added = added.into_iter().flatten().map(|it| it.as_str().unwrap());
+    let bounds: String = added.map(|it| format!(",+{}", it.to_lowercase())).collect();
+    vec![
+        "setpriv".to_owned(),
+        format!("--reuid={}", id("runAsUser")),
+        format!("--regid={}", id("runAsGroup")),
+        "--clear-groups".to_owned(),
+        "--no-new-privs".to_owned(),
+        "--inh-caps=-all".to_owned(),
+        format!("--bounding-set=-all{bounds}"),
+    ]
+}
+
+/// Status and body at a URL, asked from inside a pod.
+fn get(from: &Pod, to: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
+    let url = format!("http://{to}{path}");
+    let told = from.exec(&[
+        "curl",
+        "-sgm",
+        "5",
+        "--path-as-is",
+        "-w",
+        "\n%{http_code}",
+        &url,
+    ])?;
+    let (body, status) = told.rsplit_once('\n').context("no status")?;
+    Ok((status.parse()?, body.to_owned()))
+}
+
+/// How many connections each chain has taken.
+type Taken = BTreeMap<String, u64>;
+
+/// An Envoy in the pod. Ends with the value.
+struct Envoy<'a> {
+    place: &'a Place,
+    process: Child,
+    log: PathBuf,
+}
+
+impl<'a> Envoy<'a> {
+    fn start(place: &'a Place, annotations: &Value) -> Self {
+        let container = container(place, annotations);
+        let arguments = arguments(&container, place.server.v4.into());
+        Self::with(place, &container, &arguments)
+    }
+
+    fn with(place: &'a Place, container: &Value, arguments: &[String]) -> Self {
+        let log = place.node.manifests().with_file_name("envoy.log");
+        let told = fs::File::create(&log).unwrap();
+        let process = Command::new("nsenter")
+            .arg(format!("--net={}", place.server.path().display()))
+            .args(as_contained(container))
+            .arg(program())
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(told.try_clone().unwrap())
+            .stderr(told)
+            .spawn()
+            .unwrap();
+        let envoy = Self {
+            place,
+            process,
+            log,
+        };
+        eventually("Envoy is ready", PATIENCE, || envoy.is_ready()).unwrap();
+        envoy
+    }
+
+    /// As the kubelet's probe asks.
+    fn is_ready(&self) -> anyhow::Result<()> {
+        let to = SocketAddr::new(self.place.to(false, false), 15021);
+        let told = get(&self.place.client, to, "/healthz/ready");
+        let told = told.with_context(|| fs::read_to_string(&self.log).unwrap_or_default())?;
+        ensure!(told.0 == 200, "{told:?}");
+        Ok(())
+    }
+
+    /// By its administration, which an application of the pod may ask.
+    fn taken(&self) -> Taken {
+        let to = SocketAddr::from(([127, 0, 0, 1], 15000));
+        let path = "/stats?filter=^tcp.*downstream_cx_total$";
+        let (_, text) = get(&self.place.server, to, path).unwrap();
+        let chain = |line: &str| {
+            let (name, count) = line.rsplit_once(": ")?;
+            let name = name
+                .strip_prefix("tcp.")?
+                .strip_suffix(".downstream_cx_total")?;
+            Some((name.to_owned(), count.parse().unwrap()))
+        };
+        let all: Taken = text.lines().filter_map(chain).collect();
+        assert!(!all.is_empty(), "{text}");
+        all
+    }
+
+    /// Does something; with the chains that took a connection meanwhile, and how many.
+    fn taking<T>(&self, act: impl FnOnce() -> T) -> (T, Taken) {
+        let before = self.taken();
+        let done = act();
+        let after = self.taken().into_iter();
+        let more = after.map(|(chain, count)| {
+            let count = count - before[&chain];
+            (chain, count)
+        });
+        (done, more.filter(|it| it.1 > 0).collect())
+    }
+}
+
+impl Drop for Envoy<'_> {
+    fn drop(&mut self) {
+        // Ended already, or ends now.
+        self.process.kill().unwrap_or_default();
+        self.process.wait().map(drop).unwrap_or_default();
+    }
+}
+
+fn once(chain: &str) -> Taken {
+    Taken::from([(chain.to_owned(), 1)])
+}
+
+fn inbound(v6: bool) -> &'static str {
+    [
+        "InboundPassthroughClusterIpv4",
+        "InboundPassthroughClusterIpv6",
+    ][usize::from(v6)]
+}
+
+/// The table; each connection must have come to Envoy once, and taken the chain of its family.
+fn through(envoy: &Envoy<'_>, seen: impl Fn(bool, bool) -> IpAddr) -> anyhow::Result<Table> {
+    let mut odd = Vec::new();
+    let ask = |port, service, v6| {
+        let (answer, taken) = envoy.taking(|| envoy.place.ask(port, service, v6));
+        if taken != once(inbound(v6)) {
+            odd.push(format!("{port}, service: {service}: {taken:?}"));
+        }
+        answer
+    };
+    let table = table(ask, seen)?;
+    ensure!(odd.is_empty(), "{odd:?}");
+    Ok(table)
+}
+
+#[test]
+fn through_an_envoy_who_reaches_an_application_is_the_same_by_every_backend() {
+    for backend in BACKENDS {
+        let place = Place::with(backend);
+        redirect(&place, InboundCapture::Redirect);
+        place.is_written_with(backend);
+        let envoy = Envoy::start(&place, &json!({}));
+        let table = through(&envoy, either("127.0.0.6", "::6"));
+        assert_eq!(table.unwrap(), wanted(), "{backend}");
+    }
+}
+
+#[test]
+fn through_an_envoy_by_tproxy_the_application_sees_the_client_by_every_backend() {
+    for backend in BACKENDS {
+        let place = Place::with(backend);
+        redirect(&place, InboundCapture::Tproxy);
+        place.is_written_with(backend);
+        let envoy = Envoy::start(&place, &tproxy());
+        let table = through(&envoy, |service, v6| place.source(service, v6));
+        assert_eq!(table.unwrap(), wanted(), "{backend}");
+    }
+}
+
+#[test]
+fn an_envoy_that_is_not_led_to_sees_nothing_and_it_is_noticed() {
+    let place = Place::new();
+    let envoy = Envoy::start(&place, &json!({}));
+    let (answer, taken) = envoy.taking(|| place.ask(Way::Wildcard.port(), false, false));
+    assert_eq!(answer.unwrap().1, place.source(false, false));
+    assert_eq!(taken, Taken::new());
+    let error = through(&envoy, either("127.0.0.6", "::6")).unwrap_err();
+    assert!(error.to_string().contains("it saw"), "{error:#}");
+}
+
+#[test]
+fn what_an_application_sends_goes_through_an_envoy_to_its_target_from_the_pods_own_address() {
+    for (capture, annotations) in [
+        (InboundCapture::Redirect, json!({})),
+        (InboundCapture::Tproxy, tproxy()),
+    ] {
+        let place = Place::new();
+        redirect(&place, capture);
+        let envoy = Envoy::start(&place, &annotations);
+        let _there = App::start(&place.client.netns, THERE).unwrap();
+        for (own, to) in place
+            .server
+            .addresses()
+            .into_iter()
+            .zip(place.client.addresses())
+        {
+            let to = SocketAddr::new(to, THERE);
+            let (source, taken) = envoy.taking(|| integration::ask(&place.server.netns, to));
+            assert_eq!(source.unwrap(), own, "{capture:?}");
+            assert_eq!(taken, once("PassthroughCluster"), "{capture:?}");
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_leads_its_port_elsewhere_through_an_envoy_and_no_other_port() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let endpoints = Endpoints::new();
+    let container = container(&place, &endpoints.annotation);
+    for (first, mark) in place
+        .server
+        .addresses()
+        .into_iter()
+        .zip(["127.0.0.6", "::6"])
+    {
+        let _envoy = Envoy::with(&place, &container, &arguments(&container, first));
+        endpoints.assert_led(&place, mark);
+    }
+}
+
+/// So that a probe that only connects (`tcpSocket`) tells nothing of the application.
+#[test]
+fn a_connection_to_a_port_that_nobody_serves_is_taken_by_an_envoy_and_ended() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let nobody = |v6| SocketAddr::new(place.to(false, v6), 7999);
+    for v6 in [false, true] {
+        integration::connect(&place.client.netns, nobody(v6)).unwrap_err();
+    }
+    let envoy = Envoy::start(&place, &json!({}));
+    for v6 in [false, true] {
+        let connect = || integration::connect(&place.client.netns, nobody(v6));
+        let (stream, taken) = envoy.taking(connect);
+        assert_eq!(taken, once(inbound(v6)));
+        assert_eq!(io::read_to_string(stream.unwrap()).unwrap(), "");
+    }
+}
+
+#[test]
+fn a_connection_to_an_envoys_own_listener_ends_there() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let envoy = Envoy::start(&place, &json!({}));
+    for v6 in [false, true] {
+        let asked = |port| envoy.taking(|| place.ask(port, false, v6));
+        let (answer, taken) = asked(15006);
+        answer.unwrap_err();
+        assert_eq!(taken, once("BlackHoleCluster"));
+        let (answer, taken) = asked(15001);
+        answer.unwrap_err();
+        let both = [inbound(v6), "BlackHoleCluster"].map(|it| (it.to_owned(), 1));
+        assert_eq!(taken, Taken::from(both));
+    }
+}
+
+/// A bootstrap whose proxy connects from its own address, which the rules lead to it again. `most` connections end that.
+fn unmarked(bootstrap: &mut String, most: u64) {
+    let mut document: Value = serde_json::from_str(bootstrap).unwrap();
+    let clusters = document.pointer_mut("/static_resources/clusters");
+    for cluster in clusters.and_then(Value::as_array_mut).unwrap() {
+        let own = cluster
+            .as_object_mut()
+            .unwrap()
+            .remove("upstream_bind_config");
+        if own.is_some() {
+            cluster["circuit_breakers"]["thresholds"][0]["max_connections"] = most.into();
+        }
+    }
+    *bootstrap = document.to_string();
+}
+
+#[test]
+fn an_envoy_without_an_address_of_its_own_meets_itself_and_it_is_noticed() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let container = container(&place, &json!({}));
+    let mut arguments = arguments(&container, place.server.v4.into());
+    unmarked(bootstrap(&mut arguments), 8);
+    let envoy = Envoy::with(&place, &container, &arguments);
+    for v6 in [false, true] {
+        let (answer, taken) = envoy.taking(|| place.ask(Way::Wildcard.port(), false, v6));
+        answer.unwrap_err();
+        assert!(taken[inbound(v6)] >= 8, "{taken:?}");
+    }
+}
+
+#[test]
+fn an_envoy_tells_others_whether_it_is_ready_and_its_metrics_and_nothing_else() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let _envoy = Envoy::start(&place, &json!({}));
+    for v6 in [false, true] {
+        let asked = |port, path| {
+            let to = SocketAddr::new(place.to(false, v6), port);
+            get(&place.client, to, path)
+        };
+        assert_eq!(asked(15021, "/healthz/ready").unwrap().0, 200);
+        let (status, metrics) = asked(15090, "/stats/prometheus").unwrap();
+        assert_eq!(status, 200);
+        assert!(metrics.contains("\nenvoy_server_live"), "{metrics}");
+        for (port, path) in [
+            (15021, "/ready"),
+            (15021, "/quitquitquit"),
+            (15021, "/healthz/ready/../../quitquitquit"),
+            (15090, "/config_dump"),
+        ] {
+            assert_eq!(asked(port, path).unwrap().0, 404, "{port} {path}");
+        }
+        asked(15000, "/ready").unwrap_err();
+    }
+    let here = SocketAddr::from(([127, 0, 0, 1], 15000));
+    assert_eq!(get(&place.server, here, "/ready").unwrap().0, 200);
+}
