@@ -84,6 +84,18 @@ need_runtimes() {
     die "/usr/bin/busybox is not static: install busybox-static"
 }
 
+# nginx, whose sockets are looked at. Its package starts a web server at port 80 of the machine, so it is taken out of the
+# package and not installed.
+need_nginx() {
+  local dir=$tools/nginx
+  export PATH=$PATH:$dir/usr/sbin:/usr/sbin
+  nginx -v 2>/dev/null && return
+  say "Fetching nginx"
+  rm -rf "$dir" && mkdir -p "$dir" &&
+    (cd "$dir" && { apt-get download -qq nginx 2>/dev/null || { apt-get update -qq && apt-get download -qq nginx; }; } &&
+      dpkg-deb -x nginx_*.deb . && rm nginx_*.deb) && nginx -v || die "apt-get could not fetch an nginx that runs here"
+}
+
 # Its CNI backend went with podman 5.
 podman_has_cni() {
   local version

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use inpod_proto::podevents::v1::{BindKind, ListBindsRequest, PodBinds};
+use inpod_proto::podevents::v1::{Bind, BindKind, ListBindsRequest, PodBinds, PortBinds};
 use integration::{PATIENCE, Pod, Spec, eventually, run};
 
 use crate::{image, runtime::Runtime};
@@ -215,6 +215,96 @@ fn a_database_is_told_by_how_it_binds() {
         let _database = Database::start(&pod, &server, &data, &to);
         until_bound(&runtime, &[(5432, kind)]);
     }
+    until_bound(&runtime, &[]);
+    runtime.end(&pod.container_id).unwrap();
+}
+
+/// A web server in a pod's network: a process that opens the sockets, and two of another user that serve. Ends with the
+/// value.
+struct WebServer(Child);
+
+impl WebServer {
+    fn start(pod: &Pod, dir: &Path, listens: &str) -> Self {
+        let place = |name: &str| dir.join(name).display().to_string();
+        let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
+        let temporary = temporary.map(|name| format!("{name}_temp_path {};", place(name)));
+        let configuration = format!(
+            "daemon off; worker_processes 2; pid {}; events {{}}\nhttp {{ access_log off; {} server {{ {listens} }} }}\n",
+            place("pid"),
+            temporary.concat(),
+        );
+        let file = place("nginx.conf");
+        fs::write(&file, configuration).unwrap();
+        let net = format!("--net={}", pod.path().display());
+        let child = Command::new("nsenter")
+            .args([
+                &net,
+                "nginx",
+                "-e",
+                &place("log"),
+                "-p",
+                &place(""),
+                "-c",
+                &file,
+            ])
+            .stdin(Stdio::null())
+            .spawn();
+        Self(child.unwrap())
+    }
+}
+
+impl Drop for WebServer {
+    fn drop(&mut self) {
+        // SIGTERM is its fast shutdown: those that serve end with it.
+        let pid = self.0.id().to_string();
+        run("kill", &["-TERM", &pid]).map(drop).unwrap_or_default();
+        self.0.wait().map(drop).unwrap_or_default();
+    }
+}
+
+/// Each port with how it is bound and its sockets: their addresses, and the families that they take.
+fn sockets(pod: &PodBinds) -> Vec<String> {
+    let socket = |it: &Bind| {
+        let families = [(it.ipv4, "4"), (it.ipv6, "6")];
+        let families = families.iter().filter(|it| it.0).map(|it| it.1);
+        format!(" {}/{}", it.address, families.collect::<String>())
+    };
+    let port = |it: &PortBinds| {
+        let sockets: String = it.binds.iter().map(socket).collect();
+        format!("{} {:?}{sockets}", it.port, it.kind())
+    };
+    pod.ports.iter().map(port).collect()
+}
+
+#[test]
+fn a_web_server_of_several_processes_is_told_by_each_of_its_sockets() {
+    let runtime = Runtime::running().unwrap();
+    let pod = runtime.pod(Spec::new("web")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (v4, v6) = (pod.v4, pod.v6);
+    let listens = format!(
+        "listen 8081; listen [::]:8081; listen 127.0.0.1:8082; listen [::1]:8082; listen {v4}:8083; listen [{v6}]:8083; \
+         listen 8084 reuseport; listen [::]:8085 ipv6only=off; listen 127.0.0.1:8086; listen [::]:8086; \
+         listen unix:{}/socket;",
+        dir.path().display()
+    );
+    let server = WebServer::start(&pod, dir.path(), &listens);
+    let wanted = [
+        "8081 Wildcard 0.0.0.0/4 ::/6".to_owned(),
+        "8082 Localhost 127.0.0.1/4 ::1/6".to_owned(),
+        format!("8083 PodIp {v4}/4 {v6}/6"),
+        // A socket for each process that serves.
+        "8084 Wildcard 0.0.0.0/4 0.0.0.0/4".to_owned(),
+        "8085 Wildcard ::/46".to_owned(),
+        "8086 Wildcard 127.0.0.1/4 ::/6".to_owned(),
+    ];
+    eventually("it is told", PATIENCE, || {
+        let found = sockets(&told(&runtime)?);
+        ensure!(found == wanted, "{found:?}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    drop(server);
     until_bound(&runtime, &[]);
     runtime.end(&pod.container_id).unwrap();
 }
