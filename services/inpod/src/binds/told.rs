@@ -67,7 +67,6 @@ fn cells(port: &PortBinds) -> Vec<String> {
         PortProtocol::Udp => "UDP",
         PortProtocol::Tcp | PortProtocol::Unspecified => "TCP",
     };
-    let to = port.binds.iter().map(bind).collect::<Vec<_>>().join(", ");
     let changes = port.changes().map(|it| change(it).0).collect::<Vec<_>>();
     let warnings = port.warnings().map(|it| warning(it).0);
     let enrolled = if port.kind() == BindKind::Unspecified {
@@ -81,7 +80,7 @@ fn cells(port: &PortBinds) -> Vec<String> {
         format!("{}/{protocol}", port.port),
         said_by(port),
         kind(port.kind()).to_owned(),
-        to,
+        places(port),
         enrolled,
         warnings.collect::<Vec<_>>().join(", "),
     ]
@@ -111,6 +110,13 @@ fn kind(kind: BindKind) -> &'static str {
         BindKind::Localhost => "localhost",
         BindKind::NotFound => "not found",
     }
+}
+
+/// Each place once: a server may have a socket for each of its threads (`SO_REUSEPORT`). They come sorted.
+fn places(port: &PortBinds) -> String {
+    let mut places: Vec<_> = port.binds.iter().map(bind).collect();
+    places.dedup();
+    places.join(", ")
 }
 
 fn bind(bind: &Bind) -> String {
@@ -199,6 +205,17 @@ mod tests {
             binds: vec![bind],
             ..PortBinds::default()
         }
+    }
+
+    #[test]
+    fn a_place_is_told_once_however_many_sockets_are_there() {
+        let of = |address| port(80, BindKind::Wildcard, address).binds;
+        let addresses = ["0.0.0.0", "0.0.0.0", "0.0.0.0", "::"];
+        let port = PortBinds {
+            binds: addresses.map(of).concat(),
+            ..PortBinds::default()
+        };
+        assert_eq!(places(&port), "0.0.0.0, :: (IPv6 alone)");
     }
 
     #[test]
