@@ -78,6 +78,7 @@ fn handover_gives_the_incumbents_entry_back_in_every_form() {
         ("owned", &[("10-a.conflist", INCUMBENTS)]),
     ] {
         let mut host = Host::new(files);
+        fs::write(host.path("opt/cni/bin/istio-cni"), "").unwrap();
         let original = host.contents("etc");
         host.start_ready(&[&format!("--mode={mode}")]);
         assert_ne!(host.contents("etc"), original);
@@ -86,6 +87,28 @@ fn handover_gives_the_incumbents_entry_back_in_every_form() {
         assert_eq!(host.contents("etc"), original, "{mode}");
         let receipt = fs::read_to_string(host.path("receipt")).unwrap();
         assert!(receipt.starts_with("inpod left: handover; "), "{receipt}");
+    }
+}
+
+#[test]
+fn handover_to_an_incumbent_whose_plugin_is_gone_leaves_no_entry_without_a_plugin() {
+    let (own, primary) = ("02-istio-cni.conflist", "10-a.conflist");
+    for (mode, files) in [
+        ("owned", &[(own, INCUMBENTS), (primary, PRIMARY)][..]),
+        ("in-place", &[(own, INCUMBENTS), (primary, PRIMARY)]),
+        ("in-place", &[(primary, INCUMBENTS)]),
+    ] {
+        let mut host = Host::new(files);
+        host.start_ready(&[&format!("--mode={mode}")]);
+        fs::write(host.path("leave"), "handover").unwrap();
+        assert_eq!(host.ended(), Some(0), "{}", host.log());
+        assert_eq!(host.read(own), None, "{mode}");
+        let left = host.read(primary).unwrap();
+        assert!(left.contains("calico"), "{left}");
+        assert!(
+            !left.contains("istio-cni") && !left.contains("inpod"),
+            "{left}"
+        );
     }
 }
 

@@ -14,7 +14,8 @@ use crate::{
 pub enum Return {
     /// Every byte comes back, the incumbent's with the others.
     Everything,
-    /// Without the incumbent's entry: its plugin is gone, and an entry without a plugin fails every pod.
+    /// Without the incumbent's entry, and without the files that are its altogether: its plugin is gone, and an entry
+    /// without a plugin fails every pod.
     NoIncumbent,
     /// With the incumbent's entry, also where the file's owner has written it anew without.
     Incumbent,
@@ -52,6 +53,10 @@ pub fn undo(changed: &Changed, file: Option<&NetworkFile>, back: Return) -> Opti
         return file.map(|_| Want::Absent);
     }
     match (&changed.ours, &changed.before, file) {
+        // A list that was taken away is the incumbent's copy of the primary, which nobody keeps up without it.
+        (None, Some(before), None) if back == Return::NoIncumbent && lists_incumbent(before) => {
+            None
+        }
         (None, Some(before), None) => returned(before, changed, back),
         // Its owner has put another one there, or there never was one.
         (None, _, _) | (Some(_), _, None) => None,
@@ -120,6 +125,11 @@ fn valid(text: Vec<u8>) -> Option<Want> {
     Conflist::parse(&text)
         .is_ok()
         .then_some(Want::Content(text))
+}
+
+/// Whether a list has the incumbent's entry.
+fn lists_incumbent(content: &Content) -> bool {
+    Conflist::parse(content.bytes()).is_ok_and(|list| list.plugin(INCUMBENT).is_some())
 }
 
 /// Whether a single configuration is the incumbent's.

@@ -71,9 +71,10 @@ pub(crate) fn tell(left: &Left, marker: &Marker) -> anyhow::Result<()> {
 
 async fn chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> {
     let back = match how {
+        // The incumbent's own pod is one of those that could not start.
+        _ if !installer.incumbent_is_there() => Return::NoIncumbent,
         Leave::Handover => Return::Incumbent,
-        Leave::Uninstall if installer.incumbent_is_there() => Return::Everything,
-        Leave::Uninstall => Return::NoIncumbent,
+        Leave::Uninstall => Return::Everything,
     };
     let mut changed = Vec::new();
     for _ in 0..ATTEMPTS {

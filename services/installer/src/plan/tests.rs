@@ -310,6 +310,17 @@ fn an_incumbent_that_is_gone_is_not_given_back_on_uninstall() {
 }
 
 #[test]
+fn the_own_file_of_an_incumbent_that_is_gone_does_not_come_back() {
+    let own = ("02-istio-cni.conflist", INCUMBENTS);
+    for mode in ["owned", "in-place", "standalone"] {
+        let mut world = World::new(&[("mode", mode)], &[own, ("10-a.conflist", PRIMARY)]);
+        world.settle();
+        world.leave(Return::NoIncumbent);
+        expect(&world, &[("10-a.conflist", PRIMARY)]);
+    }
+}
+
+#[test]
 fn without_a_record_our_entry_is_found_and_taken_out() {
     for mode in ["owned", "in-place"] {
         let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", PRIMARY)]);
