@@ -215,6 +215,26 @@ need_kubernetes() {
   kubernetes_program kubelet KUBELET some
 }
 
+# Istio's node agent with its plugin and its chart, from its module: 1.x has no tag there.
+ISTIO_VERSION=v0.0.0-20260827124520-eed52ebb66ad
+need_istio_cni() {
+  ISTIO_CNI=$tools/istio-cni-$ISTIO_VERSION
+  [ -d "$ISTIO_CNI/chart" ] && return
+  need_go
+  say "Building istio-cni $ISTIO_VERSION (some minutes, once)"
+  mkdir -p "$ISTIO_CNI"
+  local module=istio.io/istio program source
+  for program in install-cni istio-cni; do
+    GOBIN=$ISTIO_CNI CGO_ENABLED=0 "$GO" install -trimpath -ldflags '-s -w' "$module/cni/cmd/$program@$ISTIO_VERSION" ||
+      die "go could not build $program of Istio"
+  done
+  # go list asks for a module's place, which a directory with a go.mod of another answers for.
+  source=$("$GO" -C / list -m -f '{{.Dir}}' "$module@$ISTIO_VERSION") && [ -d "$source" ] || die "go does not say where $module is"
+  rm -rf "$ISTIO_CNI/chart.new"
+  cp -r "$source/manifests/charts/istio-cni" "$ISTIO_CNI/chart.new" && mv "$ISTIO_CNI/chart.new" "$ISTIO_CNI/chart" ||
+    die "the chart of istio-cni cannot be copied"
+}
+
 # The plugin as it is shipped: static, since the host's libc is not known, and small; or an example of its crate, built
 # alike. Prints where it is.
 # The last release, whose contracts are in proto/releases.

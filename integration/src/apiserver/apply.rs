@@ -39,7 +39,8 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
 fn path(document: &str) -> anyhow::Result<String> {
     let after = |start: &str| {
         let mut lines = document.lines();
-        lines.find_map(|line| line.strip_prefix(start).map(str::trim))
+        let value = lines.find_map(|line| line.strip_prefix(start).map(str::trim));
+        value.map(|value| value.trim_matches('"'))
     };
     let (group, plural, is_namespaced) = collection(after("kind: ").context("no kind")?)?;
     let name = after("  name: ").context("no name")?;
