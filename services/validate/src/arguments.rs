@@ -20,6 +20,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest time that may be asked for.
 const LONGEST: Duration = Duration::from_secs(3600);
 
+const VERSION: &str = concat!("validate ", env!("CARGO_PKG_VERSION"), "\n");
+
 const HELP: &str = "\
 Proves from inside a pod that its traffic is redirected to its proxy. To be run as the proxy's user.
 
@@ -120,7 +122,7 @@ pub fn parse(
             return Ok(Asked::Say(HELP.to_owned()));
         }
         if flag.is == Is::Version {
-            return Ok(Asked::Say(format!("{}\n", env!("CARGO_PKG_VERSION"))));
+            return Ok(Asked::Say(VERSION.to_owned()));
         }
         draft.take(flag.long, flag.is, &value)?;
     }
