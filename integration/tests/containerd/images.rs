@@ -2,6 +2,7 @@
 //! that go into them (`IMAGE_BINARIES`), which the tier `images` compiles.
 
 use std::{
+    ffi::OsStr,
     fs,
     net::{Ipv4Addr, UdpSocket},
     path::{Path, PathBuf},
@@ -61,6 +62,22 @@ fn built(out: &Path) -> Vec<(String, String)> {
         .collect()
 }
 
+/// As whom an image runs: only what has business with the node is root. A sidecar's checks run as its proxy.
+fn user(image: &str) -> &'static str {
+    match image {
+        "validate" => "1337:1337",
+        "injector" => "65532",
+        _ => "0",
+    }
+}
+
+/// This machine's, as an image's configuration names it.
+const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
+    "arm64"
+} else {
+    "amd64"
+};
+
 fn scratch() -> tempfile::TempDir {
     tempfile::tempdir_in("/run").unwrap()
 }
@@ -99,8 +116,9 @@ fn every_image_is_built_twice_with_the_same_digest_and_runs_as_containerd_has_im
             config.pointer("/config/Entrypoint"),
             Some(&json!([format!("/{binary}")]))
         );
-        assert_eq!(config.pointer("/config/User"), Some(&json!("0")));
+        assert_eq!(config.pointer("/config/User"), Some(&json!(user(image))));
         assert_eq!(config.get("created"), Some(&json!("1970-01-01T00:00:00Z")));
+        assert_eq!(config.get("architecture"), Some(&json!(ARCHITECTURE)));
         let title = config.pointer("/config/Labels/org.opencontainers.image.title");
         assert_eq!(title, Some(&json!(binary)));
         runtime
@@ -118,6 +136,27 @@ fn every_image_is_built_twice_with_the_same_digest_and_runs_as_containerd_has_im
         assert!(said.starts_with(&format!("{binary} ")), "{said}");
     }
     programs_of_iptables_run(&runtime);
+}
+
+#[test]
+fn binaries_of_another_architecture_go_into_no_image() {
+    let (build, out) = (Path::new(ROOT).join("deploy/images/build"), scratch());
+    let other = if ARCHITECTURE == "amd64" {
+        "arm64"
+    } else {
+        "amd64"
+    };
+    let [directory, archive] = [binaries(), out.path().join("inpod.tar")];
+    let arguments = [
+        ["--arch".as_ref(), OsStr::new(other)],
+        ["--out".as_ref(), out.path().as_os_str()],
+        ["--binaries".as_ref(), directory.as_os_str()],
+    ];
+    let arguments = [arguments.as_flattened(), &["inpod".as_ref()]].concat();
+    let error = run(build.to_str().unwrap(), &arguments).unwrap_err();
+    let expected = format!("inpod is not of {other} but of ");
+    assert!(error.to_string().contains(&expected), "{error}");
+    assert!(!archive.exists());
 }
 
 /// In the one image that has them, with an extension that they have to find.

@@ -9,6 +9,7 @@
 
 mod api;
 mod chart;
+mod images;
 mod injector;
 mod monitoring;
 mod pages;
