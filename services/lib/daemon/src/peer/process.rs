@@ -10,14 +10,19 @@ use nix::{
     sys::socket::{getsockopt, sockopt},
 };
 
+use rustix::{
+    io::Errno,
+    process::{Pid, PidfdFlags, pidfd_open},
+};
+
 use super::{Refused, pidfd_of};
 
-/// The process on the other end of a connected socket. Through a pidfd (Linux 6.5) what is read is known to be of the
-/// process that connected; before, one that ends and whose pid is reused between connecting and the look could be
-/// mistaken.
+/// The process on the other end of a connected socket. Through a pidfd of the kernel's (Linux 6.5) what is read is known
+/// to be of the process that connected; before, one that ends and whose pid is reused between connecting and the look
+/// could be mistaken.
 #[derive(Debug)]
 pub struct Process {
-    /// `None` on a kernel that has no pidfds of peers.
+    /// `None` where neither the kernel tells pidfds of peers nor one may be opened.
     pidfd: Option<OwnedFd>,
     credentials_pid: i32,
 }
@@ -39,7 +44,7 @@ impl Process {
     pub(super) fn new(pidfd: nix::Result<OwnedFd>, credentials_pid: i32) -> Result<Self, Refused> {
         let pidfd = match pidfd {
             Ok(pidfd) => Some(pidfd),
-            Err(nix::Error::ENOPROTOOPT) => None,
+            Err(nix::Error::ENOPROTOOPT) => opened(credentials_pid)?,
             Err(nix::Error::EINVAL | nix::Error::ESRCH) => return Err(Refused::Invisible),
             Err(error) => return Err(Refused::Unseen(error.into())),
         };
@@ -79,6 +84,18 @@ impl Process {
             return Err(Refused::Invisible);
         }
         Ok((pid, String::from_utf8_lossy(&bytes).into_owned()))
+    }
+}
+
+/// A pidfd of whoever has a pid now: that it ends is seen from here on. `None` where a seccomp profile keeps from opening
+/// one.
+fn opened(pid: i32) -> Result<Option<OwnedFd>, Refused> {
+    let pid = Pid::from_raw(pid).ok_or(Refused::Invisible)?;
+    match pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(pidfd) => Ok(Some(pidfd)),
+        Err(Errno::SRCH) => Err(Refused::Invisible),
+        Err(Errno::PERM | Errno::NOSYS) => Ok(None),
+        Err(error) => Err(Refused::Unseen(error.into())),
     }
 }
 
