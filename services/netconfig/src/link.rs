@@ -44,8 +44,8 @@ pub enum ReachError {
     /// It could not be entered.
     #[error("cannot reach into the netns")]
     Enter(#[from] EnterError),
-    /// A netlink socket could not be opened in it, or a sysctl not be read.
-    #[error("cannot open a netlink socket in the netns, or read its sysctls")]
+    /// A netlink socket could not be opened in it, or a sysctl not be read or written.
+    #[error("cannot open a netlink socket in the netns, or read or write its sysctls")]
     Socket(#[from] io::Error),
 }
 

@@ -119,7 +119,7 @@ reasons! {
     /// No claim is held for the sandbox.
     ClaimUnknown = 47, "CLAIM_UNKNOWN", "Claim the netns again: netconfig was restarted.";
     /// The kernel refused a change.
-    KernelRefused = 48, "KERNEL_REFUSED", "Check that nf_tables, nat and conntrack are available in the kernel.";
+    KernelRefused = 48, "KERNEL_REFUSED", "Check that nf_tables, nat and conntrack are available in the kernel, and that AppArmor does not confine netconfig.";
     /// The rules in the netns are not the ones that were applied.
     RulesDiffer = 49, "RULES_DIFFER", "Nothing to do: the agent applies them again. Look for what changed them.";
     /// The path is not there, but processes run in the netns that was meant.

@@ -14,6 +14,14 @@ const FLOOR: (u32, u32) = (5, 14);
 /// Where runtimes mount netns. `/var/run` is a link to `/run` almost everywhere; where it is none it counts itself.
 const NETNS: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
+/// What containerd, CRI-O and Docker give to a container for which nobody named a profile. Containerd's (1.6, Linux 6.1)
+/// denies writing sysctls of netns, mount(2) and `/proc/<pid>/ns` of others.
+const DEFAULT_PROFILES: [&str; 3] = [
+    "cri-containerd.apparmor.d",
+    "crio-default",
+    "docker-default",
+];
+
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(facts)];
     checks.extend(
@@ -163,12 +171,22 @@ fn apparmor(facts: &Facts) -> Check {
     }
     match label(facts) {
         Err(why) => Check::unknown(code, "", why),
-        Ok(label) => Check::whether(
-            label.ends_with("(enforce)"),
-            code,
-            "",
-            format!("netconfig runs as {label}"),
-        ),
+        Ok(label) => confined(code, &label),
+    }
+}
+
+/// Of `/proc/<pid>/attr/current`: a profile and its mode, or `unconfined`.
+fn confined(code: Code, label: &str) -> Check {
+    let found = format!("netconfig runs as {label}");
+    let is_default = |profile: &str| {
+        DEFAULT_PROFILES
+            .iter()
+            .any(|known| profile.starts_with(known))
+    };
+    match label.strip_suffix("(enforce)") {
+        None => Check::ok(code, "", found),
+        Some(profile) if is_default(profile) => Check::holds(code, "", found),
+        Some(_) => Check::unknown(code, "", format!("{found}, whose rules are not known here")),
     }
 }
 
@@ -179,4 +197,25 @@ fn label(facts: &Facts) -> Result<String, String> {
         |it| it.process.clone(),
     );
     process?.label
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::codes::Verdict;
+
+    #[test]
+    fn a_runtimes_default_profile_is_wrong_one_of_the_operators_unknown_and_none_right() {
+        for (label, verdict) in [
+            ("cri-containerd.apparmor.d (enforce)", Verdict::Failed),
+            ("crio-default-1.24.6 (enforce)", Verdict::Failed),
+            ("docker-default (enforce)", Verdict::Failed),
+            ("our-netconfig (enforce)", Verdict::Unknown),
+            ("cri-containerd.apparmor.d (complain)", Verdict::Ok),
+            ("unconfined", Verdict::Ok),
+        ] {
+            let check = confined(Code::LsmApparmorConfined, label);
+            assert_eq!(check.verdict, verdict, "{label}");
+        }
+    }
 }
