@@ -146,6 +146,15 @@ impl Impostor {
         })
     }
 
+    /// Waits until it was taken for a ztunnel.
+    pub(crate) fn is_given_something(&self) -> anyhow::Result<()> {
+        eventually("it is given something", PATIENCE, || {
+            let said = self.said();
+            ensure!(said.starts_with("connected\ngiven "), "{said}");
+            anyhow::Ok(())
+        })
+    }
+
     /// Waits for its end.
     pub(crate) fn ended(&mut self) -> anyhow::Result<()> {
         let status = self.child.wait()?;
