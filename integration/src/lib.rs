@@ -19,6 +19,7 @@ mod pod;
 mod process;
 mod proxy;
 mod state;
+mod stock;
 mod traffic;
 mod verbs;
 
@@ -35,6 +36,7 @@ pub use pod::{Pod, Spec, fresh_netns};
 pub use process::{bin, bin_for_all, grpcurl_program, run};
 pub use proxy::{Held, Moment, Proxy, Step};
 pub use state::State;
+pub use stock::{Carried, STOCK_ZTUNNEL, stock_ztunnel};
 pub use traffic::{App, ask, connect, connect_marked, exchange, source_seen};
 pub use verbs::{Answer, Called, Named, Verbs, number};
 

@@ -203,6 +203,21 @@ impl Node {
         command
     }
 
+    /// Starts any program under a name, by one that becomes it.
+    pub(crate) fn start_program(
+        &self,
+        within: &[&str],
+        name: &str,
+        program: &Path,
+        arguments: &[&str],
+        environment: &[(&str, &Path)],
+    ) -> anyhow::Result<()> {
+        let mut command = self.command(within, program);
+        command.args(arguments);
+        command.envs(environment.iter().copied());
+        self.spawn(name, command)
+    }
+
     fn log(&self, process: &str) -> PathBuf {
         self.dir.join("log").join(process).with_extension("log")
     }

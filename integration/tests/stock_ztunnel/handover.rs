@@ -1,0 +1,170 @@
+//! One stock ztunnel takes over from another, and a pod leaves the mesh: what becomes of connections.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::ensure;
+use inpod_proto::podevents::v1::PodState;
+use integration::{PATIENCE, Pod, Spec, ask, eventually};
+use nix::sys::signal::Signal;
+
+use crate::{
+    clients::{Attempt, Clients},
+    flows::Flow,
+    mesh::{FIRST, HBONE, Mesh, PORT},
+};
+
+const SECOND: &str = "ztunnel-second";
+
+/// How long the harness lets connections of a pod go on that leaves the mesh (`drain_grace_seconds`).
+const GRACE: Duration = Duration::from_secs(30);
+
+/// How often each client connects anew.
+const PERIOD: Duration = Duration::from_millis(20);
+
+fn application(pod: &Pod) -> SocketAddr {
+    SocketAddr::new(pod.v4.into(), PORT)
+}
+
+/// The sources of connections that left a pod through a ztunnel.
+fn left_through(mesh: &Mesh, ztunnel: &str) -> BTreeSet<SocketAddr> {
+    let carried = mesh.scene.node.carried_by(ztunnel).into_iter();
+    carried
+        .filter(|it| it.is_outbound)
+        .map(|it| it.source)
+        .collect()
+}
+
+/// Every attempt succeeded through one of the ztunnels, and each of them carried some.
+fn assert_all_went_through(mesh: &Mesh, attempts: &[Attempt], ztunnels: &[&str]) {
+    let failed: Vec<_> = attempts.iter().filter(|it| it.outcome.is_err()).collect();
+    let (made, first) = (attempts.len(), failed.first());
+    assert!(failed.is_empty(), "{} of {made}: {first:?}", failed.len());
+    // They tell of a connection a little after its end.
+    eventually("every connection is told of", PATIENCE, || {
+        let through: Vec<_> = ztunnels.iter().map(|it| left_through(mesh, it)).collect();
+        let by =
+            |sources: &BTreeSet<_>, it: &Attempt| it.from.is_some_and(|it| sources.contains(&it));
+        let around = |it: &&Attempt| !through.iter().any(|sources| by(sources, it));
+        let around: Vec<_> = attempts.iter().filter(around).collect();
+        let first = around.first();
+        ensure!(
+            around.is_empty(),
+            "{} of {made} are not: {first:?}",
+            around.len()
+        );
+        let carried = |sources| attempts.iter().any(|it| by(sources, it));
+        ensure!(through.iter().all(carried), "one of them carried none");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+/// How many sockets listen for HBONE in a pod.
+fn listeners(pod: &Pod) -> anyhow::Result<usize> {
+    let listening = pod.exec(&["ss", "-Hltn", "sport", "=", &format!(":{HBONE}")])?;
+    Ok(listening.lines().count())
+}
+
+fn until_listeners(pod: &Pod, wanted: usize) {
+    eventually("the listeners are as many", PATIENCE, || {
+        let listeners = listeners(pod)?;
+        ensure!(listeners == wanted, "{listeners} instead of {wanted}");
+        anyhow::Ok(())
+    })
+    .unwrap();
+}
+
+fn takes_over(to: fn(&Mesh) -> SocketAddr) {
+    let mesh = Mesh::new().unwrap();
+    mesh.scene.node.add(&mesh.next).unwrap();
+    let clients = Clients::start(&[&mesh.client, &mesh.next], to(&mesh), PERIOD);
+    clients.make(100).unwrap();
+    mesh.start(SECOND).unwrap();
+    mesh.until_served(SECOND, 3).unwrap();
+    assert_eq!(listeners(&mesh.server).unwrap(), 2);
+    clients.make(100).unwrap();
+    // It ends when the last tunnel of the other one to it has, or its time is over.
+    mesh.scene.node.signal(FIRST, Signal::SIGTERM).unwrap();
+    until_listeners(&mesh.server, 1);
+    clients.make(100).unwrap();
+    let attempts = clients.stop().unwrap();
+    assert_all_went_through(&mesh, &attempts, &[FIRST, SECOND]);
+}
+
+#[test]
+fn with_the_second_one_ready_first_no_new_connection_out_of_the_mesh_fails() {
+    takes_over(|mesh| application(&mesh.outsider));
+}
+
+#[test]
+#[ignore = "in 3 of some 20 runs one of 300 new connections had no answer; where it was lost is not known"]
+fn with_the_second_one_ready_first_no_new_connection_by_hbone_fails() {
+    takes_over(|mesh| application(&mesh.server));
+}
+
+#[test]
+fn a_ztunnel_that_is_stopped_lets_connections_go_on_for_its_time_and_takes_no_new_ones() {
+    let mesh = Mesh::new().unwrap();
+    let flows =
+        [&mesh.server, &mesh.outsider].map(|to| Flow::open(&mesh.client, application(to)).unwrap());
+    mesh.scene.node.signal(FIRST, Signal::SIGTERM).unwrap();
+    let stopped = Instant::now();
+    until_listeners(&mesh.server, 0);
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+    assert!(ask(&mesh.client.netns, application(&mesh.outsider)).is_err());
+    mesh.start(SECOND).unwrap();
+    mesh.until_served(SECOND, 2).unwrap();
+    ask(&mesh.client.netns, application(&mesh.server)).unwrap();
+    // 30 s are what it is told that it has, of which it leaves 5. Were it told nothing, it would take 5.
+    thread::sleep(Duration::from_secs(7).saturating_sub(stopped.elapsed()));
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+}
+
+/// A pod leaves the mesh while connections to it are live, which go on; gives how long it took to be out after their end.
+fn leaves(mesh: &Mesh, from: &[&Pod]) -> Duration {
+    let node = &mesh.scene.node;
+    let flows = from
+        .iter()
+        .map(|from| Flow::open(from, application(&mesh.server)));
+    let flows = flows.collect::<anyhow::Result<Vec<_>>>().unwrap();
+    let out = Spec {
+        mode: None,
+        ..mesh.server.spec.clone()
+    };
+    node.write_manifest(&out).unwrap();
+    node.until(&out, PodState::Withdrawing, PATIENCE).unwrap();
+    flows.iter().for_each(|flow| flow.goes_on().unwrap());
+    let source = ask(&mesh.outsider.netns, application(&mesh.server)).unwrap();
+    assert_eq!(source, mesh.outsider.v4);
+    assert_eq!(listeners(&mesh.server).unwrap(), 1);
+    drop(flows);
+    let ended = Instant::now();
+    node.until(&out, PodState::Out, GRACE + PATIENCE).unwrap();
+    mesh.until_served(FIRST, 1).unwrap();
+    assert_eq!(listeners(&mesh.server).unwrap(), 0);
+    assert!(mesh.server.traces().unwrap().is_empty());
+    ended.elapsed()
+}
+
+#[test]
+fn a_pod_that_leaves_the_mesh_is_out_when_its_last_connection_in_plaintext_has_ended() {
+    let mesh = Mesh::new().unwrap();
+    let took = leaves(&mesh, &[&mesh.outsider]);
+    assert!(took < GRACE / 2, "{took:?}");
+}
+
+/// A ztunnel keeps a tunnel that carries nothing any more for five minutes (`POOL_UNUSED_RELEASE_TIMEOUT`).
+#[test]
+fn a_pod_that_was_reached_by_hbone_leaves_the_mesh_at_the_end_of_its_grace() {
+    let mesh = Mesh::new().unwrap();
+    let took = leaves(&mesh, &[&mesh.client, &mesh.outsider]);
+    assert!(
+        took > GRACE / 2,
+        "{took:?}: tunnels are no longer waited for"
+    );
+}

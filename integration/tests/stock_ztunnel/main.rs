@@ -1,0 +1,23 @@
+//! A stock ztunnel on the other end of ZDS: the whole way of a pod from its ADD to HBONE with mTLS, and what becomes of it
+//! when something ends. The program is the one that `ZTUNNEL` names; the feature `ztunnel` keeps this out of tiers that
+//! have none. Needs root: each ztunnel runs in its pod's cgroup, with the capabilities of Istio's chart.
+#![cfg(feature = "ztunnel")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that fails panics"
+)]
+
+#[path = "../common/clients.rs"]
+mod clients;
+#[path = "../common/flows.rs"]
+mod flows;
+#[path = "../common/ztunnel_pod.rs"]
+mod ztunnel_pod;
+
+mod handover;
+mod mesh;
+mod names;
+mod refusals;
+mod restarts;
+mod traffic;
