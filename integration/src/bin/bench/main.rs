@@ -6,6 +6,7 @@ mod injector;
 mod reconcile;
 mod rules;
 mod services;
+mod stock;
 mod table;
 mod verbs;
 
@@ -37,6 +38,10 @@ fn main() -> anyhow::Result<()> {
     }
     if only == "repair" {
         reconcile::repair(size()?.pods)?;
+        return say(&format!("\nload after: {}", load().trim()));
+    }
+    if only == "ztunnel" {
+        stock::stock(samples)?;
         return say(&format!("\nload after: {}", load().trim()));
     }
     if only == "injector" {
