@@ -6,7 +6,7 @@ use std::{
     process::{Command, ExitStatus, Stdio},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -268,17 +268,22 @@ impl Node {
         ended
     }
 
-    /// Sends a process a signal.
+    /// Sends a process a signal; after SIGSTOP none of its threads runs any more.
     ///
     /// # Errors
     ///
-    /// When it does not run.
+    /// When it does not run, or does not stop.
     pub fn signal(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
         let processes = self.processes.borrow();
         let child = processes
             .get(name)
             .with_context(|| format!("{name} does not run"))?;
-        Ok(kill(Pid::from_raw(i32::try_from(child.id())?), signal)?)
+        kill(Pid::from_raw(i32::try_from(child.id())?), signal)?;
+        if signal == Signal::SIGSTOP {
+            let tasks = format!("/proc/{}/task", child.id());
+            eventually("every thread stops", PATIENCE, || all_stopped(&tasks))?;
+        }
+        Ok(())
     }
 
     /// Starts netconfig without the directory of netns, as a broken mount leaves it.
@@ -332,4 +337,14 @@ impl Node {
             .unwrap_or_default()
             .join("\n")
     }
+}
+
+/// Each thread takes a signal on its own, after kill(2) has returned (proc_pid_stat(5): the state follows the name).
+fn all_stopped(tasks: &str) -> anyhow::Result<()> {
+    for task in fs::read_dir(tasks)? {
+        let stat = fs::read_to_string(task?.path().join("stat"))?;
+        let state = stat.rsplit_once(") ").map(|(_, rest)| rest);
+        ensure!(state.is_some_and(|state| state.starts_with('T')), "{stat}");
+    }
+    Ok(())
 }
