@@ -27,7 +27,8 @@ const OF_A_POD: [&str; 6] = [
     "ipset list -name",
     "ip rule && ip -6 rule",
     "(ip route show table all && ip -6 route show table all) | grep ' table ' | grep -v ' table local ' || true",
-    "ss -Hltn",
+    // Without the second column: how many connections wait at this moment is the traffic's.
+    "ss -Hltn | awk '{ $2 = \"\"; print }' | sort",
     // What cannot be read, and what is made up for each network.
     "sysctl -a -r '^net[.]ipv[46]' 2>/dev/null | grep -v stable_secret",
 ];
