@@ -102,7 +102,7 @@ fn with_the_second_one_ready_first_no_new_connection_out_of_the_mesh_fails() {
 }
 
 #[test]
-#[ignore = "in 3 of some 20 runs one of 300 new connections had no answer; where it was lost is not known"]
+#[ignore = "on a busy machine one of some 320 new connections fails in every second run, when the first one stops"]
 fn with_the_second_one_ready_first_no_new_connection_by_hbone_fails() {
     takes_over(|mesh| application(&mesh.server));
 }
