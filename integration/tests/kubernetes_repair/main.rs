@@ -73,6 +73,17 @@ fn a_pod_that_stays_without_redirection_is_told_of_once_and_left_where_nothing_e
 }
 
 #[test]
+fn an_event_that_the_server_does_not_take_at_once_is_made_all_the_same() {
+    let desk = Desk::new(Way::Repair);
+    let proxy = ApiProxy::start(desk.node.netns(), &desk.node.kubeconfig()).unwrap();
+    proxy.fault(Verb::Create, "events", 2, Act::Refuse(500, None));
+    desk.start(1, &[]);
+    desk.broken("web");
+    desk.event("web", "RepairBrokenPod", "Warning");
+    assert_eq!(proxy.asked(Verb::Create, "events").len(), 3);
+}
+
+#[test]
 fn a_pod_that_stays_so_is_labelled_and_loses_the_label_when_it_is_redirected() {
     let desk = Desk::new(Way::Label);
     desk.start(1, &[]);
