@@ -299,7 +299,7 @@ fn take(
             write(link, &plan.first(), change, tag, &seen)?;
             undo.begun = true;
         }
-        Step::ForgetStrangers => link.nftables.forget_strangers()?,
+        Step::ForgetStrangers(families) => link.nftables.forget_strangers(families)?,
         Step::Settle => inspect::settle(link.netns, &link.proxies(&plan.tables)),
         Step::Write(change) => {
             undo.rewritten = true;

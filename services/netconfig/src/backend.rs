@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::{
+    family::Family,
     iptables::ProgramError,
     netlink::KernelError,
     rules::{Ruleset, Table, TableFamily, Tag},
@@ -120,6 +121,14 @@ impl Observed {
     /// Whether nothing of anybody's is there.
     pub(crate) fn is_empty(&self) -> bool {
         self.tables.is_empty() && self.incumbent.is_empty()
+    }
+
+    /// Whether rules of ours or the incumbent's see connections of a family begin. The incumbent's are of a family as
+    /// the jumps to them are; its tables of nf_tables, to which none leads, are of both.
+    pub(crate) fn sees(&self, family: Family) -> bool {
+        let mut ours = self.tables.iter();
+        let is_led = || self.jumps.is_empty() || self.jumps.iter().any(|it| it.table.0.has(family));
+        ours.any(|it| it.table.family.has(family)) || (!self.incumbent.is_empty() && is_led())
     }
 
     /// Our tables.

@@ -27,9 +27,6 @@ const ZONE: u16 = 18;
 const NESTED: u16 = 0x8000;
 /// IPPROTO_UDP.
 const UDP: u8 = 17;
-/// AF_INET and AF_INET6.
-const INET: u8 = 2;
-const INET6: u8 = 10;
 /// How often a dump is begun again because entries came and went meanwhile.
 const ATTEMPTS: usize = 8;
 
@@ -116,6 +113,11 @@ fn entries(
     }
 }
 
+fn family_of(header: &Nfgenmsg) -> Option<Family> {
+    let mut families = Family::ALL.into_iter();
+    families.find(|family| family.number() == header.nfgen_family)
+}
+
 /// `None` for what is no question.
 fn is_wrong_question(
     header: &Nfgenmsg,
@@ -125,11 +127,7 @@ fn is_wrong_question(
     let proto = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let is_question =
         proto.get_proto_num().ok()? == UDP && proto.get_proto_dst_port().ok()? == DNS_PORT;
-    let family = match header.nfgen_family {
-        INET => Family::V4,
-        INET6 => Family::V6,
-        _ => return None,
-    };
+    let family = family_of(header)?;
     let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;
     let is_wrong = answers.get_proto_src_port().ok()? == wrong_way(led, family);
     Some(is_question && is_wrong)

@@ -80,8 +80,8 @@ impl Nftables {
     }
 
     /// Deletes what connection tracking knows of connections that no rules of ours are there for.
-    pub(crate) fn forget_strangers(&mut self) -> Result<(), KernelError> {
-        conntrack::forget_strangers(&mut self.socket)
+    pub(crate) fn forget_strangers(&mut self, families: &[Family]) -> Result<(), KernelError> {
+        conntrack::forget_strangers(&mut self.socket, families)
     }
 
     /// Deletes what connection tracking knows of connections that were there before it was.

@@ -11,8 +11,8 @@ use crate::{
     marks::ZTUNNEL_DNS_PORT,
     routes::{self, Item, Part, Routing},
     rules::{
-        Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, TableFamily, Tag, Transport,
-        ambient::RAW, sidecar::RETURNING_V6,
+        Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, Tag, Transport, ambient::RAW,
+        sidecar::RETURNING_V6,
     },
 };
 
@@ -82,6 +82,12 @@ impl State {
         self.seen.iter().any(|(_, seen)| !seen.is_empty())
     }
 
+    /// Whether connections of a family are seen when they begin, by rules of anybody's, those of Istio's sidecar
+    /// installer left out. iptables' tables are of one family each, and the kernel tracks those alone.
+    fn sees(&self, family: Family) -> bool {
+        self.seen.iter().any(|(_, seen)| seen.sees(family))
+    }
+
     /// Whether rules of ours capture only what begins.
     fn captures_beginnings(&self) -> bool {
         self.our_tables().any(captures_beginnings)
@@ -112,12 +118,9 @@ fn led_names(table: &Table) -> Vec<Family> {
         let is_of = move |family: &Family| only.is_none_or(|only| only == *family);
         Family::ALL.into_iter().filter(is_of)
     });
-    let is_of = |family: &Family| match table.family {
-        TableFamily::Inet => true,
-        TableFamily::Ip => *family == Family::V4,
-        TableFamily::Ip6 => *family == Family::V6,
-    };
-    families.filter(is_of).collect()
+    families
+        .filter(|family| table.family.has(*family))
+        .collect()
 }
 
 /// What belongs in a netns.

@@ -23,6 +23,8 @@ pub use tag::{ForeignComment, Tag};
 
 use std::fmt;
 
+use crate::family::Family;
+
 /// The version of how rules are written and tagged. A netns that carries another one is rewritten.
 pub const SCHEMA: u32 = 2;
 
@@ -174,6 +176,17 @@ pub enum TableFamily {
     Ip,
     /// Those of IPv6.
     Ip6,
+}
+
+impl TableFamily {
+    /// Whether a table of this family sees packets of that one.
+    pub fn has(self, family: Family) -> bool {
+        match self {
+            Self::Inet => true,
+            Self::Ip => family == Family::V4,
+            Self::Ip6 => family == Family::V6,
+        }
+    }
 }
 
 impl fmt::Display for TableFamily {

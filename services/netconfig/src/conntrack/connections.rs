@@ -4,8 +4,9 @@ use std::net::IpAddr;
 
 use netlink_bindings::conntrack::IterableConntrackAttrs;
 
-use super::forget;
+use super::{family_of, forget};
 use crate::{
+    family::Family,
     marks::{OF_PROXY, TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
     netlink::{KernelError, Socket},
 };
@@ -20,13 +21,17 @@ const TCP: u8 = 6;
 /// where that was no SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of that name does not set it.
 const BE_LIBERAL: u8 = 0x08;
 
-/// Deletes what is known of connections that no rules of ours are there for: what is left of an earlier enrolment, and
-/// would pass for it a new connection of the same ports, or what others have tracked. Not what others translate, nor
-/// what the pod says to itself.
-pub(crate) fn forget_strangers(socket: &mut Socket) -> Result<(), KernelError> {
-    forget(socket, |_, attributes| {
+/// Deletes what is known of connections of families that no rules of ours are there for: what is left of an earlier
+/// enrolment, and would pass for it a new connection of the same ports, or what others have tracked. Not what others
+/// translate, nor what the pod says to itself.
+pub(crate) fn forget_strangers(
+    socket: &mut Socket,
+    families: &[Family],
+) -> Result<(), KernelError> {
+    forget(socket, |header, attributes| {
         let status = attributes.get_status();
-        is_tcp(attributes)
+        family_of(header).is_some_and(|family| families.contains(&family))
+            && is_tcp(attributes)
             && status.is_ok_and(|status| status & TRANSLATED == 0)
             && !is_loopback(attributes).unwrap_or(false)
     })

@@ -23,8 +23,9 @@ pub(crate) enum Step {
     Add(Item),
     /// A route, ip rule or address that another one made, and that does the same, becomes ours.
     Adopt(Item),
-    /// Connection tracking forgets connections that were there before our rules: each is one that it did not see begin.
-    ForgetStrangers,
+    /// Connection tracking forgets connections of these families that were there before our rules: each is one that
+    /// it did not see begin.
+    ForgetStrangers(Vec<Family>),
     /// Our tables are written so that they capture what begins, and leave alone what is there.
     Begin(Change),
     /// Connections that are there may end, for a while.
@@ -52,11 +53,21 @@ impl Plan {
         steps.extend(self.additions(state));
         let nothing = Observed::default();
         let seen = state.of(self.backend).unwrap_or(&nothing);
-        let begun = self.begin(state, tag);
-        let write = self.write(&begun.as_ref().map_or_else(|| seen.clone(), written), tag);
-        let begins = begun.map(|begin| [Step::ForgetStrangers, Step::Begin(begin), Step::Settle]);
-        let cuts = begins.is_some() || state.captures_beginnings();
-        steps.extend(begins.into_iter().flatten());
+        let unseen = self.unseen(state);
+        let begins = !unseen.is_empty();
+        let write = if begins {
+            let begin = self.first().write(seen, tag);
+            let begun = written(seen, &begin);
+            steps.extend([
+                Step::ForgetStrangers(unseen),
+                Step::Begin(begin),
+                Step::Settle,
+            ]);
+            self.write(&begun, tag)
+        } else {
+            self.write(seen, tag)
+        };
+        let cuts = begins || state.captures_beginnings();
         steps.extend((!write.is_empty()).then_some(Step::Write(write)));
         if cuts && !self.tables.iter().any(captures_beginnings) {
             steps.push(Step::ForgetBefore);
@@ -73,11 +84,14 @@ impl Plan {
         steps
     }
 
-    /// What is written first, where connections may be there that no rule has seen.
-    fn begin(&self, state: &State, tag: &Tag) -> Option<Change> {
-        let is_captured = state.has_rules() || (self.replaces_sidecar() && state.has_sidecar());
-        let is_wanted = !self.first.is_empty() && state.has_connected && !is_captured;
-        is_wanted.then(|| self.first().write(&Observed::default(), tag))
+    /// The families of which connections may be there that no rule has seen: what only captures what begins is written
+    /// first.
+    fn unseen(&self, state: &State) -> Vec<Family> {
+        let is_of = |family: Family| self.first.iter().any(|table| table.family.has(family));
+        let sees = |family| state.sees(family) || (self.replaces_sidecar() && state.has_sidecar());
+        let mut families = Family::ALL.to_vec();
+        families.retain(|family| state.has_connected && is_of(*family) && !sees(*family));
+        families
     }
 
     /// The plan up to where connections from before are left alone. It bears the fingerprint of what is to come.
@@ -150,17 +164,24 @@ impl Plan {
     }
 }
 
-/// What is there after a change where nothing was.
-fn written(change: &Change) -> Observed {
-    let observed = |new: &NewTable| ObservedTable {
+/// What is there of our tables after a change to what was seen.
+fn written(seen: &Observed, change: &Change) -> Observed {
+    let stays = |id: &_| !change.delete.contains(id);
+    let mut written = seen.clone();
+    written.tables.retain(|found| stays(&found.table.id()));
+    written.jumps.retain(|jump| stays(&jump.table));
+    written.tables.extend(change.create.iter().map(observed));
+    written
+        .jumps
+        .extend(change.create.iter().flat_map(iptables::jumps));
+    written
+}
+
+fn observed(new: &NewTable) -> ObservedTable {
+    ObservedTable {
         table: new.table.clone(),
         comment: Some(new.comment.clone()),
         others: 0,
-    };
-    Observed {
-        tables: change.create.iter().map(observed).collect(),
-        jumps: change.create.iter().flat_map(iptables::jumps).collect(),
-        ..Observed::default()
     }
 }
 
@@ -179,7 +200,7 @@ pub(crate) fn print(
     script: impl Fn(Backend, &Observed, &Change) -> String,
 ) -> String {
     let nothing = Observed::default();
-    let mut begun = Observed::default();
+    let mut seen = state.of(plan.backend).unwrap_or(&nothing).clone();
     let mut text = String::new();
     for step in steps {
         // Writing to a string cannot fail.
@@ -190,26 +211,21 @@ pub(crate) fn print(
             Step::Delete(item) => writeln!(text, "{}", routes::command("del", *item)),
             Step::ForgetNames(led) => forget(&mut text, led),
             Step::Begin(change) => {
-                begun = written(change);
-                write!(text, "{}", script(plan.backend, &nothing, change))
+                let script = script(plan.backend, &seen, change);
+                seen = written(&seen, change);
+                write!(text, "{script}")
             }
-            Step::ForgetStrangers => writeln!(
+            Step::ForgetStrangers(families) => writeln!(
                 text,
-                "## connection tracking forgets TCP connections that it does not translate"
+                "## connection tracking forgets TCP connections of {} that it does not translate",
+                names(families)
             ),
             Step::Settle => writeln!(text, "## connections from before may end, for {SETTLING:?}"),
             Step::ForgetBefore => writeln!(
                 text,
                 "## connection tracking forgets TCP connections that it did not see begin"
             ),
-            Step::Write(change) => {
-                let seen = if begun.is_empty() {
-                    state.of(plan.backend).unwrap_or(&nothing)
-                } else {
-                    &begun
-                };
-                write!(text, "{}", script(plan.backend, seen, change))
-            }
+            Step::Write(change) => write!(text, "{}", script(plan.backend, &seen, change)),
             Step::Clear(backend, change) => {
                 let seen = state.of(*backend).unwrap_or(&nothing);
                 write!(text, "{}", script(*backend, seen, change))
@@ -217,6 +233,11 @@ pub(crate) fn print(
         };
     }
     text
+}
+
+fn names(families: &[Family]) -> String {
+    let names: Vec<_> = families.iter().map(Family::to_string).collect();
+    names.join(" and ")
 }
 
 fn forget(text: &mut String, led: &[Family]) -> std::fmt::Result {
@@ -228,4 +249,103 @@ fn forget(text: &mut String, led: &[Family]) -> std::fmt::Result {
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        backend::Jump,
+        routes::Routing,
+        rules::{Ambient, Form, Redirection, Table, TableFamily},
+    };
+
+    const NAT: &str = "inpod-nat";
+
+    /// Of tables of one family each, as iptables keeps them.
+    fn plan() -> Plan {
+        let redirection = Redirection::Ambient(Ambient::default());
+        let of = |redirection: &Redirection| {
+            let tables = redirection.ruleset().tables.into_iter();
+            let tables = tables.flat_map(|table| {
+                [TableFamily::Ip, TableFamily::Ip6].map(|family| Table {
+                    family,
+                    ..table.clone()
+                })
+            });
+            tables.collect::<Vec<_>>()
+        };
+        let first = of(&redirection.of_beginnings().unwrap());
+        let backend = Backend::IptablesNft;
+        Plan::new(backend, Form::Ambient, of(&redirection), &Family::ALL).with_first(first)
+    }
+
+    fn unseen(seen: Observed, has_connected: bool) -> Vec<Family> {
+        let state = State {
+            seen: vec![(Backend::IptablesNft, seen)],
+            routing: Routing::default(),
+            has_connected,
+            migrates: Some(true),
+        };
+        plan().unseen(&state)
+    }
+
+    fn with_tables_of(family: TableFamily) -> Observed {
+        let tables = plan().tables.into_iter();
+        let tables = tables.map(|table| ObservedTable {
+            table: Table { family, ..table },
+            comment: None,
+            others: 0,
+        });
+        Observed {
+            tables: tables.collect(),
+            ..Observed::default()
+        }
+    }
+
+    fn with_incumbents(jumps: &[TableFamily]) -> Observed {
+        let jump = |family: &TableFamily| Jump {
+            table: (*family, NAT.to_owned()),
+            to: "ISTIO_OUTPUT".to_owned(),
+            rule: "OUTPUT -j ISTIO_OUTPUT".to_owned(),
+        };
+        Observed {
+            incumbent: vec!["theirs".to_owned()],
+            jumps: jumps.iter().map(jump).collect(),
+            ..Observed::default()
+        }
+    }
+
+    #[test]
+    fn connections_are_unseen_of_the_families_that_nobodys_rules_are_of() {
+        use TableFamily::{Inet, Ip, Ip6};
+        assert_eq!(unseen(Observed::default(), true), Family::ALL);
+        assert_eq!(unseen(Observed::default(), false), []);
+        assert_eq!(unseen(with_tables_of(Ip), true), [Family::V6]);
+        assert_eq!(unseen(with_tables_of(Ip6), true), [Family::V4]);
+        assert_eq!(unseen(with_tables_of(Inet), true), []);
+        assert_eq!(unseen(with_incumbents(&[Ip]), true), [Family::V6]);
+        assert_eq!(unseen(with_incumbents(&[Ip, Ip6]), true), []);
+        // Tables of nf_tables, to which no jump leads.
+        assert_eq!(unseen(with_incumbents(&[]), true), []);
+    }
+
+    #[test]
+    fn what_is_written_first_replaces_what_is_there_and_is_replaced_itself() {
+        let seen = with_tables_of(TableFamily::Ip);
+        let plan = plan();
+        let tag: Tag = format!(
+            "inpod schema=2 fingerprint={} sandbox=n/c/e",
+            plan.fingerprint
+        )
+        .parse()
+        .unwrap();
+        let begin = plan.first().write(&seen, &tag);
+        assert_eq!(begin.delete, seen.ids());
+        let begun = written(&seen, &begin);
+        assert_eq!(plan.first().table_differences(&begun), [""; 0]);
+        let write = plan.write(&begun, &tag);
+        let done = written(&begun, &write);
+        assert_eq!(plan.table_differences(&done), [""; 0]);
+    }
 }

@@ -12,7 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netconfig::{Family, apply::Phase, inspect, rules::Ambient};
+use netconfig::{
+    Family,
+    apply::Phase,
+    inspect,
+    rules::{Ambient, Ipv6},
+};
 use socket2::{Domain, Socket, Type};
 
 use crate::{
@@ -57,6 +62,17 @@ impl Client {
         }
     }
 
+    /// Who is to answer, where these families are captured.
+    fn wanted(&self, captured: &[Family]) -> By {
+        let is_captured = captured.contains(&family_of(self.to));
+        match (self.at, is_captured) {
+            (Place::Outside, true) => By::Ztunnel(15006),
+            (Place::Outside, false) => By::Application,
+            (_, true) => By::Ztunnel(15001),
+            (_, false) => By::Outside,
+        }
+    }
+
     fn run(&self, stop: &AtomicBool) {
         while !stop.load(Ordering::Relaxed) {
             let began = Instant::now();
@@ -69,6 +85,14 @@ impl Client {
             self.heard.lock().unwrap().push(heard);
             self.count.fetch_add(1, Ordering::Relaxed);
         }
+    }
+}
+
+fn family_of(address: IpAddr) -> Family {
+    if address.is_ipv4() {
+        Family::V4
+    } else {
+        Family::V6
     }
 }
 
@@ -106,16 +130,15 @@ fn wait_for_more(clients: &[Client]) {
     }
 }
 
-/// What was heard so far is forgotten but for what failed, then all of the next ones are answered so.
-fn assert_answered_by(clients: &[Client], failures: &mut Vec<String>, wanted: [By; 2]) {
+/// What was heard so far is forgotten but for what failed, then all of the next ones are answered so, those of the
+/// families that are captured by ztunnel.
+fn assert_answered(clients: &[Client], failures: &mut Vec<String>, captured: &[Family]) {
     let drain = |failures: &mut Vec<String>| {
-        let take = |it: &Client| (it.at, std::mem::take(&mut *it.heard.lock().unwrap()));
-        let heard: Vec<_> = clients.iter().map(take).collect();
         let mut by = Vec::new();
-        for (at, heard) in heard {
-            for one in heard {
+        for client in clients {
+            for one in std::mem::take(&mut *client.heard.lock().unwrap()) {
                 match one {
-                    Ok(found) => by.push((at, found)),
+                    Ok(found) => by.push((client, found)),
                     Err(error) => failures.push(error),
                 }
             }
@@ -126,15 +149,10 @@ fn assert_answered_by(clients: &[Client], failures: &mut Vec<String>, wanted: [B
     wait_for_more(clients);
     drain(failures);
     wait_for_more(clients);
-    let [inbound, outbound] = wanted;
-    for (at, found) in drain(failures) {
-        let wanted = if at == Place::Outside {
-            inbound
-        } else {
-            outbound
-        };
+    for (client, found) in drain(failures) {
+        let (at, to, wanted) = (client.at, client.to, client.wanted(captured));
         if found != wanted {
-            failures.push(format!("{at:?}: answered by {found}, not {wanted}"));
+            failures.push(format!("{at:?} to {to}: answered by {found}, not {wanted}"));
         }
     }
 }
@@ -147,11 +165,13 @@ fn wait_for_the_end_of_what_is_captured(world: &World) {
     }
 }
 
-fn enroll_and_withdraw(world: &World, clients: &[Client]) -> Vec<String> {
+/// A pod is enrolled, with one redirection after the other, and withdrawn.
+fn enroll_and_withdraw(
+    world: &World,
+    clients: &[Client],
+    enrolled: &[(Ambient, &[Family])],
+) -> Vec<String> {
     let mut failures = Vec::new();
-    let settings = Ambient::default();
-    let direct = [By::Application, By::Outside];
-    let captured = [By::Ztunnel(15006), By::Ztunnel(15001)];
     let mut changes = String::new();
     let mut change = |what: &str, act: &dyn Fn()| {
         let from = clients[0].since.elapsed();
@@ -159,21 +179,23 @@ fn enroll_and_withdraw(world: &World, clients: &[Client]) -> Vec<String> {
         changes += &format!("{what} {from:?} to {:?}; ", clients[0].since.elapsed());
     };
     for _ in 0..ROUNDS {
-        assert_answered_by(clients, &mut failures, direct);
-        change("apply", &|| {
-            world.apply(&settings);
-        });
-        assert_answered_by(clients, &mut failures, captured);
+        assert_answered(clients, &mut failures, &[]);
+        for (settings, captured) in enrolled {
+            change("apply", &|| {
+                world.apply(settings);
+            });
+            assert_answered(clients, &mut failures, captured);
+        }
         change("drain", &|| {
             world.remove(Phase::Drain);
         });
-        assert_answered_by(clients, &mut failures, direct);
+        assert_answered(clients, &mut failures, &[]);
         wait_for_the_end_of_what_is_captured(world);
         change("removal", &|| {
             world.remove(Phase::Final);
         });
     }
-    assert_answered_by(clients, &mut failures, direct);
+    assert_answered(clients, &mut failures, &[]);
     if !failures.is_empty() {
         failures.push(changes);
     }
@@ -182,6 +204,21 @@ fn enroll_and_withdraw(world: &World, clients: &[Client]) -> Vec<String> {
 
 #[test]
 fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_a_pod_is_enrolled_or_withdrawn() {
+    none_fails(&[(Ambient::default(), &Family::ALL)]);
+}
+
+/// Of IPv6 nobody has seen a connection begin by then, where a table is of one family.
+#[test]
+fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_an_enrolled_pods_ipv6_is_captured_too()
+ {
+    let without = Ambient {
+        ipv6: Ipv6::Off,
+        ..Ambient::default()
+    };
+    none_fails(&[(without, &[Family::V4]), (Ambient::default(), &Family::ALL)]);
+}
+
+fn none_fails(enrolled: &[(Ambient, &[Family])]) {
     for backend in BACKENDS {
         let world = World::new(*backend, Pod::Dual);
         for place in [Place::Pod, Place::Outside] {
@@ -203,7 +240,7 @@ fn of_clients_that_connect_as_fast_as_they_can_none_fails_when_a_pod_is_enrolled
                 let netns = &world.at(client.at).netns;
                 scope.spawn(|| netns.within(|| client.run(&stop)).unwrap());
             }
-            let failures = enroll_and_withdraw(&world, &clients);
+            let failures = enroll_and_withdraw(&world, &clients, enrolled);
             stop.store(true, Ordering::Relaxed);
             failures
         });
