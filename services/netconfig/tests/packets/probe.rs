@@ -11,7 +11,7 @@ use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
 use socket2::{Domain, Socket, Type};
 
 use crate::{
-    stand_in::{Answer, By},
+    stand_in::{Answer, By, UNASKED},
     world::{Place, World},
 };
 
@@ -272,13 +272,30 @@ impl Flow {
         parse(&String::from_utf8_lossy(&answer[..length]))
     }
 
+    /// What is said unasked arrives, from whom there was an answer at first. Nobody does so over UDP.
+    pub(crate) fn hear(&mut self) -> io::Result<()> {
+        let Self::Tcp(by, stream) = self else {
+            return Ok(());
+        };
+        let heard = line(stream)?;
+        if heard == format!("{by} {UNASKED}\n") {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!("heard {heard:?} unasked")))
+        }
+    }
+
     /// Bytes go there and come back, from whom they came at first.
     pub(crate) fn talk(&mut self) -> io::Result<()> {
         let Self::Tcp(by, stream) = self else {
             return self.ask().map(drop);
         };
         stream.get_mut().write_all(b"hello\n")?;
-        let heard = line(stream)?;
+        let unasked = format!("{by} {UNASKED}\n");
+        let mut heard = line(stream)?;
+        while heard == unasked {
+            heard = line(stream)?;
+        }
         let wanted = format!("{by} hello\n");
         if heard == wanted {
             Ok(())

@@ -1,11 +1,12 @@
 //! Who listens: ztunnel's stand-in in the pod, the application, and what is outside. Each says to whoever calls who it
-//! is and what it saw, and then repeats what it is told.
+//! is and what it saw, and then repeats what it is told, and speaks unasked when a test wants it to.
 
 use std::{
     fmt,
     io::{self, BufRead as _, BufReader, Write as _},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
     str::FromStr,
+    sync::{Arc, Mutex, Weak},
     thread::{self, JoinHandle},
 };
 
@@ -89,8 +90,15 @@ impl Answer {
 pub(crate) struct Listener {
     pub(crate) by: By,
     socket: Socket,
+    calls: Calls,
     thread: Option<JoinHandle<()>>,
 }
+
+/// The connections that were accepted, as long as they are served.
+type Calls = Arc<Mutex<Vec<Weak<TcpStream>>>>;
+
+/// What is said unasked.
+pub(crate) const UNASKED: &str = "and more";
 
 impl Listener {
     pub(crate) fn tcp(fresh: &Fresh, by: By, at: SocketAddr) -> Self {
@@ -102,8 +110,15 @@ impl Listener {
         let socket = bound(Type::STREAM, at);
         socket.listen(256).unwrap();
         let listener: TcpListener = socket.try_clone().unwrap().into();
-        let thread = Some(thread::spawn(move || accept_all(by, &listener)));
-        Self { by, socket, thread }
+        let calls = Calls::default();
+        let accepted = Arc::clone(&calls);
+        let thread = Some(thread::spawn(move || accept_all(by, &listener, &accepted)));
+        Self {
+            by,
+            socket,
+            calls,
+            thread,
+        }
     }
 
     pub(crate) fn udp(fresh: &Fresh, by: By, at: SocketAddr) -> Self {
@@ -115,7 +130,19 @@ impl Listener {
         let socket = bound(Type::DGRAM, at);
         let serving: UdpSocket = socket.try_clone().unwrap().into();
         let thread = Some(thread::spawn(move || answer_all(by, &serving)));
-        Self { by, socket, thread }
+        Self {
+            by,
+            socket,
+            calls: Calls::default(),
+            thread,
+        }
+    }
+
+    /// Says something on every connection, of which any may have ended.
+    pub(crate) fn speak(&self) {
+        for call in self.calls.lock().unwrap().iter().filter_map(Weak::upgrade) {
+            drop(writeln!(&*call, "{} {UNASKED}", self.by));
+        }
     }
 
     /// Whether it takes what is addressed to others.
@@ -143,8 +170,12 @@ pub(crate) fn bound(kind: Type, at: SocketAddr) -> Socket {
     socket
 }
 
-fn accept_all(by: By, listener: &TcpListener) {
+fn accept_all(by: By, listener: &TcpListener, calls: &Calls) {
     while let Ok((stream, _)) = listener.accept() {
+        let stream = Arc::new(stream);
+        let mut calls = calls.lock().unwrap();
+        calls.retain(|call| call.strong_count() > 0);
+        calls.push(Arc::downgrade(&stream));
         // Whoever calls may go away at any time.
         thread::spawn(move || drop(serve(by, &stream)));
     }

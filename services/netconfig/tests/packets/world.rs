@@ -217,6 +217,11 @@ impl World {
         }
     }
 
+    /// Everybody who listens says something on every connection.
+    pub(crate) fn speak(&self) {
+        self.listeners.iter().for_each(Listener::speak);
+    }
+
     fn connect(&self) {
         for fresh in [&self.pod, &self.outside, &self.guest] {
             // Else an address of IPv6 can be used a second after it was given.
