@@ -132,7 +132,7 @@ reasons! {
     /// A program of the backend did not get its lock, or did not end, in time.
     BackendBusy = 53, "BACKEND_BUSY", "Wait: the call is repeated. Look for a process that holds the lock.";
     /// IPv6 is to be captured in a netns that has none.
-    Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6 to auto, or switch IPv6 on in the pod.";
+    Ipv6Unavailable = 54, "IPV6_UNAVAILABLE", "Set ipv6_capture to auto, or switch IPv6 on in the pod.";
 
     /// Something else undoes the pod's rules again and again.
     RulesContested = 55, "RULES_CONTESTED", "Look for another agent that changes rules in the pod's netns; they are mended again by themselves, with growing waits.";
