@@ -171,6 +171,29 @@ mod tests {
         }
     }
 
+    /// Of a value of an enum, `[5, e, 2, v]` is the way to it.
+    fn comment_of(reason: Reason) -> String {
+        let set = prost_types::FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
+        let is_file = |file: &&prost_types::FileDescriptorProto| file.package() == "inpod.types.v1";
+        let file = set.file.iter().find(is_file).unwrap();
+        let is_reason = |it: &prost_types::EnumDescriptorProto| it.name() == "Reason";
+        let e = file.enum_type.iter().position(is_reason).unwrap();
+        let is_value = |it: &prost_types::EnumValueDescriptorProto| it.number() == reason.number();
+        let v = file.enum_type[e].value.iter().position(is_value).unwrap();
+        let path = [5, e, 2, v].map(|it| i32::try_from(it).unwrap());
+        let locations = &file.source_code_info.as_ref().unwrap().location;
+        let location = locations.iter().find(|it| it.path == path).unwrap();
+        location.leading_comments().replace('\n', "")
+    }
+
+    #[test]
+    fn the_contract_says_of_each_reason_what_helps_as_the_code_does() {
+        for reason in Reason::ALL {
+            let comment = comment_of(*reason);
+            assert!(comment.ends_with(reason.remedy()), "{reason}: {comment}");
+        }
+    }
+
     #[test]
     fn a_status_of_any_code_that_carries_no_failure_has_a_reason_all_the_same() {
         for code in (1..17).map(Code::from_i32) {
