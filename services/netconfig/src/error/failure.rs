@@ -1,0 +1,183 @@
+//! How an error looks to a caller: its reason, the field to blame, and what is left.
+
+use netns::OpenError;
+use workload::{Failure, Reason, with_causes};
+
+use super::{
+    ApplyError, BackendError, ClaimError, FindError, InspectError, ProgramError, RemoveError,
+    VerifyError,
+};
+use crate::{host::NotCleared, selftest::SelfTestError};
+
+/// How an error looks to a caller.
+pub(crate) trait IntoFailure: std::error::Error + Sized {
+    /// The cause in the closed list.
+    fn reason(&self) -> Reason;
+
+    /// The field of the request that is to blame.
+    fn field(&self) -> &'static str {
+        ""
+    }
+
+    /// What could not be put back, or is left.
+    fn undo_failures(&self) -> &[String] {
+        &[]
+    }
+
+    /// All of it, with the causes in one sentence.
+    fn into_failure(self) -> Failure {
+        Failure {
+            undo_failures: self.undo_failures().to_vec(),
+            ..Failure::new(self.reason(), with_causes(&self)).at_field(self.field())
+        }
+    }
+}
+
+impl IntoFailure for ApplyError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Reach(_) | Self::LoopbackDown(_) | Self::Inspect(_) | Self::Differs { .. } => {
+                Reason::KernelRefused
+            }
+            Self::NoIpv6(_) => Reason::Ipv6Unavailable,
+            Self::Host { source, .. } => source.reason(),
+            Self::Backend { source, .. } => reason_of_backend(source),
+        }
+    }
+
+    fn undo_failures(&self) -> &[String] {
+        match self {
+            Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
+            Self::Backend { undo_failures, .. }
+            | Self::Differs { undo_failures, .. }
+            | Self::Host { undo_failures, .. } => undo_failures,
+        }
+    }
+}
+
+impl IntoFailure for VerifyError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Reach(_) => Reason::KernelRefused,
+            Self::NoIpv6(_) => Reason::Ipv6Unavailable,
+            Self::Backend(error) => reason_of_backend(error),
+        }
+    }
+}
+
+impl IntoFailure for RemoveError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Reach(_) | Self::Inspect(_) | Self::Left(_) => Reason::KernelRefused,
+            Self::Backend(error) => reason_of_backend(error),
+            Self::Drain(error) => error.reason(),
+            Self::Host(error) => error.reason(),
+        }
+    }
+
+    fn undo_failures(&self) -> &[String] {
+        match self {
+            Self::Left(left) => left,
+            Self::Drain(error) => error.undo_failures(),
+            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::Host(_) => &[],
+        }
+    }
+}
+
+impl IntoFailure for NotCleared {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Held(_) => Reason::NetnsInUse,
+            Self::Host(error) => error.reason(),
+        }
+    }
+}
+
+impl IntoFailure for SelfTestError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::World(_) => Reason::KernelRefused,
+            Self::Apply(error) => error.reason(),
+            Self::Name(_) => Reason::Internal,
+        }
+    }
+}
+
+impl IntoFailure for InspectError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Enter(_) | Self::Kernel(_) | Self::Read { .. } => Reason::KernelRefused,
+        }
+    }
+}
+
+impl IntoFailure for ClaimError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::Open(error) => reason_of_open(error),
+            Self::Unreachable(_) => Reason::NetnsUnreachable,
+            Self::Inspect(_) => Reason::KernelRefused,
+            Self::Host(_) => Reason::NetnsIsHost,
+            Self::Mismatch { .. } | Self::Held { .. } => Reason::NetnsMismatch,
+            Self::InUse { .. } => Reason::NetnsInUse,
+            Self::Address { .. } => Reason::AddressMismatch,
+            Self::Unknown(_) => Reason::ClaimUnknown,
+        }
+    }
+
+    fn field(&self) -> &'static str {
+        match self {
+            Self::Open(_) | Self::Unreachable(_) => "netns.path",
+            Self::Address { .. } => "addresses",
+            Self::Host(_) | Self::Mismatch { .. } | Self::Held { .. } | Self::InUse { .. } => {
+                "netns"
+            }
+            Self::Unknown(_) => "sandbox",
+            Self::Inspect(_) => "",
+        }
+    }
+}
+
+fn reason_of_backend(error: &BackendError) -> Reason {
+    match error {
+        BackendError::Kernel(_) => Reason::KernelRefused,
+        BackendError::Program(error) => reason_of_program(error),
+    }
+}
+
+pub(crate) fn reason_of_program(error: &ProgramError) -> Reason {
+    match error {
+        // Both are over with nf_tables, which may ask.
+        ProgramError::Missing { .. } | ProgramError::OwnersRefused(_) => Reason::BackendUnavailable,
+        ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,
+        ProgramError::Spawn { .. }
+        | ProgramError::Lock { .. }
+        | ProgramError::Refused { .. }
+        | ProgramError::Overtaken(_)
+        | ProgramError::Unreadable { .. } => Reason::KernelRefused,
+    }
+}
+
+impl IntoFailure for FindError {
+    fn reason(&self) -> Reason {
+        match self {
+            Self::List(_) => Reason::KernelRefused,
+            Self::Nowhere { .. } => Reason::NetnsNotFound,
+            Self::Claim(error) => error.reason(),
+            Self::Name(_) => Reason::Internal,
+        }
+    }
+}
+
+fn reason_of_open(error: &OpenError) -> Reason {
+    match error {
+        OpenError::NotPlain(_) | OpenError::OutsideRoots { .. } | OpenError::Symlink(_) => {
+            Reason::NetnsPathRefused
+        }
+        OpenError::Missing(_) => Reason::NetnsMissing,
+        OpenError::NotANamespace(_) | OpenError::NotNet(_) => Reason::NetnsNotANetns,
+        OpenError::Io { .. } | OpenError::Enter { .. } | OpenError::Cookie(_) => {
+            Reason::KernelRefused
+        }
+    }
+}
