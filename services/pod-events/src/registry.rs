@@ -3,6 +3,7 @@
 mod inherited;
 mod looks;
 mod owners;
+mod seen;
 mod spooled;
 
 pub use owners::Owners;
@@ -21,7 +22,7 @@ use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep, timeout},
 };
-use workload::{Failure, NetworkName, PodUid, Reason, Revision, SandboxRef, Workload};
+use workload::{Failure, PodUid, Reason, Revision, SandboxRef, Workload};
 
 use crate::{
     checkpoint::Record,
@@ -237,79 +238,6 @@ impl Registry {
             Command::Delete(sandbox.clone(), trace::current(), reply),
         );
         answer.await.unwrap_or(true)
-    }
-
-    /// The pod of a sandbox.
-    pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
-        let tasks = self.tasks();
-        let holds = |handle: &Handle| {
-            let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
-            view.records
-                .iter()
-                .any(|record| record.is_meant_by(sandbox))
-        };
-        let mut pods = self.shared.owners.of(sandbox).into_iter();
-        pods.find(|key| tasks.running.get(key).is_some_and(holds))
-    }
-
-    /// The record of a sandbox.
-    pub fn record(&self, sandbox: &SandboxRef) -> Option<Record> {
-        let view = self.view(&self.owner(sandbox)?)?;
-        let mut records = view.records.into_iter();
-        records.find(|record| record.is_meant_by(sandbox))
-    }
-
-    /// Every record.
-    pub fn records(&self) -> Vec<Record> {
-        self.views()
-            .into_values()
-            .flat_map(|view| view.records)
-            .collect()
-    }
-
-    /// The recorded sandboxes of a network.
-    pub fn sandboxes_of(&self, network: &NetworkName) -> Vec<SandboxRef> {
-        let sandboxes = self.records().into_iter().map(|record| record.sandbox);
-        sandboxes
-            .filter(|sandbox| sandbox.network_name == *network)
-            .collect()
-    }
-
-    /// Every pod that has a task, as people see it.
-    pub fn views(&self) -> BTreeMap<PodKey, View> {
-        self.tasks()
-            .running
-            .iter()
-            .map(|(key, handle)| (key.clone(), handle.view()))
-            .collect()
-    }
-
-    /// Every pod that has a task.
-    pub(crate) fn keys(&self) -> Vec<PodKey> {
-        self.tasks().running.keys().cloned().collect()
-    }
-
-    /// How many pods with a task there are of each kind.
-    pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
-        let mut counts = BTreeMap::new();
-        for handle in self.tasks().running.values() {
-            let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
-            *counts.entry(kind(&view)).or_default() += 1;
-        }
-        counts
-    }
-
-    /// A pod, as people see it, also for a while after it has failed for good.
-    pub fn view(&self, key: &PodKey) -> Option<View> {
-        let tasks = self.tasks();
-        let failed = || {
-            tasks
-                .failed
-                .iter()
-                .find(|(known, _)| known == key)
-                .map(|(_, view)| view.clone())
-        };
-        tasks.running.get(key).map(Handle::view).or_else(failed)
     }
 
     /// Tells the tasks of pods of which something new is known.

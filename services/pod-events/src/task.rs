@@ -15,6 +15,7 @@ mod renew;
 mod sidecar;
 mod spooled;
 mod stranger;
+mod view;
 mod wishes;
 
 use std::{
@@ -38,7 +39,6 @@ use crate::{
     config::Config,
     decide::{Decision, Policy, decide_from},
     drift::{Brake, Drift, Kind, Repairs},
-    explain::state,
     leaving::Leaving,
     metrics::{Counters, Phase},
     moment::Moment,
@@ -60,6 +60,7 @@ pub(crate) use stranger::is_missed;
 pub use call::AddCall;
 pub use interrupt::Interrupts;
 pub use spooled::{Admitted, Settled};
+pub use view::View;
 pub(crate) use wishes::is_permission_known;
 
 /// What a task is asked.
@@ -101,37 +102,6 @@ pub struct Added {
     pub reason: Reason,
     /// The pod.
     pub pod: PodRef,
-}
-
-/// A pod as people see it, without waiting for what is being done.
-#[derive(Clone, Debug, Default)]
-pub struct View {
-    /// Its sandboxes, the current one last.
-    pub records: Vec<Record>,
-    /// The last failure that has not been mended.
-    pub failure: Option<Failure>,
-    /// What happened.
-    pub timeline: Timeline,
-    /// When something is attempted next, if anything is due.
-    pub next_attempt: Option<SystemTime>,
-    /// What is attempted then; `None`: its netns is claimed again.
-    pub next: Option<Action>,
-    /// Since when the current sandbox has been in its state; `None` where it was so before this run.
-    pub since: Option<SystemTime>,
-    /// How often something was not as it was left.
-    pub drift: Drift,
-}
-
-impl View {
-    /// Since when a pod that was seen so stands where these records say.
-    fn stands_since(&self, records: &[Record]) -> Option<SystemTime> {
-        let place = |record: &Record| (record.sandbox.clone(), state(Some(record)));
-        let before = self.records.last().map(place);
-        match records.last().map(place) {
-            now if now == before => self.since,
-            now => now.map(|_| SystemTime::now()),
-        }
-    }
 }
 
 /// What all tasks have in common.
