@@ -1,0 +1,52 @@
+//! What is refused, and leaves nothing.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use netconfig::error::ApplyError;
+
+use crate::{
+    everything,
+    support::{Fresh, ambient, plain, sandbox},
+};
+
+#[test]
+fn a_netns_whose_loopback_is_down_is_refused_and_left_as_it_was() {
+    let fresh = Fresh::down();
+    let before = everything(&fresh);
+    let error = plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap_err();
+    assert!(matches!(error, ApplyError::LoopbackDown(_)), "{error:?}");
+    assert!(error.to_string().contains("`lo` is down"), "{error}");
+    assert_eq!(everything(&fresh), before);
+}
+
+/// A table that another process owns cannot be replaced; what had been added by then goes.
+#[test]
+fn a_refused_transaction_takes_routes_and_rules_back() {
+    let fresh = Fresh::new();
+    let mut nft = Command::new("nft");
+    nft.arg("-i").stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut owner = fresh.run(move || nft.spawn()).unwrap();
+    let script = b"add table inet inpod-nat { flags owner; }\n";
+    owner.stdin.as_mut().unwrap().write_all(script).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !fresh.nft("list ruleset").contains("owner") {
+        assert!(Instant::now() < deadline, "nft did not make its table");
+    }
+    let before = everything(&fresh);
+    let error = plain()
+        .apply(&fresh.netns, &ambient(), &sandbox("c1"))
+        .unwrap_err();
+    assert!(
+        matches!(&error, ApplyError::Backend { undo_failures, .. } if undo_failures.is_empty()),
+        "{error:?}"
+    );
+    assert_eq!(everything(&fresh), before);
+    owner.kill().unwrap();
+    owner.wait().unwrap();
+}
