@@ -1,17 +1,13 @@
-//! The client dies, its deadline expires, or a service is killed, at each step of ADD and DEL: afterwards the pod is
-//! wholly in or wholly out, and the same call again succeeds.
-//!
-//! Calls between the processes pass a proxy (`integration::Proxy`) that holds them at the step.
+//! A node whose processes talk through a proxy that holds a call at a step.
 
 use std::{
     fs,
     path::PathBuf,
-    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, bail, ensure};
-use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
+use inpod_proto::podevents::v1::PodState;
 use integration::{
     Call, Held, Moment, Node, Outcome, PATIENCE, Pod, Proxy, Running, SERVICES, Spec, Step,
     eventually,
@@ -33,7 +29,7 @@ const SHORT: u64 = 2;
 
 /// What happens while a call is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Event {
+pub(crate) enum Event {
     PluginKilled,
     DeadlinePassed,
     Killed(&'static str),
@@ -41,14 +37,14 @@ enum Event {
 
 /// To whom a pod's traffic is led.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum To {
+pub(crate) enum To {
     Ztunnel,
     Sidecar,
 }
 
 /// Where a pod stands in everybody's eyes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whole {
+pub(crate) enum Whole {
     /// Captured, served, and written down as such.
     In,
     /// Nothing of it is anywhere.
@@ -58,19 +54,19 @@ enum Whole {
 }
 
 /// A node whose processes talk through the proxy.
-struct Bench {
-    proxy: Proxy,
+pub(crate) struct Bench {
+    pub(crate) proxy: Proxy,
     behind: PathBuf,
-    node: Node,
+    pub(crate) node: Node,
     to: To,
 }
 
 impl Bench {
-    fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         Self::of(To::Ztunnel)
     }
 
-    fn of(to: To) -> anyhow::Result<Self> {
+    pub(crate) fn of(to: To) -> anyhow::Result<Self> {
         let node = Node::new()?;
         let behind = node.run_dir().with_file_name("behind");
         let bench = Self {
@@ -87,7 +83,7 @@ impl Bench {
         Ok(bench)
     }
 
-    fn start(&self, process: &str) -> anyhow::Result<()> {
+    pub(crate) fn start(&self, process: &str) -> anyhow::Result<()> {
         match process {
             "ztunnel" => self.node.start_ztunnel(&[]),
             "pod-events" => self.node.start(process),
@@ -98,7 +94,7 @@ impl Bench {
     }
 
     /// The pod that something happens to.
-    fn sandbox(&self) -> anyhow::Result<Pod> {
+    pub(crate) fn sandbox(&self) -> anyhow::Result<Pod> {
         self.node.sandbox(match self.to {
             To::Ztunnel => Spec::new("a").ambient(),
             To::Sidecar => Spec::new("a").injected(),
@@ -106,7 +102,11 @@ impl Bench {
     }
 
     /// A plugin that asks through the proxy.
-    fn call(&self, verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call, pod: &Pod) -> Call {
+    pub(crate) fn call(
+        &self,
+        verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call,
+        pod: &Pod,
+    ) -> Call {
         let socket = daemon::socket(&self.behind, "pod-events");
         verb(pod, &socket, &self.node.state_dir())
     }
@@ -133,7 +133,7 @@ impl Bench {
     }
 
     /// Waits until everybody agrees, and goes on to agree, on where a pod stands.
-    fn whole(&self, pod: &Pod, states: &[Whole]) -> anyhow::Result<Whole> {
+    pub(crate) fn whole(&self, pod: &Pod, states: &[Whole]) -> anyhow::Result<Whole> {
         let mut since: Option<(Whole, Instant)> = None;
         let firm = Duration::from_millis(200);
         eventually("the pod is wholly in or wholly out", 2 * PATIENCE, || {
@@ -206,13 +206,13 @@ impl Bench {
         }
     }
 
-    fn checkpoint(&self) -> anyhow::Result<Vec<PathBuf>> {
+    pub(crate) fn checkpoint(&self) -> anyhow::Result<Vec<PathBuf>> {
         let files = fs::read_dir(self.node.run_dir().join("pod-events/pods"))?;
         files.map(|file| Ok(file?.path())).collect()
     }
 
     /// The same call again, as a runtime makes it that was told to try later.
-    fn again(&self, call: &Call) -> anyhow::Result<()> {
+    pub(crate) fn again(&self, call: &Call) -> anyhow::Result<()> {
         self.node.ready()?;
         let outcome = call.run()?;
         ensure!(outcome.code == 0, "the same call again: {outcome:?}");
@@ -262,7 +262,7 @@ impl Bench {
     }
 
     /// Something happens at each step, before it and after it, of an ADD and of a DEL.
-    fn at_each_step(&self, event: Event) -> anyhow::Result<()> {
+    pub(crate) fn at_each_step(&self, event: Event) -> anyhow::Result<()> {
         let both = |method: &&'static str| {
             [Moment::Before, Moment::After].map(|moment| Step { method, moment })
         };
@@ -318,115 +318,4 @@ fn expected(outcome: &Outcome, event: Event) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-#[test]
-fn whenever_the_plugin_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
-    let bench = Bench::new().unwrap();
-    bench.at_each_step(Event::PluginKilled).unwrap();
-}
-
-#[test]
-fn whenever_the_deadline_passes_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
-    let bench = Bench::new().unwrap();
-    bench.at_each_step(Event::DeadlinePassed).unwrap();
-}
-
-#[test]
-fn whenever_pod_events_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
-    let bench = Bench::new().unwrap();
-    bench.at_each_step(Event::Killed("pod-events")).unwrap();
-}
-
-#[test]
-fn whenever_netconfig_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
-    let bench = Bench::new().unwrap();
-    bench.at_each_step(Event::Killed("netconfig")).unwrap();
-}
-
-#[test]
-fn whenever_the_broker_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
-    let bench = Bench::new().unwrap();
-    bench.at_each_step(Event::Killed("ztunnel-broker")).unwrap();
-}
-
-#[test]
-fn whenever_ztunnel_is_killed_the_pod_is_wholly_in_or_out_and_a_repetition_succeeds() {
-    let bench = Bench::new().unwrap();
-    bench.at_each_step(Event::Killed("ztunnel")).unwrap();
-}
-
-#[test]
-fn whatever_is_killed_a_pod_with_a_sidecar_is_wholly_in_or_out_and_a_repetition_succeeds() {
-    let bench = Bench::of(To::Sidecar).unwrap();
-    for event in [
-        Event::PluginKilled,
-        Event::DeadlinePassed,
-        Event::Killed("pod-events"),
-        Event::Killed("netconfig"),
-    ] {
-        bench.at_each_step(event).unwrap();
-    }
-}
-
-/// netconfig has applied the rules, and pod-events has not written that down.
-#[test]
-fn rules_to_a_sidecar_that_were_applied_when_pod_events_was_killed_are_there_again_and_told() {
-    let bench = Bench::of(To::Sidecar).unwrap();
-    let (pod, step) = (
-        bench.sandbox().unwrap(),
-        Step {
-            method: "ApplyRules",
-            moment: Moment::After,
-        },
-    );
-    // With the handles that the kernel gave them: others after they were written anew.
-    let rules = || pod.exec(&["nft", "-s", "-a", "list", "ruleset"]).unwrap();
-    let held = bench.proxy.hold(step);
-    let call = bench.call(Call::add, &pod);
-    let running = call.start().unwrap();
-    held.reached().unwrap();
-    let before = rules();
-    assert!(before.contains("15006"), "{before}");
-    let [written]: [PathBuf; 1] = bench.checkpoint().unwrap().try_into().unwrap();
-    let written = fs::read_to_string(&written).unwrap();
-    assert!(!written.contains("fingerprint"), "{written}");
-    bench.node.stop("pod-events", Signal::SIGKILL).unwrap();
-    held.release();
-    // The plugin is gone as well, so that nobody asks again.
-    drop(running.kill());
-    bench.start("pod-events").unwrap();
-    bench.whole(&pod, &[Whole::In]).unwrap();
-    // What was begun may have been taken back first: no ADD was answered.
-    let after = rules();
-    let known = bench.node.explain(&pod.spec).unwrap();
-    assert_eq!(known.reason(), Reason::SidecarInjected);
-    assert!(known.last_failure.is_none(), "{known:?}");
-    assert!(known.drift.iter().all(|drift| drift.count == 0));
-    assert!(!known.rules.unwrap().fingerprint.is_empty());
-    bench.again(&call).unwrap();
-    assert_eq!(rules(), after, "written without need");
-    bench.whole(&pod, &[Whole::In]).unwrap();
-}
-
-/// Holding a call must not itself be an interruption: otherwise the tests above would show something else.
-#[test]
-fn a_call_that_is_only_held_for_a_moment_succeeds() {
-    let bench = Bench::new().unwrap();
-    let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
-    let held = bench.proxy.hold(Step {
-        method: "ApplyRules",
-        moment: Moment::After,
-    });
-    let call = bench.call(Call::add, &pod);
-    let adding = thread::spawn(move || call.run());
-    held.reached().unwrap();
-    assert_eq!(
-        bench.node.explain(&pod.spec).unwrap().state(),
-        PodState::Enrolling
-    );
-    held.release();
-    let outcome = adding.join().unwrap().unwrap();
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    bench.whole(&pod, &[Whole::In]).unwrap();
 }
