@@ -181,7 +181,7 @@ fn try_pod(world: &World, settings: &[Ambient]) -> Vec<String> {
             checked.push(check);
         }
     }
-    let mut failures = controls(world, &checked);
+    let mut failures = controls(world, &direct(world.families()), &checked);
     for settings in settings {
         world.apply(settings);
         failures.extend(told(world, &name(settings), &checks(settings, families)));
@@ -231,7 +231,7 @@ pub(crate) fn run_all(world: &World, checks: &[Check]) -> Vec<String> {
 }
 
 /// What captures everything and spares nothing.
-pub(crate) const GREEDY: &str = "table inet greedy {
+const GREEDY: &str = "table inet greedy {
     chain prerouting {
         type nat hook prerouting priority -100
         meta l4proto tcp redirect to :15006
@@ -245,9 +245,9 @@ pub(crate) const GREEDY: &str = "table inet greedy {
 }";
 
 /// Negative controls: each check fails in a pod without rules, or in one where everything is captured. One sentence
-/// for each that passes in both.
-fn controls(world: &World, checks: &[Check]) -> Vec<String> {
-    let unlike = run_all(world, &direct(world.families()));
+/// for each that passes in both, and for what is not direct in the pod without rules.
+pub(crate) fn controls(world: &World, direct: &[Check], checks: &[Check]) -> Vec<String> {
+    let unlike = run_all(world, direct);
     let bare = run_all(world, checks);
     world.pod.nft(GREEDY);
     let greedy = run_all(world, checks);
