@@ -1,5 +1,5 @@
-//! Makes a netns's redirection so, compares, tells what it would do, and takes it away: reads everything, decides
-//! (`plan`), does it step by step, and reads everything back.
+//! Makes a netns hold exactly one redirection, compares, tells what it would do, and takes it away: reads everything,
+//! decides (`plan`), does it step by step, and reads everything back.
 
 mod observe;
 mod remove;

@@ -1,4 +1,4 @@
-//! Makes a network namespace's redirection so, and proves it. The only process that enters one.
+//! Claims pods' network namespaces, writes their redirection and reads it back. The only process that enters one.
 //!
 //! [`apply`] is the heart: what [`rules`] says as data becomes so in the kernel, is read back, or is taken away. A
 //! caller names a netns by the claim that it holds; this process alone resolves a path. It holds no credential,
@@ -62,7 +62,7 @@ use crate::{
 /// What this service is.
 pub const SERVICE: daemon::Service = daemon::Service {
     name: "netconfig",
-    about: "Makes a network namespace's redirection so, and proves it",
+    about: "Claims pods' network namespaces, writes their redirection and reads it back",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };

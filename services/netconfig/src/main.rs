@@ -1,4 +1,4 @@
-//! Makes a network namespace's redirection so, and proves it. The only process that enters one.
+//! Claims pods' network namespaces, writes their redirection and reads it back. The only process that enters one.
 
 fn main() -> std::process::ExitCode {
     if let Some(failed) = netconfig::run_program(std::env::args_os()) {

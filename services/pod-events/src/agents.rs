@@ -192,7 +192,7 @@ impl Agents {
         Ok(())
     }
 
-    /// Makes the redirection so, and tells its fingerprint.
+    /// Has the redirection applied, and tells its fingerprint.
     ///
     /// # Errors
     ///

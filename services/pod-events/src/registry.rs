@@ -311,9 +311,9 @@ impl Registry {
         }
     }
 
-    /// The desired set: of every pod that is in the mesh by ztunnel or on its way, the current sandbox. Two pods of one name, the
-    /// one ending and its successor, are two. Read from the checkpoint,
-    /// which knows of every step before it is taken: an ADD that is under way is in the set.
+    /// The desired set: of every pod that is in the mesh by ztunnel or on its way, the current sandbox. Two pods of one
+    /// name, the one ending and its successor, are two. Read from the checkpoint, which knows of every step before it
+    /// is taken: an ADD that is under way is in the set.
     ///
     /// # Errors
     ///

@@ -49,7 +49,7 @@ use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler,
 /// What this service is.
 pub const SERVICE: daemon::Service = daemon::Service {
     name: "ztunnel-broker",
-    about: "Gives each pod's network namespace to the node's ztunnel over ZDS.",
+    about: "Gives each pod's network namespace to the node's ztunnel over ZDS",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };

@@ -1,10 +1,10 @@
 //! What is put into a pod that is to have a sidecar, as a value: no I/O, no Kubernetes, no clock.
 //!
-//! The steps are those of Istio's webhook, by their names (seeds/002, in the reference; `README.md` has the table):
-//! [`Injector::inject`] asks [`decide`] whether anything is to be done, checks the pod's annotations ([`annotations`]),
-//! gathers the facts and renders the templates (`Injector::injection_data`), merges them into the pod ([`merge`]), but for
-//! what it would only repeat ([`laid`]), leads scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status ([`status`]), puts containers into
-//! their order ([`order`]), and says it all as a patch ([`patch::create`]).
+//! The steps are those of Istio's webhook, by their names (`README.md` has the table): [`Injector::inject`] asks
+//! [`decide`] whether anything is to be done, checks the pod's annotations ([`annotations`]), gathers the facts and
+//! renders the templates (`Injector::injection_data`), merges them into the pod ([`merge`]), but for what it would only
+//! repeat ([`laid`]), leads scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status
+//! ([`status`]), puts containers into their order ([`order`]), and says it all as a patch ([`patch::create`]).
 
 pub mod annotations;
 mod bootstrap;
