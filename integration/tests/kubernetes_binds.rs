@@ -260,7 +260,7 @@ fn what_changes_outweighs_what_could_not_be_asked_for() {
     let output = shop.until_binds(&person, 4, "cannot list endpointslices: ");
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(
-        told.contains("enrolment changes something about 1 of the ports"),
+        told.contains("enrollment changes something about 1 of the ports"),
         "{told}"
     );
 }

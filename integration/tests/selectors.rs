@@ -365,7 +365,7 @@ fn a_pod_in_the_mesh_keeps_what_it_has_when_its_list_cannot_be_understood_any_mo
     assert!(!mesh.is_captured());
 }
 
-/// Whether a connection from before its enrolment goes on in a pod that asks for that.
+/// Whether a connection from before its enrollment goes on in a pod that asks for that.
 fn survives(settings: &[&str]) -> bool {
     let node = node(settings);
     let spec = Spec::new("a").annotate(keys::KEEP_EXISTING_CONNECTIONS, "true");
@@ -383,7 +383,7 @@ fn survives(settings: &[&str]) -> bool {
 }
 
 #[test]
-fn connections_from_before_the_enrolment_go_on_where_that_is_granted_and_only_there() {
+fn connections_from_before_the_enrollment_go_on_where_that_is_granted_and_only_there() {
     assert!(survives(&["--pods-may", "keep-existing"]));
     assert!(!survives(&["--pods-may", "exclude"]));
 }

@@ -43,7 +43,7 @@ fn deletions_of_an_old_sandbox_that_the_broker_did_not_hear_leave_the_new_one_se
 }
 
 #[test]
-fn a_del_does_not_wait_behind_an_enrolment_that_waits_for_a_ztunnel() {
+fn a_del_does_not_wait_behind_an_enrollment_that_waits_for_a_ztunnel() {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("a")).unwrap();
     node.write_manifest(&pod.spec.clone().ambient()).unwrap();

@@ -129,7 +129,7 @@ fn pod_events_is_soon_ready_although_a_pod_waits_to_be_enrolled() {
 }
 
 #[test]
-fn an_enrolment_that_a_crash_cut_short_is_taken_back_when_it_is_no_longer_wanted_and_may_be_made_later()
+fn an_enrollment_that_a_crash_cut_short_is_taken_back_when_it_is_no_longer_wanted_and_may_be_made_later()
  {
     let node = without_ztunnel();
     let pod = node.pod(Spec::new("a")).unwrap();

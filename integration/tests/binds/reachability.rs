@@ -172,7 +172,7 @@ fn a_connection_that_misses_ztunnel_is_noticed_though_it_is_answered() {
 }
 
 #[test]
-fn what_enrolment_changes_for_a_socket_at_an_interface_is_told_before_and_so() {
+fn what_enrollment_changes_for_a_socket_at_an_interface_is_told_before_and_so() {
     let node = Node::running().unwrap();
     let server = node.pod(Spec::new("server")).unwrap();
     let client = node.pod(Spec::new("client")).unwrap();

@@ -56,7 +56,7 @@ fn words(text: &[u8]) -> Vec<String> {
 }
 
 #[test]
-fn each_way_to_bind_is_told_before_enrolment_and_after_it() {
+fn each_way_to_bind_is_told_before_enrollment_and_after_it() {
     let node = Node::running().unwrap();
     let server = node.pod(Spec::new("server")).unwrap();
     let _servers = servers(&server);

@@ -46,7 +46,7 @@ fn the_addresses_of_the_add_count_and_not_those_that_a_status_still_shows() {
 }
 
 #[test]
-fn both_addresses_of_a_pod_are_probed_from_its_enrolment_to_its_withdrawal() {
+fn both_addresses_of_a_pod_are_probed_from_its_enrollment_to_its_withdrawal() {
     let cluster = Cluster::shared();
     let pod = cluster.pod("web", None);
     assert_eq!(probed(&cluster).unwrap(), [""; 0]);

@@ -75,7 +75,7 @@ impl Drop for Watch {
 }
 
 #[test]
-fn a_watch_tells_an_enrolment_and_a_withdrawal_in_their_order_and_that_the_pod_is_gone() {
+fn a_watch_tells_an_enrollment_and_a_withdrawal_in_their_order_and_that_the_pod_is_gone() {
     let mesh = Mesh::new().unwrap();
     let node = &mesh.node;
     let watch = Watch::start(node, &["-n", "shop"]);

@@ -64,7 +64,7 @@ pub(crate) enum Refused {
 }
 
 const CODES: &str = "Exit codes:\n  0  done\n  1  a service answered with a failure, or is not ready (status); a check failed (doctor); a node has not left (leave); a manifest cannot be used (inject); a pod could not be looked into (binds)\n  \
-                     2  this command line cannot be used\n  3  a service, or Kubernetes, could not be reached\n  4  enrolment would change something (binds)";
+                     2  this command line cannot be used\n  3  a service, or Kubernetes, could not be reached\n  4  enrollment would change something (binds)";
 
 const STATES: [PodState; 5] = [
     PodState::Out,

@@ -1,4 +1,4 @@
-//! `inpod binds`: what applications listen on, and what enrolment changes about who reaches them.
+//! `inpod binds`: what applications listen on, and what enrollment changes about who reaches them.
 
 mod selectors;
 mod services;

@@ -36,8 +36,8 @@ pub(crate) enum AskError {
         "{0} of the pods could not be looked into; what to do stands below the table, or in each one's failure"
     )]
     Unseen(usize),
-    /// Enrolment changes who reaches a port.
-    #[error("enrolment changes something about {0} of the ports")]
+    /// Enrollment changes who reaches a port.
+    #[error("enrollment changes something about {0} of the ports")]
     Changes(usize),
     /// What was to be collected cannot be written.
     #[error("cannot write {}: {source}", .path.display())]

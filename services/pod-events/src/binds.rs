@@ -1,4 +1,4 @@
-//! What a pod's applications bind, and what enrolment changes about who reaches them.
+//! What a pod's applications bind, and what enrollment changes about who reaches them.
 //!
 //! Without a mesh a connection arrives at the pod's interface. In the mesh ztunnel takes it and connects to the same
 //! address and port from within the pod's netns, so that it arrives at loopback's. An address is therefore reached with

@@ -59,7 +59,7 @@ pub enum Action {
     Renew,
     /// Leave what is in place where it is, and look after it no more.
     LetAlone,
-    /// Take back what an unfinished enrolment left.
+    /// Take back what an unfinished enrollment left.
     Abandon,
     /// Have peers told that the pod leaves.
     StartLeaving,
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_enrolment_that_is_no_longer_wanted_is_taken_back() {
+    fn an_unfinished_enrollment_that_is_no_longer_wanted_is_taken_back() {
         assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Abandon);
     }
 

@@ -2,7 +2,7 @@
 //!
 //! What a pod's annotations choose by themselves is what Istio lets them choose, "ingress mode" among it, which leaves
 //! inbound traffic alone (DECISIONS 40). What is ours alone and takes traffic past ztunnel, exclusions and connections
-//! from before the enrolment, is granted by the node or the namespace, or left out (design.md, 6). A pod with a proxy of
+//! from before the enrollment, is granted by the node or the namespace, or left out (design.md, 6). A pod with a proxy of
 //! its own has that by Istio's annotations alone (DECISIONS 53).
 
 mod exclusions;
@@ -157,7 +157,7 @@ pub struct Wishes {
     pub virtual_interfaces: Vec<String>,
     /// What is left alone.
     pub exclusions: Exclusions,
-    /// Whether connections from before the enrolment go on as they are.
+    /// Whether connections from before the enrollment go on as they are.
     pub keep_existing_connections: bool,
 }
 

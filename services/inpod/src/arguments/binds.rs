@@ -31,7 +31,7 @@ fn label(text: &str) -> Result<String, String> {
 
 pub(super) fn binds() -> Command {
     Command::new("binds")
-        .about("What the applications of this node's pods listen on, and what enrolment changes about who reaches them")
+        .about("What the applications of this node's pods listen on, and what enrollment changes about who reaches them")
         .args([
             named_pod().help("Only this pod").conflicts_with("namespace"),
             Arg::new("namespace").short('n').long("namespace").value_name("NAMESPACE").help("Only of this namespace"),
@@ -59,7 +59,7 @@ pub(super) fn binds() -> Command {
                 .help("How the API server is reached; else as kubectl does, or as the pod's service account"),
             output(),
         ])
-        .after_help("Exit codes, where they are others than those of all commands:\n  0  nothing changes for whom was asked\n  4  enrolment changes who reaches a port, or a port is in ztunnel's way\n  1  a pod could not be looked into, whatever changes for others\n  3  nothing changes, but what Services lead to could not be asked for")
+        .after_help("Exit codes, where they are others than those of all commands:\n  0  nothing changes for whom was asked\n  4  enrollment changes who reaches a port, or a port is in ztunnel's way\n  1  a pod could not be looked into, whatever changes for others\n  3  nothing changes, but what Services lead to could not be asked for")
 }
 
 pub(super) fn query(matches: &ArgMatches) -> BindsQuery {

@@ -22,7 +22,7 @@ const TCP: u8 = 6;
 const BE_LIBERAL: u8 = 0x08;
 
 /// Deletes what is known of connections of families that no rules of ours are there for: what is left of an earlier
-/// enrolment, and would pass for it a new connection of the same ports, or what others have tracked. Not what others
+/// enrollment, and would pass for it a new connection of the same ports, or what others have tracked. Not what others
 /// translate, nor what the pod says to itself.
 pub(crate) fn forget_strangers(
     socket: &mut Socket,

@@ -12,7 +12,7 @@ use netns::Netns;
 use super::{Proxies, diag, flows, or_else, read_tables, tcp::Socket};
 use crate::error::InspectError;
 
-/// How long connections from before an enrolment have to end by themselves.
+/// How long connections from before an enrollment have to end by themselves.
 pub(crate) const SETTLING: Duration = Duration::from_secs(1);
 
 /// Between the first two looks; it doubles, up to [`LONGEST_PAUSE`].

@@ -350,7 +350,7 @@ fn connections_from_before_go_on_where_that_is_chosen_and_only_there() {
 }
 
 /// Also one that talked meanwhile, which connection tracking therefore knows. So it is after a netconfig that was killed
-/// between the two steps of an enrolment.
+/// between the two steps of an enrollment.
 #[test]
 fn connections_from_before_that_went_on_end_when_they_are_no_longer_to() {
     let captures = [InboundCapture::Redirect, InboundCapture::Tproxy];

@@ -36,7 +36,7 @@ const BETWEEN: usize = 40;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The ports that clients have: so few that each is used under the rules of several rounds, and so many that none is
-/// used twice while one enrolment lasts: one that is used again at once may meet what is remembered of its last
+/// used twice while one enrollment lasts: one that is used again at once may meet what is remembered of its last
 /// connection.
 const PORTS: &str = "20000 21999";
 

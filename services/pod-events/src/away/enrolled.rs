@@ -104,7 +104,7 @@ impl Enrolled {
         let policy = Policy {
             selectors: &self.selectors,
             excluded: &self.excluded,
-            // What pods may ask for decides on no enrolment.
+            // What pods may ask for decides on no enrollment.
             pods_may: Permissions::default(),
             sidecars: self.sidecars,
             is_left: false,

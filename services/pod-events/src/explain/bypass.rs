@@ -46,7 +46,7 @@ fn granted(record: &Record) -> Vec<String> {
     };
     let excluded = wishes.exclusions.texts();
     let excluded = excluded.map(|(name, list)| format!("Excluded by {name}: {list}."));
-    let kept = "Connections from before its enrolment go on past ztunnel.";
+    let kept = "Connections from before its enrollment go on past ztunnel.";
     let kept = wishes.keep_existing_connections.then(|| kept.to_owned());
     let inbound = wishes.bypass_inbound_capture.then(inbound);
     inbound.into_iter().chain(excluded).chain(kept).collect()

@@ -36,7 +36,7 @@ fn step(current: &Record, action: Option<Action>) -> &'static str {
         },
         Some(Action::Enroll) => "enroll it",
         Some(Action::LetAlone) => "let its netns go; its sidecar's redirection stays",
-        Some(Action::Abandon) => "take back what an unfinished enrolment left",
+        Some(Action::Abandon) => "take back what an unfinished enrollment left",
         Some(Action::Renew) => "apply what changed of its annotations or addresses",
         Some(Action::StartLeaving) => "tell its peers that it leaves the mesh",
         Some(Action::AwaitAnnouncement | Action::AwaitPropagation) => {

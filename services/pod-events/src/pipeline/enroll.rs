@@ -26,7 +26,7 @@ pub(crate) fn forward(deadline: Instant) -> Instant {
     deadline - UNDO.min(left / 3)
 }
 
-/// Why an enrolment is given up before its time is over.
+/// Why an enrollment is given up before its time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Nobody waits for it any more.
@@ -46,7 +46,7 @@ impl From<Stop> for Failure {
     }
 }
 
-/// The time that an enrolment has, and what ends it earlier.
+/// The time that an enrollment has, and what ends it earlier.
 pub struct Run<'a> {
     /// When its caller stops waiting.
     pub deadline: Instant,
@@ -215,7 +215,7 @@ impl Pipeline {
         run.resume().await
     }
 
-    /// Takes back whatever an enrolment left, in reverse. Tells what could not be taken back; while there is any, the
+    /// Takes back whatever an enrollment left, in reverse. Tells what could not be taken back; while there is any, the
     /// sandbox stays written down as one of which something may be in place.
     pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
         let deadline = Instant::now() + UNDO;

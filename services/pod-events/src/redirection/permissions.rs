@@ -10,7 +10,7 @@ use workload::keys;
 pub enum Permission {
     /// Leave ports and networks alone.
     Exclude,
-    /// Let connections from before the enrolment go on as they are.
+    /// Let connections from before the enrollment go on as they are.
     KeepExisting,
 }
 

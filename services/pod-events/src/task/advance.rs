@@ -18,13 +18,13 @@ use crate::{
 /// How often it is looked whether peers have been told that a pod leaves. Whoever tells them wakes the task, too.
 const ANNOUNCEMENT: Duration = Duration::from_secs(1);
 
-/// An enrolment that was interrupted is taken up by what interrupted it, or after this long.
+/// An enrollment that was interrupted is taken up by what interrupted it, or after this long.
 const INTERRUPTED: Duration = Duration::from_secs(5);
 
 /// The longest wait between two attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// How long an enrolment may take that no caller waits for. It is tried again.
+/// How long an enrollment may take that no caller waits for. It is tried again.
 const UNHURRIED: Duration = Duration::from_secs(15);
 
 impl Task {

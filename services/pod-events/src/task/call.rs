@@ -212,7 +212,7 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             let_through: false,
-            // An enrolment looks again.
+            // An enrollment looks again.
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             netns: call.netns.clone(),
             netns_id: None,

@@ -57,7 +57,7 @@ pub(super) const OURS: &[Key] = &[
         KEEP_EXISTING_CONNECTIONS,
         On::PodAnnotation,
         "truth value",
-        "lets connections from before the enrolment go on past ztunnel; needs the permission `keep-existing`",
+        "lets connections from before the enrollment go on past ztunnel; needs the permission `keep-existing`",
     ),
     row(
         REPAIR,
@@ -115,7 +115,7 @@ pub const EXCLUDE_INBOUND_PORTS: &str = "inpod.io/exclude-inbound-ports";
 /// Annotation on a pod: networks, with commas between them. Connections from them are not captured.
 pub const EXCLUDE_INBOUND_CIDRS: &str = "inpod.io/exclude-inbound-cidrs";
 
-/// Annotation on a pod, a truth value: connections from before its enrolment go on as they are.
+/// Annotation on a pod, a truth value: connections from before its enrollment go on as they are.
 pub const KEEP_EXISTING_CONNECTIONS: &str = "inpod.io/keep-existing-connections";
 
 /// On the ConfigMap by which nodes are left: when that was said.
