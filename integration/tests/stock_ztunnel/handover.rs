@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    io::ErrorKind,
     net::SocketAddr,
     thread,
     time::{Duration, Instant},
@@ -9,12 +10,13 @@ use std::{
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::PodState;
-use integration::{PATIENCE, Pod, Spec, ask, eventually};
+use integration::{PATIENCE, Pod, Spec, ask, connect, eventually, exchange, source_seen};
 use nix::sys::signal::Signal;
 
 use crate::{
     clients::{Attempt, Clients},
     flows::Flow,
+    loss::Loss,
     mesh::{FIRST, HBONE, Mesh, PORT},
 };
 
@@ -102,9 +104,34 @@ fn with_the_second_one_ready_first_no_new_connection_out_of_the_mesh_fails() {
 }
 
 #[test]
-#[ignore = "on a busy machine one of some 320 new connections fails in every second run, when the first one stops"]
+#[ignore = "ztunnel loses what its GOAWAY meets (README, limits): on a busy machine one of some 320 in every second run"]
 fn with_the_second_one_ready_first_no_new_connection_by_hbone_fails() {
     takes_over(|mesh| application(&mesh.server));
+}
+
+/// Once it has said GOAWAY it takes no stream out of a tunnel any more, and refuses none: `serve_connection` in
+/// src/proxy/h2/server.rs of ztunnel 1.30.3. Where this fails, see whether the limit in the README still stands.
+#[test]
+fn a_connection_that_crosses_the_goaway_of_a_ztunnel_that_stops_has_neither_an_answer_nor_an_end() {
+    let mesh = Mesh::new().unwrap();
+    let open = || connect(&mesh.client.netns, application(&mesh.server)).unwrap();
+    let (_, mut before) = source_seen(open()).unwrap();
+    let loss = Loss::begin(&mesh, &mesh.client, &mesh.server).unwrap();
+    let crossing = open();
+    loss.until_request().unwrap();
+    let came_back = loss.came_back().unwrap();
+    mesh.scene.node.signal(FIRST, Signal::SIGTERM).unwrap();
+    until_listeners(&mesh.server, 0);
+    eventually("it says GOAWAY", PATIENCE, || {
+        ensure!(loss.came_back()? > came_back, "nothing came back");
+        anyhow::Ok(())
+    })
+    .unwrap();
+    loss.end().unwrap();
+    exchange(&mut before, "a word").unwrap();
+    let error = source_seen(crossing).unwrap_err();
+    let kind = error.downcast_ref().map(std::io::Error::kind);
+    assert_eq!(kind, Some(ErrorKind::WouldBlock), "{error:#}");
 }
 
 #[test]

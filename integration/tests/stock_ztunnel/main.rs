@@ -16,6 +16,7 @@ mod flows;
 mod ztunnel_pod;
 
 mod handover;
+mod loss;
 mod mesh;
 mod names;
 mod refusals;

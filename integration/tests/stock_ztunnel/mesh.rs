@@ -124,6 +124,12 @@ impl Mesh {
         Ok((source, told))
     }
 
+    /// Runs nft on the node.
+    pub(crate) fn nft(&self, command: &[&str]) -> anyhow::Result<String> {
+        let netns = format!("--net={}", self.scene.node.netns().path().display());
+        run("nsenter", &[&[netns.as_str(), "nft"], command].concat())
+    }
+
     /// A pod of the mesh reaches another one by HBONE, over both families.
     pub(crate) fn reached_by_hbone(&self, from: &Pod, to: &Pod) -> anyhow::Result<()> {
         for (source, address) in from.addresses().into_iter().zip(to.addresses()) {
@@ -174,18 +180,13 @@ impl<'a> Wire<'a> {
             pod.veth
         );
         let wire = Self { mesh, pod };
-        wire.nft(&[&table])?;
+        mesh.nft(&[&table])?;
         Ok(wire)
-    }
-
-    fn nft(&self, command: &[&str]) -> anyhow::Result<String> {
-        let netns = format!("--net={}", self.mesh.scene.node.netns().path().display());
-        run("nsenter", &[&[netns.as_str(), "nft"], command].concat())
     }
 
     /// Packets to the HBONE port, and to the application's.
     pub(crate) fn packets(&self) -> anyhow::Result<(u64, u64)> {
-        let table = self.nft(&[
+        let table = self.mesh.nft(&[
             "list",
             "table",
             "netdev",
