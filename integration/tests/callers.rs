@@ -134,6 +134,39 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
 }
 
 #[test]
+fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
+    let made = Cgroups::new().and_then(|cgroups| Ok((cgroups.pod(UID)?, cgroups)));
+    let (cgroup, _cgroups) = match made {
+        Ok(made) => made,
+        Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
+    };
+    let node = Node::new().unwrap();
+    let pod = node.pod(Spec::new("debug")).unwrap();
+    let doctor = format!(
+        "{} --run-dir {} doctor; true",
+        integration::bin("inpod").unwrap().display(),
+        node.run_dir().display()
+    );
+    let of_netconfig = |told: &str| {
+        let is_it = |line: &&str| line.contains("SERVICE_SILENT netconfig:");
+        told.lines().find(is_it).map(str::to_owned)
+    };
+    for (peer, verdict) in [("uid", "ok"), ("cgroup:/nobody/is/here", "unknown")] {
+        node.start_for(peer, "netconfig").unwrap();
+        eventually("it serves", PATIENCE, || node.api().claims()).unwrap();
+        let told = in_pod(&cgroup, &pod, &doctor).unwrap();
+        let line = of_netconfig(&told).unwrap_or_else(|| panic!("{told}"));
+        assert!(line.trim_start().starts_with(verdict), "{line}");
+        assert_eq!(
+            line.contains("CALLER_REFUSED"),
+            verdict == "unknown",
+            "{line}"
+        );
+        node.stop("netconfig", Signal::SIGTERM).unwrap();
+    }
+}
+
+#[test]
 fn a_caller_whose_process_cannot_be_seen_is_refused() {
     let node = Node::new().unwrap();
     // A service that was not given the node's pids sees nobody.

@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf};
 
-use workload::Failure;
+use workload::{Failure, Reason};
 
 /// Why the program did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -89,5 +89,10 @@ impl AskError {
     /// Whether a service answered that it could not: it is there.
     pub(crate) fn is_failure(&self) -> bool {
         matches!(self, Self::Failed { .. })
+    }
+
+    /// Whether a service answered that it takes no call from this process.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Failed { failure, .. } if failure.reason == Reason::CallerRefused)
     }
 }

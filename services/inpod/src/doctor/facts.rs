@@ -98,6 +98,8 @@ pub(crate) struct Service {
     pub(crate) socket: Seen<Option<Inode>>,
     /// Whether it says that it is ready; why it did not answer.
     pub(crate) ready: Seen<bool>,
+    /// Whether it answered that it takes no call from this process.
+    pub(crate) refuses: bool,
     pub(crate) version: Seen<String>,
     /// From its metrics: those of pod-events say more in its status.
     pub(crate) conditions: BTreeMap<String, bool>,

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     ask::Node,
+    error::AskError,
     root::{Root, Seen},
     status,
 };
@@ -33,6 +34,7 @@ async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) ->
         name,
         directory: inode(root, &directory),
         ready: Err("there is no socket".to_owned()),
+        refuses: false,
         version: Err("there is no socket".to_owned()),
         conditions: BTreeMap::new(),
         process: Err("there is no socket".to_owned()),
@@ -46,6 +48,7 @@ async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) ->
         metrics(node, name),
         peer(root, node, name)
     );
+    service.refuses = ready.as_ref().is_err_and(AskError::is_refusal);
     service.ready = ready.map_err(|error| error.first_line());
     service.version = metrics.clone().and_then(|text| version(&text));
     service.conditions = metrics.map(|text| conditions(&text)).unwrap_or_default();

@@ -68,6 +68,7 @@ pub(super) fn healthy_service(pid: i32, name: &'static str) -> Service {
         directory: Ok(Some(inode(Kind::Directory, 0o700))),
         socket: Ok(Some(inode(Kind::Socket, 0o600))),
         ready: Ok(true),
+        refuses: false,
         version: Ok("1.2.3".to_owned()),
         conditions: BTreeMap::from([("backend".to_owned(), true), ("probe-set".to_owned(), true)]),
         process: Ok(Process {

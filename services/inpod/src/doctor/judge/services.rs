@@ -137,6 +137,11 @@ fn answer(service: &Service) -> Vec<Check> {
             let found = format!("{why}: it has stopped, or was taken off this node");
             return vec![Check::unknown(Code::ServiceSilent, name, found)];
         }
+        Err(why) if service.refuses => {
+            let found =
+                format!("{why}; run inpod as a process of the node itself, outside of every pod");
+            return vec![Check::unknown(Code::ServiceSilent, name, found)];
+        }
         Err(why) => return vec![Check::holds(Code::ServiceSilent, name, why)],
         Ok(ready) => ready,
     };

@@ -80,6 +80,22 @@ fn what_follows_from_a_service_that_is_away_is_not_told_as_a_failure_of_its_own(
     );
 }
 
+/// As from a debug pod.
+#[test]
+fn a_service_that_refuses_this_process_is_not_said_to_be_silent() {
+    let mut facts = healthy();
+    for refusing in &mut facts.services {
+        refusing.ready = Err("CALLER_REFUSED".to_owned());
+        refusing.refuses = true;
+    }
+    let checks = judge(&facts);
+    assert_eq!(wrong(&checks), []);
+    let unknown = checks
+        .iter()
+        .filter(|check| check.code == Code::ServiceSilent && check.verdict == Verdict::Unknown);
+    assert_eq!(unknown.count(), facts.services.len());
+}
+
 /// A node that has repair, too.
 fn with_repair() -> Facts {
     let mut facts = healthy();
