@@ -140,29 +140,26 @@ fn doctor_in_a_pod_says_that_services_refuse_it_and_not_that_they_are_silent() {
         Ok(made) => made,
         Err(error) => return assert!(is_alone(), "root may make cgroups: {error:#}"),
     };
-    let node = Node::new().unwrap();
+    let (node, strict) = (Node::running().unwrap(), Node::new().unwrap());
     let pod = node.pod(Spec::new("debug")).unwrap();
-    let doctor = format!(
-        "{} --run-dir {} doctor; true",
-        integration::bin("inpod").unwrap().display(),
-        node.run_dir().display()
-    );
-    let of_netconfig = |told: &str| {
-        let is_it = |line: &&str| line.contains("SERVICE_SILENT netconfig:");
-        told.lines().find(is_it).map(str::to_owned)
-    };
-    for (peer, verdict) in [("uid", "ok"), ("cgroup:/nobody/is/here", "unknown")] {
-        node.start_for(peer, "netconfig").unwrap();
-        eventually("it serves", PATIENCE, || node.api().claims()).unwrap();
+    strict
+        .start_for("cgroup:/nobody/is/here", "netconfig")
+        .unwrap();
+    eventually("it serves", PATIENCE, || strict.api().claims()).unwrap();
+    for (asked, verdict, is_refused) in [(&node, "ok", false), (&strict, "unknown", true)] {
+        let (program, run_dir) = (integration::bin("inpod").unwrap(), asked.run_dir());
+        let (program, run_dir) = (program.display(), run_dir.display());
+        let doctor = format!("{program} --run-dir {run_dir} doctor -o json || true");
         let told = in_pod(&cgroup, &pod, &doctor).unwrap();
-        let line = of_netconfig(&told).unwrap_or_else(|| panic!("{told}"));
-        assert!(line.trim_start().starts_with(verdict), "{line}");
-        assert_eq!(
-            line.contains("CALLER_REFUSED"),
-            verdict == "unknown",
-            "{line}"
-        );
-        node.stop("netconfig", Signal::SIGTERM).unwrap();
+        let told: serde_json::Value = serde_json::from_str(&told).unwrap();
+        let mut checks = told["checks"].as_array().unwrap().iter();
+        let is_it = |it: &&serde_json::Value| {
+            it["code"] == "SERVICE_SILENT" && it["subject"] == "netconfig"
+        };
+        let check = checks.find(is_it).unwrap();
+        assert_eq!(check["verdict"], verdict, "{check}");
+        let found = check["found"].as_str().unwrap();
+        assert_eq!(found.contains("CALLER_REFUSED"), is_refused, "{check}");
     }
 }
 
