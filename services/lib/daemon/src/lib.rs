@@ -6,6 +6,7 @@ mod cgroup;
 mod check;
 pub mod config;
 mod deadline;
+mod files;
 mod grpc;
 pub mod leave;
 mod log;
@@ -260,6 +261,7 @@ pub fn configure<C: DeserializeOwned>(
 fn prepare(service: Service, common: Common) -> anyhow::Result<Daemon> {
     // Whatever is created, nobody else may read it.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
+    files::raise();
     let directory = common.run_dir.join(service.name);
     uds::directory(&directory)?;
     let readiness = Readiness::default();
