@@ -47,7 +47,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         daemon.readiness().clone(),
         metrics.clone(),
     );
-    tokio::spawn(following);
+    tokio::spawn(daemon::vital("reload", following));
     if let Some(address) = config.metrics_address {
         let (conditions, text) = (daemon.readiness().clone(), Text(daemon.metrics().clone()));
         tokio::spawn(daemon::metrics::serve(address, conditions, text));

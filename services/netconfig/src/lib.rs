@@ -46,7 +46,7 @@ pub use sysctl::Sysctls;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use daemon::Daemon;
+use daemon::{Daemon, vital};
 use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer;
 use tokio::task::JoinSet;
 
@@ -112,10 +112,13 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let host = Arc::new(host.context("cannot open a netlink socket")?);
     let _guard = host.guard().context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(events::run(queue, reader.clone(), ears));
-    tasks.spawn(claims::sweep::run(Arc::clone(&claims), sweep));
-    tasks.spawn(host::follow::run(Arc::clone(&host), Arc::clone(&claims)));
-    tasks.spawn(netns_sock::serve(broker, claims, daemon.clone()));
+    tasks.spawn(vital("events", events::run(queue, reader.clone(), ears)));
+    let sweep = claims::sweep::run(Arc::clone(&claims), sweep);
+    tasks.spawn(vital("sweep", sweep));
+    let follows = host::follow::run(Arc::clone(&host), Arc::clone(&claims));
+    tasks.spawn(vital("host", follows));
+    let hands_over = netns_sock::serve(broker, claims, daemon.clone());
+    tasks.spawn(vital("netns.sock", hands_over));
     let handler = Handler::new(reader, netns_roots, writer, probe_sources, host, &daemon);
     let server = daemon.server();
     let server = server.add_service(NetconfigServiceServer::new(handler));

@@ -79,7 +79,7 @@ impl Away {
             waits: false,
         };
         away.look(true).await;
-        tokio::spawn(away.follow(changes));
+        tokio::spawn(daemon::vital("away", away.follow(changes)));
     }
 
     async fn follow(mut self, mut changes: watch::Receiver<Arc<Inventory>>) {

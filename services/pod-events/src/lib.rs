@@ -115,7 +115,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     Away::start(Arc::clone(&shared), known, told, metrics.clone()).await;
     let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
     let departure = Departure::new(&shared, &registry, &daemon, inheritance.closed());
-    tokio::spawn(departure.run());
+    tokio::spawn(daemon::vital("departure", departure.run()));
     keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
     let server = Server {
         registry,
@@ -177,9 +177,15 @@ fn keep_told(
     let broker = Sync::start(agents.clone(), known, told, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
     let telling = ztunnels::keep_told(agents.clone(), source.clone(), selector, broker);
-    tokio::spawn(telling);
-    tokio::spawn(follow_source(source.changes(), registry.clone()));
-    tokio::spawn(follow_health(source.health(), conditions.clone()));
+    tokio::spawn(daemon::vital("ztunnels", telling));
+    tokio::spawn(daemon::vital(
+        "source",
+        follow_source(source.changes(), registry.clone()),
+    ));
+    tokio::spawn(daemon::vital(
+        "health",
+        follow_health(source.health(), conditions.clone()),
+    ));
 }
 
 /// Tells whether the view of this node's pods is up to date.

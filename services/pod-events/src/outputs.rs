@@ -81,12 +81,8 @@ impl Outputs {
     fn to(client: Client, source: &Source, node: &NodeName) -> Self {
         let (letters, queue) = mpsc::channel(QUEUE);
         let counted = Counted::default();
-        tokio::spawn(events::send(
-            client.clone(),
-            node.clone(),
-            queue,
-            counted.clone(),
-        ));
+        let events = events::send(client.clone(), node.clone(), queue, counted.clone());
+        tokio::spawn(daemon::vital("events", events));
         Self(Some(Arc::new(Inner {
             client,
             source: source.clone(),
@@ -130,7 +126,7 @@ impl Outputs {
         );
         // Listens from now on: what changes before the driver has its first turn is not missed.
         let changes = shared.shown.changes();
-        tokio::spawn(driver.run(changes, taken_over));
+        tokio::spawn(daemon::vital("outputs", driver.run(changes, taken_over)));
     }
 
     /// Whether peers are told that the pod is not redirected: the API server has accepted that, or the pod is gone.

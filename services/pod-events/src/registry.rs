@@ -3,6 +3,7 @@
 mod inherited;
 mod looks;
 mod owners;
+mod replaced;
 mod seen;
 mod spooled;
 
@@ -130,6 +131,7 @@ impl Registry {
             Arc::clone(&view),
             sent,
         );
+        let of = key.clone();
         tasks.running.insert(
             key,
             Handle {
@@ -139,7 +141,7 @@ impl Registry {
             },
         );
         let registry = Arc::clone(&self.tasks);
-        tokio::spawn(task.run(receiver, move |key, is_idle, commands| {
+        let run = task.run(receiver, move |key, is_idle, commands| {
             // Commands are sent under the same lock: none can slip in between the look and the end.
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
             let finished = is_idle && commands.is_empty();
@@ -147,7 +149,8 @@ impl Registry {
                 tasks.remember(key.clone(), handle.view());
             }
             finished
-        }));
+        });
+        self.keep(of, run);
     }
 
     /// Asks a pod's task, which is started where there is none.

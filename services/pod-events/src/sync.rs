@@ -66,30 +66,22 @@ impl Sync {
         conditions.require(IN_STEP, "neither netconfig nor ztunnel-broker was seen yet");
         let (netconfig_run, netconfig) = watch::channel(None);
         let (broker_run, broker) = watch::channel(None);
-        tokio::spawn(follow_netconfig(
-            agents.clone(),
-            registry.clone(),
-            conditions.clone(),
-            netconfig_run,
-        ));
-        tokio::spawn(follow_broker(
-            agents.clone(),
-            conditions.clone(),
-            broker_run,
-        ));
-        tokio::spawn(
-            Self {
-                agents,
-                registry,
-                conditions,
-                synced,
-                netconfig,
-                broker: broker.clone(),
-                inheritance,
-                source,
-            }
-            .run(),
-        );
+        let (told, known) = (conditions.clone(), registry.clone());
+        let follows = follow_netconfig(agents.clone(), known, told, netconfig_run);
+        tokio::spawn(daemon::vital("netconfig", follows));
+        let follows = follow_broker(agents.clone(), conditions.clone(), broker_run);
+        tokio::spawn(daemon::vital("ztunnel-broker", follows));
+        let sync = Self {
+            agents,
+            registry,
+            conditions,
+            synced,
+            netconfig,
+            broker: broker.clone(),
+            inheritance,
+            source,
+        };
+        tokio::spawn(daemon::vital("sync", sync.run()));
         broker
     }
 

@@ -51,7 +51,7 @@ impl Enrollments {
             conditions,
         };
         let client = PodEventsServiceClient::new(channel).max_decoding_message_size(LONGEST);
-        tokio::spawn(listener.run(client));
+        tokio::spawn(daemon::vital("enrollments", listener.run(client)));
         Self { words, changes }
     }
 

@@ -38,7 +38,10 @@ impl Events {
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let recorder = Recorder::new(client, kubernetes::reporter(REPORTER, node));
-        tokio::spawn(send(recorder, waiting, metrics.clone()));
+        tokio::spawn(daemon::vital(
+            "events",
+            send(recorder, waiting, metrics.clone()),
+        ));
         Self { queue, metrics }
     }
 

@@ -99,7 +99,10 @@ impl Pods {
             changes: sender,
             conditions,
         };
-        tokio::spawn(follower.run(Api::all(client), wanted));
+        tokio::spawn(daemon::vital(
+            "pods",
+            follower.run(Api::all(client), wanted),
+        ));
         Self { known, changes }
     }
 

@@ -84,7 +84,7 @@ pub fn read(file: &Path, marker: &Marker) -> Result<Option<Leave>, String> {
 pub fn follow(file: PathBuf, marker: Marker) -> watch::Receiver<Option<Leave>> {
     let first = read(&file, &marker).unwrap_or_default();
     let (sender, receiver) = watch::channel(first);
-    tokio::spawn(async move {
+    let follows = async move {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut problem = None;
@@ -101,7 +101,8 @@ pub fn follow(file: PathBuf, marker: Marker) -> watch::Receiver<Option<Leave>> {
             }
             problem = said.err();
         }
-    });
+    };
+    tokio::spawn(crate::vital("leave", follows));
     receiver
 }
 

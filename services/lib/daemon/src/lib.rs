@@ -21,6 +21,7 @@ mod readiness;
 mod shutdown;
 mod trace;
 pub mod uds;
+mod vital;
 
 pub use cgroup::containers;
 pub use config::{Key, list};
@@ -32,6 +33,7 @@ pub use otlp::{part, tell};
 pub use readiness::{Condition, Readiness};
 pub use shutdown::Shutdown;
 pub use trace::{TRACEPARENT, Trace};
+pub use vital::vital;
 
 use std::{
     ffi::OsString,

@@ -66,7 +66,10 @@ pub(super) async fn watch(
     let (reread, requests) = mpsc::channel(16);
     let mut ticks = interval(check);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tokio::spawn(follower.follow(ticks, requests, sender));
+    tokio::spawn(daemon::vital(
+        "manifests",
+        follower.follow(ticks, requests, sender),
+    ));
     Ok((inventory, reread))
 }
 
