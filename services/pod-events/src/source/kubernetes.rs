@@ -107,7 +107,7 @@ where
     match told {
         Told::Listing => layer.begin_list(),
         Told::Listed(objects) => objects.into_iter().for_each(|it| layer.list(seen(it))),
-        Told::Whole => layer.finish_list(),
+        Told::Whole(at) => layer.finish_list(at),
         Told::Resumed => layer.resume(),
         Told::Applied(object) => layer.apply(seen(object)),
         Told::Deleted(object) => layer.delete(seen(object)),

@@ -2,7 +2,10 @@
 //!
 //! A watch that ends is taken up where it stood, without a list: that is what bookmarks are for, and what keeps a server
 //! that was restarted from being asked for everything by every node at once. A list is made where the server has
-//! forgotten that place (410), where an event cannot be read, and where a watch was silent for longer than it may last.
+//! forgotten that place (410), where an event cannot be read, where a watch was silent for longer than it may last, and
+//! where the server's store was put back to what it was before that place. A watch from there is no error (Kubernetes
+//! 1.34): it tells nothing until the store has come there again. So after one that told nothing in all its time the server
+//! is asked how far it is.
 
 use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
@@ -51,8 +54,8 @@ pub(super) enum Told<K> {
     Listing,
     /// The list names objects.
     Listed(Vec<K>),
-    /// The list is whole.
-    Whole,
+    /// The list is whole, and shows what there was at this version.
+    Whole(u64),
     /// A watch goes on where the last one ended.
     Resumed,
     /// An object is there, or says something else.
@@ -64,6 +67,7 @@ pub(super) enum Told<K> {
 }
 
 /// Why a watch is over.
+#[derive(Debug)]
 enum End {
     /// Its time was over, or its connection broke: it goes on where it stood.
     Renewed,
@@ -167,7 +171,7 @@ where
                 let version = page.metadata.resource_version;
                 let none = || End::Forgotten("the API server gives a list no version".to_owned());
                 let version = version.filter(|text| !text.is_empty()).ok_or_else(none)?;
-                self.tell(Told::Whole);
+                self.tell(Told::Whole(super::version(Some(&version))));
                 self.version = Some(version.clone());
                 return Ok(version);
             }
@@ -177,6 +181,8 @@ where
     async fn watch(&mut self, version: String) -> End {
         let mut silences = self.pulse.silences();
         let lasts = WATCH_SECONDS - fastrand::u32(..WATCH_SECONDS / 4);
+        let over = Instant::now() + Duration::from_secs(lasts.into());
+        let mut has_told = false;
         let params = WatchParams {
             field_selector: self.fields.clone(),
             timeout: Some(lasts),
@@ -200,15 +206,38 @@ where
                 Err(_) => {
                     End::Forgotten("a watch was silent for longer than it may last".to_owned())
                 }
+                Ok(None) if !has_told && Instant::now() >= over => {
+                    self.whether_put_back(&version).await
+                }
                 Ok(None) => End::Renewed,
                 Ok(Some(Err(error))) => End::of(&error),
                 Ok(Some(Ok(event))) => match self.take(event) {
                     Some(end) => end,
-                    None => continue,
+                    None => {
+                        has_told = true;
+                        continue;
+                    }
                 },
             };
             return end;
         }
+    }
+
+    /// Whether the server's store is still at a watch's place or beyond. One object of all is listed, of any node: with
+    /// it comes the version, and a server that looks for one node's pods would look through many.
+    async fn whether_put_back(&self, place: &str) -> End {
+        let any = ListParams::default().limit(1);
+        let Ok(page) = answered(self.api.list_metadata(&any)).await else {
+            return End::Renewed;
+        };
+        let at = page.metadata.resource_version.unwrap_or_default();
+        let numbers = (at.parse::<u64>(), place.parse::<u64>());
+        if matches!(numbers, (Ok(at), Ok(place)) if at < place) {
+            return End::Forgotten(format!(
+                "the API server is at version {at}, and told of {place} before: its store was put back"
+            ));
+        }
+        End::Renewed
     }
 
     /// Takes an event in, unless that is the end.
@@ -258,34 +287,4 @@ fn by_chance(wait: Duration) -> Duration {
 }
 
 #[cfg(test)]
-mod tests {
-    use kube::core::Status;
-
-    use super::*;
-
-    #[test]
-    fn a_wait_is_between_a_half_and_the_whole_and_not_always_the_same() {
-        let waits: Vec<_> = (0..100).map(|_| by_chance(STEADY)).collect();
-        assert!(
-            waits
-                .iter()
-                .all(|wait| (STEADY / 2..=STEADY).contains(wait))
-        );
-        assert!(waits.iter().any(|wait| *wait != waits[0]));
-    }
-
-    #[test]
-    fn only_a_refusal_of_the_place_itself_makes_a_list_needed() {
-        let forgets = |code| {
-            let status = Status::failure("why", "Reason").with_code(code);
-            matches!(
-                End::of(&kube::Error::Api(status.boxed())),
-                End::Forgotten(_)
-            )
-        };
-        assert!([400, 404, 410].into_iter().all(forgets));
-        assert!(![401, 403, 429, 502, 503].into_iter().any(forgets));
-        let gone = kube::Error::ReadEvents(std::io::ErrorKind::ConnectionReset.into());
-        assert!(matches!(End::of(&gone), End::Lost(_)));
-    }
-}
+mod tests;

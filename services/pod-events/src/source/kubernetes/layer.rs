@@ -117,9 +117,13 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Layer<K, V> {
         }
     }
 
-    /// The list is whole.
-    pub(super) fn finish_list(&mut self) {
+    /// The list is whole, and shows what there was at a version.
+    pub(super) fn finish_list(&mut self, at: u64) {
         let mut list = mem::replace(&mut self.list, List::new());
+        let at = list.told.max(at);
+        if at < self.told {
+            self.begin_anew();
+        }
         for (key, asked) in &mut self.asked {
             asked.beneath = list.objects.get(key).cloned();
             if let Some(value) = self.known.get(key) {
@@ -130,7 +134,15 @@ impl<K: Ord + Hash + Clone, V: Clone + PartialEq> Layer<K, V> {
         self.news.gaps |= self.unusable != list.unusable;
         self.unusable = list.unusable;
         self.come_to(Progress::InSync);
-        self.tell(list.told);
+        self.tell(at);
+    }
+
+    /// The server's store was put back to what it was earlier: versions that were told or asked for are of what never
+    /// was, and would be above whatever there is for long.
+    fn begin_anew(&mut self) {
+        self.told = 0;
+        self.asked.clear();
+        self.by_version.clear();
     }
 
     /// The watch shows an object. One that cannot be used keeps what it said before.

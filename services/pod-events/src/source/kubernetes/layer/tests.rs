@@ -22,7 +22,7 @@ fn layer() -> Layer<&'static str, u32> {
     layer.begin_list();
     layer.list(seen("a", 4, 1));
     layer.list(seen("b", 10, 1));
-    layer.finish_list();
+    layer.finish_list(10);
     layer
 }
 
@@ -42,7 +42,7 @@ fn nothing_of_a_list_is_known_before_it_is_whole() {
         (known(&layer), layer.progress()),
         (vec![], &Progress::Listing)
     );
-    layer.finish_list();
+    layer.finish_list(4);
     assert_eq!(
         (known(&layer), layer.progress()),
         (vec![("a", 1)], &Progress::InSync)
@@ -60,7 +60,7 @@ fn a_second_list_replaces_the_first_at_once_and_one_that_breaks_off_changes_noth
     layer.list(seen("d", 13, 1));
     assert_eq!(known(&layer), [("a", 1), ("b", 1)]);
     assert_eq!(layer.progress(), &Progress::Lost("gone".to_owned()));
-    layer.finish_list();
+    layer.finish_list(13);
     assert_eq!(known(&layer), [("d", 1)]);
     assert_eq!(layer.progress(), &Progress::InSync);
 }
@@ -94,7 +94,7 @@ fn what_changes_nothing_is_not_told() {
     for (key, value) in [("b", 1), ("a", 2)] {
         layer.list(seen(key, 14, value));
     }
-    layer.finish_list();
+    layer.finish_list(14);
     assert_eq!(layer.news(), told(false, true));
 }
 
@@ -150,10 +150,40 @@ fn a_list_below_what_was_asked_for_leaves_it_the_later_word_and_is_known_beneath
     layer.begin_list();
     layer.list(seen("a", 12, 3));
     layer.list(seen("b", 10, 1));
-    layer.finish_list();
+    layer.finish_list(12);
     assert_eq!(known(&layer), [("a", 2), ("b", 1)]);
     layer.unlearn(&"a");
     assert_eq!(known(&layer), [("a", 3), ("b", 1)]);
+}
+
+#[test]
+fn after_a_list_what_is_not_above_it_is_not_the_later_word() {
+    let mut layer = layer();
+    layer.learn("a", 12, 2);
+    layer.begin_list();
+    layer.list(seen("b", 10, 1));
+    // "a" was deleted at 13.
+    layer.finish_list(14);
+    layer.learn("a", 13, 2);
+    assert_eq!(known(&layer), [("b", 1)]);
+    layer.learn("a", 15, 3);
+    assert_eq!(known(&layer), [("a", 3), ("b", 1)]);
+}
+
+#[test]
+fn a_list_of_a_server_that_was_put_back_is_the_last_word_on_all_and_is_followed_by_others() {
+    let mut layer = layer();
+    layer.apply(seen("b", 5000, 7));
+    layer.learn("c", 5001, 7);
+    layer.begin_list();
+    layer.list(seen("a", 4, 1));
+    layer.finish_list(11);
+    assert_eq!(known(&layer), [("a", 1)]);
+    layer.learn("d", 12, 1);
+    assert_eq!(known(&layer), [("a", 1), ("d", 1)]);
+    layer.apply(seen("d", 13, 2));
+    assert_eq!(known(&layer), [("a", 1), ("d", 2)]);
+    assert_eq!(layer.unconfirmed(), [""; 0]);
 }
 
 #[test]
@@ -229,7 +259,7 @@ fn cost_in(objects: u32) -> u32 {
     let mut layer = Layer::new();
     layer.begin_list();
     (0..objects).for_each(|key| layer.list(seen(key, 1, 0)));
-    layer.finish_list();
+    layer.finish_list(1);
     let mut before = layer.known().clone();
     let mut told = |layer: &Layer<Counted, Counted>| {
         let now = layer.known().clone();
