@@ -192,25 +192,37 @@ struct Late<'a> {
 impl Effects for Late<'_> {
     async fn settle(&mut self, event: Event) -> Settled {
         let name = event.name();
-        let settled = match event {
+        let settled = if matches!(event, Event::Admitted(..)) && is_disabled(self.state_dir) {
+            // What the kill switch let through stays outside as long as it is set. Nothing that the source shows
+            // settles it, and a node may be left so for long.
+            Settled::Later("inpod is disabled on this node".to_owned())
+        } else {
+            let settled = self.tell(event).await;
+            self.waits |= matches!(settled, Settled::Later(_));
+            settled
+        };
+        self.metrics.spooled(name, &settled);
+        settled
+    }
+}
+
+impl Late<'_> {
+    async fn tell(&mut self, event: Event) -> Settled {
+        match event {
             Event::Ended(sandbox) => {
                 let owner = self.registry.owner(&sandbox);
                 let settled = self.registry.ended(&sandbox).await;
                 self.touched.extend(owner);
                 settled
             }
-            // What the kill switch let through stays outside as long as it is set.
-            Event::Admitted(..) if is_disabled(self.state_dir) => {
-                Settled::Later("inpod is disabled on this node".to_owned())
-            }
             Event::Admitted(key, admitted) => {
                 let settled = self.registry.admitted(&key, *admitted).await;
                 self.touched.insert(key);
                 settled
             }
-        };
-        self.waits |= matches!(settled, Settled::Later(_));
-        self.metrics.spooled(name, &settled);
-        settled
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! The spool, read in the order of its writing. A file goes when its effect is checkpointed.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -87,7 +87,7 @@ pub(super) async fn settle(
     boot_id: &str,
     effects: &mut impl Effects,
 ) -> Result<(), String> {
-    let mut waiting = BTreeSet::new();
+    let mut waiting = Waiting::new();
     let mut result = Ok(());
     for path in files(directory).map_err(|error| failed(directory, &error))? {
         let done = match read(&path, boot_id) {
@@ -101,19 +101,28 @@ pub(super) async fn settle(
     result
 }
 
+/// The sandboxes that wait, each with the file of its admission if that is all that waits of it.
+type Waiting = BTreeMap<SandboxRef, Option<PathBuf>>;
+
 async fn settle_one(
     path: &Path,
     event: Event,
-    waiting: &mut BTreeSet<SandboxRef>,
+    waiting: &mut Waiting,
     effects: &mut impl Effects,
 ) -> io::Result<()> {
     let (sandbox, event_name) = (event.sandbox().clone(), event.name());
-    if waiting.contains(&sandbox) {
-        return Ok(());
-    }
+    let is_end = matches!(event, Event::Ended(_));
+    let admission = match waiting.get(&sandbox) {
+        Some(Some(admission)) if is_end => Some(admission.clone()),
+        Some(_) => return Ok(()),
+        None => None,
+    };
     match effects.settle(event).await {
         Settled::Done => {
             tracing::info!(%sandbox, event = event_name, "Made up for what was missed");
+            waiting.remove(&sandbox);
+            // What has ended needs no admission any more; its end alone would be harmless.
+            admission.map_or(Ok(()), |admission| remove(&admission))?;
             remove(path)
         }
         Settled::Dropped(why) => {
@@ -122,7 +131,7 @@ async fn settle_one(
         }
         Settled::Later(why) => {
             tracing::debug!(%sandbox, event = event_name, why, "Not yet");
-            waiting.insert(sandbox);
+            waiting.insert(sandbox, (!is_end).then(|| path.to_owned()));
             Ok(())
         }
     }

@@ -21,6 +21,9 @@ impl Effects for Told {
         self.left.push(names(&self.directory).len());
         match id.as_str() {
             "late" => Settled::Later("not yet".to_owned()),
+            "hidden" if matches!(event, Event::Admitted(..)) => {
+                Settled::Later("not shown".to_owned())
+            }
             "odd" => Settled::Dropped("no such pod".to_owned()),
             _ => Settled::Done,
         }
@@ -109,12 +112,47 @@ async fn a_file_goes_after_its_effect_and_before_the_next_one() {
 #[tokio::test]
 async fn what_must_wait_stays_and_holds_up_its_own_sandbox_alone() {
     let mut scene = Scene::new(&[
-        entry(SpooledVerb::Add, "late", 1),
-        entry(SpooledVerb::Del, "late", 2),
-        entry(SpooledVerb::Del, "a", 3),
+        entry(SpooledVerb::Del, "late", 1),
+        entry(SpooledVerb::Add, "late", 2),
+        entry(SpooledVerb::Del, "late", 3),
+        entry(SpooledVerb::Del, "a", 4),
     ]);
     scene.settle().await.unwrap();
-    assert_eq!(scene.told.events, ["late admitted", "a ended"]);
+    assert_eq!(scene.told.events, ["late ended", "a ended"]);
+    assert_eq!(names(&scene.directory()).len(), 3);
+}
+
+#[tokio::test]
+async fn an_admission_that_waits_goes_with_the_end_of_its_sandbox() {
+    let mut scene = Scene::new(&[
+        entry(SpooledVerb::Add, "hidden", 1),
+        entry(SpooledVerb::Del, "a", 2),
+        entry(SpooledVerb::Del, "hidden", 3),
+        entry(SpooledVerb::Add, "hidden", 4),
+    ]);
+    scene.settle().await.unwrap();
+    let told = [
+        "hidden admitted",
+        "a ended",
+        "hidden ended",
+        "hidden admitted",
+    ];
+    assert_eq!(scene.told.events, told);
+    let left = names(&scene.directory());
+    assert!(
+        left.len() == 1 && left[0].starts_with("0000000000000004-"),
+        "{left:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_admission_waits_on_with_an_end_that_has_to_wait() {
+    let mut scene = Scene::new(&[
+        entry(SpooledVerb::Add, "late", 1),
+        entry(SpooledVerb::Del, "late", 2),
+    ]);
+    scene.settle().await.unwrap();
+    assert_eq!(scene.told.events, ["late admitted", "late ended"]);
     assert_eq!(names(&scene.directory()).len(), 2);
 }
 
