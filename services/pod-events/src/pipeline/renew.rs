@@ -2,7 +2,7 @@
 
 use workload::Failure;
 
-use super::{Pipeline, soon};
+use super::{Pipeline, Stop, soon};
 use crate::{
     checkpoint::{Intent, Record},
     timeline::Timeline,
@@ -31,11 +31,13 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// As the broker says. The workload may not be in the desired set then: to be called again until it succeeds.
+    /// As the broker says, or with a passing reason when something else comes first: the wait for a ztunnel is given up
+    /// then. The workload may not be in the desired set: to be called again until it succeeds.
     pub async fn hand_over_again(
         &self,
         record: &mut Record,
         log: &mut Timeline,
+        stop: impl Future<Output = Stop> + Send,
     ) -> Result<(), Failure> {
         let broker = self.broker()?;
         let began = tokio::time::Instant::now();
@@ -48,8 +50,14 @@ impl Pipeline {
             .remove_workload(&broker, sandbox, removal, soon(5))
             .await?;
         let workload = super::workload_of(record);
-        agents.add_workload(&broker, &workload, soon(15)).await?;
+        tokio::select! {
+            added = agents.add_workload(&broker, &workload, soon(15)) => added?,
+            stop = stop => return Err(stop.into()),
+        }
         log.note_since("acknowledged by ztunnel once more", began);
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

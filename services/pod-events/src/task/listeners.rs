@@ -7,7 +7,7 @@ use inpod_proto::types::v1 as types;
 use tokio::time::Instant;
 use workload::Failure;
 
-use super::Task;
+use super::{Task, interrupt};
 use crate::{
     checkpoint::{Intent, Record},
     drift::Kind,
@@ -55,6 +55,7 @@ impl Task {
     }
 
     async fn restore_listeners(&mut self) -> Result<(), Failure> {
+        let stop = interrupt::firm(self.sent.clone(), self.seen);
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
@@ -71,7 +72,9 @@ impl Task {
         tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, ports = ?lost, "ztunnel does not listen any more");
         self.timeline
             .note(format!("ztunnel does not listen on {lost:?} any more"));
-        pipeline.hand_over_again(record, &mut self.timeline).await?;
+        pipeline
+            .hand_over_again(record, &mut self.timeline, stop)
+            .await?;
         self.mended(Kind::ListenerLost);
         Ok(())
     }
