@@ -194,9 +194,13 @@ impl Checkpoint {
     pub fn write(&self, record: &Record) -> Result<(), CheckpointError> {
         let path = self.path(&record.sandbox);
         let temporary = path.with_extension("tmp");
-        fs::write(&temporary, file::render(record, &self.boot_id))
-            .map_err(failed("write", &temporary))?;
-        fs::rename(&temporary, &path).map_err(failed("write", &path))
+        let written = fs::write(&temporary, file::render(record, &self.boot_id))
+            .and_then(|()| fs::rename(&temporary, &path));
+        if written.is_err() {
+            // A full file system gets back what a part of the file took; the first error is the one to tell.
+            let _ignored = fs::remove_file(&temporary);
+        }
+        written.map_err(failed("write", &path))
     }
 
     /// Forgets a sandbox; one that is unknown succeeds.

@@ -40,6 +40,21 @@ fn what_was_written_is_read_back() {
 }
 
 #[test]
+fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_stays() {
+    let (dir, checkpoint) = checkpoint();
+    let [known, refused] = ["c1", "c2"].map(record);
+    checkpoint.write(&known).unwrap();
+    // In the way of the rename, which comes last.
+    fs::create_dir(checkpoint.path(&refused.sandbox)).unwrap();
+    checkpoint.write(&refused).unwrap_err();
+    let files = fs::read_dir(dir.path().join("pods")).unwrap();
+    let files = files.filter(|file| file.as_ref().unwrap().file_type().unwrap().is_file());
+    assert_eq!(files.count(), 1);
+    let path = checkpoint.path(&known.sandbox);
+    assert!(file::parse(&fs::read(path).unwrap(), &checkpoint.boot_id).is_ok());
+}
+
+#[test]
 fn what_was_let_through_what_a_runtime_calls_it_and_what_it_asks_for_is_read_back() {
     let (_dir, checkpoint) = checkpoint();
     let record = Record {
