@@ -15,7 +15,7 @@ use crate::{
     backend::{Backend, BackendError, Change, Observed},
     error::{ApplyError, VerifyError},
     family::Family,
-    inspect,
+    inspect::{self, Connections},
     iptables::Programs,
     link::{Link, ReachError},
     netlink::KernelError,
@@ -263,8 +263,9 @@ fn forward(
     tag: &Tag,
     undo: &mut Undo,
 ) -> Result<(), ApplyError> {
+    let mut left = Connections::default();
     for step in steps {
-        take(link, plan, step, tag, undo)?;
+        take(link, plan, step, tag, undo, &mut left)?;
     }
     if plan.needs_address() {
         link.routes.until_led()?;
@@ -282,6 +283,7 @@ fn take(
     step: &Step,
     tag: &Tag,
     undo: &mut Undo,
+    left: &mut Connections,
 ) -> Result<(), ApplyError> {
     match step {
         Step::Migrate => {
@@ -299,8 +301,11 @@ fn take(
             write(link, &plan.first(), change, tag, &seen)?;
             undo.begun = true;
         }
-        Step::ForgetStrangers(families) => link.nftables.forget_strangers(families)?,
-        Step::Settle => inspect::settle(link.netns, &link.proxies(&plan.tables)),
+        Step::ForgetStrangers(families) => {
+            let carried = carried(link, plan);
+            link.nftables.forget_strangers(families, &carried)?;
+        }
+        Step::Settle => *left = inspect::settle(link.netns, &link.proxies(&plan.tables)),
         Step::Write(change) => {
             undo.rewritten = true;
             let seen = if undo.begun {
@@ -310,7 +315,10 @@ fn take(
             };
             write(link, plan, change, tag, &seen)?;
         }
-        Step::ForgetBefore => link.nftables.forget_from_before()?,
+        Step::ForgetBefore(families) => {
+            let carried = carried(link, plan);
+            link.nftables.forget_from_before(families, left, &carried)?;
+        }
         Step::Clear(backend, change) => {
             if !undo.cleared {
                 read_back(link, plan)?;
@@ -323,6 +331,15 @@ fn take(
         Step::ForgetNames(led) => link.nftables.forget_names(led)?,
     }
     Ok(())
+}
+
+/// Those that cannot be seen are none.
+fn carried(link: &Link<'_>, plan: &Plan) -> Connections {
+    let carried = inspect::carried(link.netns, &link.proxies(&plan.tables));
+    carried.unwrap_or_else(|error| {
+        tracing::warn!(%error, "Connections of ztunnel or a sidecar may be cut");
+        Connections::default()
+    })
 }
 
 /// The kernel says that the network is down, and means the interface that the route leads to.

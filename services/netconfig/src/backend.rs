@@ -123,12 +123,23 @@ impl Observed {
         self.tables.is_empty() && self.incumbent.is_empty()
     }
 
-    /// Whether rules of ours or the incumbent's see connections of a family begin. The incumbent's are of a family as
-    /// the jumps to them are; its tables of nf_tables, to which none leads, are of both.
-    pub(crate) fn sees(&self, family: Family) -> bool {
-        let mut ours = self.tables.iter();
+    /// Whether rules of ours or the incumbent's capture connections of a family when they begin. Not those that take the
+    /// place of capture while a pod is withdrawn, nor what is left of ones that were torn out.
+    pub(crate) fn captures(&self, family: Family) -> bool {
+        let mut ours = self.tables.iter().map(|found| &found.table);
+        ours.any(|table| table.family.has(family) && table.captures())
+            || self.has_others(&self.incumbent, family)
+    }
+
+    /// The same of rules of Istio's sidecar installer.
+    pub(crate) fn captures_for_sidecar(&self, family: Family) -> bool {
+        self.has_others(&self.sidecar, family)
+    }
+
+    /// What Istio left is of a family as the jumps to it are; its tables of nf_tables, to which none leads, are of both.
+    fn has_others(&self, names: &[String], family: Family) -> bool {
         let is_led = || self.jumps.is_empty() || self.jumps.iter().any(|it| it.table.0.has(family));
-        ours.any(|it| it.table.family.has(family)) || (!self.incumbent.is_empty() && is_led())
+        !names.is_empty() && is_led()
     }
 
     /// Our tables.

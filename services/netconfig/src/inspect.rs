@@ -2,6 +2,7 @@
 
 mod address;
 mod cgroup;
+mod connections;
 mod diag;
 mod flows;
 mod listeners;
@@ -11,6 +12,7 @@ mod tcp;
 
 pub use address::addresses;
 pub(crate) use address::all_addresses;
+pub(crate) use connections::{Connections, carried};
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
     PROC, is_alive, is_inhabited, look_at_process, parse_stat, process_directories, walks,

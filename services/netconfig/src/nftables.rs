@@ -21,6 +21,7 @@ use crate::{
     backend::{BackendError, Change, Observed, RuleBackend},
     conntrack,
     family::Family,
+    inspect::Connections,
     netlink::{KernelError, Socket},
     rules::{Ruleset, Table, ambient::TABLES},
 };
@@ -79,14 +80,25 @@ impl Nftables {
         conntrack::forget_names(&mut self.socket, led)
     }
 
-    /// Deletes what connection tracking knows of connections that no rules of ours are there for.
-    pub(crate) fn forget_strangers(&mut self, families: &[Family]) -> Result<(), KernelError> {
-        conntrack::forget_strangers(&mut self.socket, families)
+    /// Deletes what connection tracking knows of connections that no rules of ours are there for, but for those that
+    /// are carried.
+    pub(crate) fn forget_strangers(
+        &mut self,
+        families: &[Family],
+        carried: &Connections,
+    ) -> Result<(), KernelError> {
+        conntrack::forget_strangers(&mut self.socket, families, carried)
     }
 
-    /// Deletes what connection tracking knows of connections that were there before it was.
-    pub(crate) fn forget_from_before(&mut self) -> Result<(), KernelError> {
-        conntrack::forget_from_before(&mut self.socket)
+    /// Deletes what connection tracking knows of connections that were there before it was, and of those that are left,
+    /// but for those that are carried.
+    pub(crate) fn forget_from_before(
+        &mut self,
+        families: &[Family],
+        left: &Connections,
+        carried: &Connections,
+    ) -> Result<(), KernelError> {
+        conntrack::forget_from_before(&mut self.socket, families, left, carried)
     }
 
     /// Deletes what connection tracking knows of connections that ztunnel took on or opened.

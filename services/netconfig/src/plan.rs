@@ -82,10 +82,16 @@ impl State {
         self.seen.iter().any(|(_, seen)| !seen.is_empty())
     }
 
-    /// Whether connections of a family are seen when they begin, by rules of anybody's, those of Istio's sidecar
+    /// Whether connections of a family are captured when they begin, by rules of anybody's, those of Istio's sidecar
     /// installer left out. iptables' tables are of one family each, and the kernel tracks those alone.
-    fn sees(&self, family: Family) -> bool {
-        self.seen.iter().any(|(_, seen)| seen.sees(family))
+    fn captures(&self, family: Family) -> bool {
+        self.seen.iter().any(|(_, seen)| seen.captures(family))
+    }
+
+    /// The same of rules of Istio's sidecar installer.
+    fn captures_for_sidecar(&self, family: Family) -> bool {
+        let mut seen = self.seen.iter().map(|(_, seen)| seen);
+        seen.any(|seen| seen.captures_for_sidecar(family))
     }
 
     /// Whether rules of ours capture only what begins.

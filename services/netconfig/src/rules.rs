@@ -161,6 +161,13 @@ impl Table {
         rules.any(|rule| rule.0.iter().any(&holds))
     }
 
+    /// Whether packets that enter it are captured, some of them.
+    pub(crate) fn captures(&self) -> bool {
+        let captures = |rule: &Rule| rule.0.iter().any(Expr::captures);
+        let mut entered = self.chains.iter().filter(|chain| chain.base.is_some());
+        entered.any(|chain| chain.rules.iter().any(captures))
+    }
+
     /// Which table it is.
     pub(crate) fn id(&self) -> (TableFamily, String) {
         (self.family, self.name.clone())

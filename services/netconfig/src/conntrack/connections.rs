@@ -1,12 +1,13 @@
 //! Entries of TCP connections that must not outlive the rules that they were made under.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use netlink_bindings::conntrack::IterableConntrackAttrs;
+use netlink_bindings::conntrack::{IterableConntrackAttrs, Nfgenmsg};
 
 use super::{family_of, forget};
 use crate::{
     family::Family,
+    inspect::Connections,
     marks::{OF_PROXY, TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
     netlink::{KernelError, Socket},
 };
@@ -21,27 +22,38 @@ const TCP: u8 = 6;
 /// where that was no SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of that name does not set it.
 const BE_LIBERAL: u8 = 0x08;
 
-/// Deletes what is known of connections of families that no rules of ours are there for: what is left of an earlier
-/// enrollment, and would pass for it a new connection of the same ports, or what others have tracked. Not what others
-/// translate, nor what the pod says to itself.
+/// Deletes what is known of connections of families that no rules capture: what is left of an earlier enrolment, and would
+/// pass for it a new connection of the same ports, what others have tracked, and what began meanwhile. Not what others
+/// translate, nor what the pod says to itself, nor what ztunnel or a sidecar's proxy carries: where its other end spoke
+/// first it would be captured.
 pub(crate) fn forget_strangers(
     socket: &mut Socket,
     families: &[Family],
+    carried: &Connections,
 ) -> Result<(), KernelError> {
     forget(socket, |header, attributes| {
-        let status = attributes.get_status();
-        family_of(header).is_some_and(|family| families.contains(&family))
-            && is_tcp(attributes)
-            && status.is_ok_and(|status| status & TRANSLATED == 0)
+        is_of(header, families)
+            && is_untranslated(attributes)
             && !is_loopback(attributes).unwrap_or(false)
+            && !is_among(attributes, carried)
     })
 }
 
-/// Deletes the entries of connections that were there before connection tracking was: their next packet is once more
-/// the first that is seen, and meets the rules.
-pub(crate) fn forget_from_before(socket: &mut Socket) -> Result<(), KernelError> {
-    forget(socket, |_, attributes| {
-        is_from_before(attributes).unwrap_or(false)
+/// Deletes the entries of connections of some families that were there before the rules: their next packet is once more
+/// the first that is seen, and meets the rules. Connection tracking may have been there before them, and have seen
+/// those begin: the ones that are `left` are known by their ends. Not what ztunnel or a sidecar's proxy carries.
+pub(crate) fn forget_from_before(
+    socket: &mut Socket,
+    families: &[Family],
+    left: &Connections,
+    carried: &Connections,
+) -> Result<(), KernelError> {
+    forget(socket, |header, attributes| {
+        let is_past = || is_untranslated(attributes) && !is_ztunnels(attributes);
+        let is_left = || is_among(attributes, left) && is_past();
+        is_of(header, families)
+            && (is_from_before(attributes).unwrap_or(false) || is_left())
+            && !is_among(attributes, carried)
     })
 }
 
@@ -51,6 +63,10 @@ pub(crate) fn forget_captured(socket: &mut Socket) -> Result<(), KernelError> {
     forget(socket, |_, attributes| {
         is_tcp(attributes) && (is_led(attributes).unwrap_or(false) || is_ztunnels(attributes))
     })
+}
+
+fn is_of(header: &Nfgenmsg, families: &[Family]) -> bool {
+    family_of(header).is_some_and(|family| families.contains(&family))
 }
 
 /// `None` for what is no TCP connection.
@@ -68,11 +84,32 @@ fn is_tcp(attributes: &IterableConntrackAttrs<'_>) -> bool {
     proto.is_ok_and(|found| found == TCP)
 }
 
+/// What goes to whom it is addressed to.
+fn is_untranslated(attributes: &IterableConntrackAttrs<'_>) -> bool {
+    let status = attributes.get_status();
+    is_tcp(attributes) && status.is_ok_and(|status| status & TRANSLATED == 0)
+}
+
+fn is_among(attributes: &IterableConntrackAttrs<'_>, connections: &Connections) -> bool {
+    ends(attributes).is_some_and(|(from, to)| connections.has(from, to))
+}
+
+/// Who began it, and who was addressed.
+fn ends(attributes: &IterableConntrackAttrs<'_>) -> Option<(SocketAddr, SocketAddr)> {
+    let asked = attributes.get_tuple_orig().ok()?;
+    let (address, port) = (asked.get_tuple_ip().ok()?, asked.get_tuple_proto().ok()?);
+    let from = address.get_ip_v4_src().map(IpAddr::V4);
+    let from = from.or_else(|_| address.get_ip_v6_src().map(IpAddr::V6));
+    let to = address.get_ip_v4_dst().map(IpAddr::V4);
+    let to = to.or_else(|_| address.get_ip_v6_dst().map(IpAddr::V6));
+    Some((
+        SocketAddr::new(from.ok()?, port.get_proto_src_port().ok()?),
+        SocketAddr::new(to.ok()?, port.get_proto_dst_port().ok()?),
+    ))
+}
+
 fn is_loopback(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
-    let asked = attributes.get_tuple_orig().ok()?.get_tuple_ip().ok()?;
-    let v4 = asked.get_ip_v4_dst().map(IpAddr::V4);
-    let to = v4.or_else(|_| asked.get_ip_v6_dst().map(IpAddr::V6));
-    to.ok().map(|to| to.is_loopback())
+    ends(attributes).map(|(_, to)| to.ip().is_loopback())
 }
 
 /// Whether answers come from another port than was addressed, and that one is ztunnel's.

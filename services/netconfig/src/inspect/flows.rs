@@ -47,6 +47,12 @@ pub(super) fn goes_out(socket: &Socket, proxies: &Proxies) -> bool {
     !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.for_others
 }
 
+/// Whether ztunnel or a sidecar's proxy holds it, by what no application can give its socket. Not those by address
+/// translation, which connection tracking knows for what they are.
+pub(super) fn is_carried(socket: &Socket, proxies: &Proxies) -> bool {
+    is_marked(socket) || proxies.own(socket) || socket.for_others
+}
+
 pub(super) fn is_established(socket: &Socket) -> bool {
     socket.state == State::Established
 }
@@ -86,8 +92,12 @@ fn is_loopback(socket: &Socket) -> bool {
 /// Where the kernel does not tell marks, ztunnel's own connections to the outside are not known for what they are.
 fn is_ztunnels(socket: &Socket) -> bool {
     let port = socket.local.port();
-    let is_marked = |mark| mark & FROM_ZTUNNEL.mask() == FROM_ZTUNNEL.value();
-    ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || socket.mark.is_some_and(is_marked)
+    ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || is_marked(socket)
+}
+
+fn is_marked(socket: &Socket) -> bool {
+    let is_ztunnels = |mark| mark & FROM_ZTUNNEL.mask() == FROM_ZTUNNEL.value();
+    socket.mark.is_some_and(is_ztunnels)
 }
 
 fn count<'a>(sockets: impl Iterator<Item = &'a Socket>) -> u32 {
@@ -137,6 +147,29 @@ mod tests {
             socket("[fd09::1]:8080", "[fd09::2]:40000"),
         ];
         assert_eq!((direct(&sockets), captured(&sockets)), (3, 0));
+    }
+
+    #[test]
+    fn what_only_bears_a_port_of_ztunnels_is_not_carried() {
+        let carried = |socket: &Socket| is_carried(socket, &Proxies::of([1337]));
+        let port = socket(&at(15006), CLIENT);
+        assert!(!carried(&port));
+        for change in [
+            Socket {
+                mark: Some(FROM_ZTUNNEL.value()),
+                ..port
+            },
+            Socket {
+                user: Some(1337),
+                ..port
+            },
+            Socket {
+                for_others: true,
+                ..port
+            },
+        ] {
+            assert!(carried(&change), "{change:?}");
+        }
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! Gives connections time to end.
 
 use std::{
-    collections::BTreeSet,
-    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
 
 use netns::Netns;
 
-use super::{Proxies, diag, flows, or_else, read_tables, tcp::Socket};
-use crate::error::InspectError;
+use super::{
+    Proxies,
+    connections::{Connections, past},
+};
 
 /// How long connections from before an enrollment have to end by themselves.
 pub(crate) const SETTLING: Duration = Duration::from_secs(1);
@@ -19,12 +19,9 @@ pub(crate) const SETTLING: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(64);
 
-/// The ends of a connection, its own first.
-type Ends = (SocketAddr, SocketAddr);
-
 /// Returns when every connection that goes past ztunnel or a sidecar now is over, and after [`SETTLING`] at the latest. What begins
-/// meanwhile does not count.
-pub(crate) fn settle(netns: &Netns, proxies: &Proxies) {
+/// meanwhile does not count. What is left of them is given back; nothing where they cannot be seen.
+pub(crate) fn settle(netns: &Netns, proxies: &Proxies) -> Connections {
     let deadline = Instant::now() + SETTLING;
     let mut pause = PAUSE;
     let mut left = past(netns, proxies);
@@ -36,24 +33,18 @@ pub(crate) fn settle(netns: &Netns, proxies: &Proxies) {
         thread::sleep(pause.min(remaining));
         pause = LONGEST_PAUSE.min(pause * 2);
         // What cannot be seen has all the time.
-        left = left.and_then(|left| Ok(&left & &past(netns, proxies)?));
+        left = left.and_then(|left| Ok(left.among(&past(netns, proxies)?)));
     }
     match left {
-        Ok(left) if left.is_empty() => {}
-        Ok(left) => tracing::info!(left = left.len(), "Connections from before are cut"),
-        Err(error) => tracing::warn!(%error, "Connections from before that are left are cut"),
+        Ok(left) => {
+            if !left.is_empty() {
+                tracing::info!(left = left.len(), "Connections from before are cut");
+            }
+            left
+        }
+        Err(error) => {
+            tracing::warn!(%error, "Connections from before that are left are cut");
+            Connections::default()
+        }
     }
-}
-
-/// A kernel without sock_diag tells established ones alone.
-fn past(netns: &Netns, proxies: &Proxies) -> Result<BTreeSet<Ends>, InspectError> {
-    let sockets = or_else(diag::connections(netns), || {
-        let sockets = read_tables(netns)?.into_iter();
-        Ok(sockets.filter(flows::is_established).collect())
-    })?;
-    let past = sockets
-        .iter()
-        .filter(|socket| flows::goes_out(socket, proxies));
-    let ends = past.map(|Socket { local, remote, .. }| (*local, *remote));
-    Ok(ends.collect())
 }

@@ -32,8 +32,9 @@ pub(crate) enum Step {
     Settle,
     /// Our tables are written.
     Write(Change),
-    /// Connection tracking forgets connections that it did not see begin: what has not ended is captured, which cuts it.
-    ForgetBefore,
+    /// Connection tracking forgets connections of these families that it did not see begin, and those that were there
+    /// when it had to settle: what has not ended is captured, which cuts it.
+    ForgetBefore(Vec<Family>),
     /// What another backend holds of ours, or Istio left, is deleted.
     Clear(Backend, Change),
     /// A route, ip rule or address goes.
@@ -55,6 +56,11 @@ impl Plan {
         let seen = state.of(self.backend).unwrap_or(&nothing);
         let unseen = self.unseen(state);
         let begins = !unseen.is_empty();
+        let before = if state.captures_beginnings() {
+            Family::ALL.to_vec()
+        } else {
+            unseen.clone()
+        };
         let write = if begins {
             let begin = self.first().write(seen, tag);
             let begun = written(seen, &begin);
@@ -67,10 +73,9 @@ impl Plan {
         } else {
             self.write(seen, tag)
         };
-        let cuts = begins || state.captures_beginnings();
         steps.extend((!write.is_empty()).then_some(Step::Write(write)));
-        if cuts && !self.tables.iter().any(captures_beginnings) {
-            steps.push(Step::ForgetBefore);
+        if !before.is_empty() && !self.tables.iter().any(captures_beginnings) {
+            steps.push(Step::ForgetBefore(before));
         }
         steps.extend(self.clearings(state));
         let is_rewrite = |step: &Step| matches!(step, Step::Write(_) | Step::Clear(..));
@@ -84,13 +89,17 @@ impl Plan {
         steps
     }
 
-    /// The families of which connections may be there that no rule has seen: what only captures what begins is written
-    /// first.
+    /// The families of which connections may be there that no rule has captured: what only captures what begins is
+    /// written first.
     fn unseen(&self, state: &State) -> Vec<Family> {
-        let is_of = |family: Family| self.first.iter().any(|table| table.family.has(family));
-        let sees = |family| state.sees(family) || (self.replaces_sidecar() && state.has_sidecar());
+        let first = || self.first.iter().filter(|table| table.captures());
+        let is_of = |family: Family| first().any(|table| table.family.has(family));
+        let captures = |family| {
+            state.captures(family)
+                || (self.replaces_sidecar() && state.captures_for_sidecar(family))
+        };
         let mut families = Family::ALL.to_vec();
-        families.retain(|family| state.has_connected && is_of(*family) && !sees(*family));
+        families.retain(|family| state.has_connected && is_of(*family) && !captures(*family));
         families
     }
 
@@ -221,9 +230,10 @@ pub(crate) fn print(
                 names(families)
             ),
             Step::Settle => writeln!(text, "## connections from before may end, for {SETTLING:?}"),
-            Step::ForgetBefore => writeln!(
+            Step::ForgetBefore(families) => writeln!(
                 text,
-                "## connection tracking forgets TCP connections that it did not see begin"
+                "## connection tracking forgets TCP connections of {} that it did not see begin, or that did not end",
+                names(families)
             ),
             Step::Write(change) => write!(text, "{}", script(plan.backend, &seen, change)),
             Step::Clear(backend, change) => {
@@ -257,7 +267,7 @@ mod tests {
     use crate::{
         backend::Jump,
         routes::Routing,
-        rules::{Ambient, Form, Redirection, Table, TableFamily},
+        rules::{Ambient, Expr, Form, Redirection, Rule, Table, TableFamily},
     };
 
     const NAT: &str = "inpod-nat";
@@ -280,14 +290,17 @@ mod tests {
         Plan::new(backend, Form::Ambient, of(&redirection), &Family::ALL).with_first(first)
     }
 
-    fn unseen(seen: Observed, has_connected: bool) -> Vec<Family> {
-        let state = State {
+    fn state(seen: Observed, has_connected: bool) -> State {
+        State {
             seen: vec![(Backend::IptablesNft, seen)],
             routing: Routing::default(),
             has_connected,
             migrates: Some(true),
-        };
-        plan().unseen(&state)
+        }
+    }
+
+    fn unseen(seen: Observed, has_connected: bool) -> Vec<Family> {
+        plan().unseen(&state(seen, has_connected))
     }
 
     fn with_tables_of(family: TableFamily) -> Observed {
@@ -301,6 +314,14 @@ mod tests {
             tables: tables.collect(),
             ..Observed::default()
         }
+    }
+
+    /// Each chain as it is changed.
+    fn with_chains(change: impl Fn(&mut crate::rules::Chain)) -> Observed {
+        let mut seen = with_tables_of(TableFamily::Ip);
+        let chains = seen.tables.iter_mut().flat_map(|it| &mut it.table.chains);
+        chains.for_each(change);
+        seen
     }
 
     fn with_incumbents(jumps: &[TableFamily]) -> Observed {
@@ -328,6 +349,33 @@ mod tests {
         assert_eq!(unseen(with_incumbents(&[Ip, Ip6]), true), []);
         // Tables of nf_tables, to which no jump leads.
         assert_eq!(unseen(with_incumbents(&[]), true), []);
+    }
+
+    #[test]
+    fn connections_are_unseen_where_rules_capture_nothing() {
+        let emptied = with_chains(|chain| chain.rules.clear());
+        assert_eq!(unseen(emptied, true), Family::ALL);
+        let not_entered = with_chains(|chain| chain.base = None);
+        assert_eq!(unseen(not_entered, true), Family::ALL);
+        let idle = Rule(vec![Expr::NewConnection, Expr::Counter]);
+        let drained = with_chains(|chain| chain.rules = vec![idle.clone()]);
+        assert_eq!(unseen(drained, true), Family::ALL);
+    }
+
+    #[test]
+    fn what_istios_sidecar_installer_left_is_asked_for_by_families_too() {
+        let seen = Observed {
+            sidecar: vec!["theirs".to_owned()],
+            incumbent: Vec::new(),
+            ..with_incumbents(&[TableFamily::Ip])
+        };
+        let state = state(seen, true);
+        assert_eq!(plan().unseen(&state), Family::ALL);
+        let replacing = Plan {
+            form: Form::Sidecar,
+            ..plan()
+        };
+        assert_eq!(replacing.unseen(&state), [Family::V6]);
     }
 
     #[test]

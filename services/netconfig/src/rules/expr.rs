@@ -99,6 +99,11 @@ pub enum Transport {
 }
 
 impl Expr {
+    /// Whether it leads packets to ztunnel, or to a sidecar's proxy.
+    pub(crate) fn captures(&self) -> bool {
+        matches!(self, Self::Redirect(_) | Self::Tproxy(..))
+    }
+
     /// The family that packets must be of, where the expression demands one.
     pub(crate) fn family(&self) -> Option<Family> {
         match self {

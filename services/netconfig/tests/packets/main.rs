@@ -14,6 +14,7 @@
     reason = "which check needs which rule is worth reading"
 )]
 
+mod before;
 mod checks;
 mod client;
 mod connections;

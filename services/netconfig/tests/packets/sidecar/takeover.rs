@@ -11,6 +11,7 @@ use super::{
     settings,
 };
 use crate::{
+    before::{MOST_OF_A_SECOND, last_answer},
     checks::{Check, answer, question},
     client::watch,
     incumbent,
@@ -67,6 +68,33 @@ fn istios_rules_of_a_sidecar_are_taken_over_and_no_connection_is_cut_refused_or_
             .collect::<Vec<_>>()
     });
     assert_eq!(failures.concat(), [""; 0]);
+}
+
+/// Its installer captures IPv4 alone unless it is told otherwise: of IPv6 nobody saw a connection begin.
+#[test]
+fn where_istios_rules_of_a_sidecar_are_of_ipv4_alone_connections_of_ipv6_have_their_second() {
+    let mesh = Mesh::new(Backend::Nftables, Pod::Dual, PROXY, Role::Answers);
+    let world = &mesh.world;
+    istio_sidecar::leave(Backend::IptablesNft, Left::Redirect, &world.pod);
+    for table in ["nat", "raw"] {
+        world.pod.nft(&format!("delete table ip6 {table}"));
+    }
+    let hold = |family| {
+        let dial = Dial::tcp(Place::Outside, pod(family), EVERYWHERE);
+        let (flow, found) = dial.hold(world);
+        (flow.unwrap(), found.by())
+    };
+    let (mut taken, by) = hold(Family::V4);
+    assert_eq!(by, Some(By::Ztunnel(15006)));
+    let (mut past, by) = hold(Family::V6);
+    assert_eq!(by, Some(By::Application));
+    let lasted = last_answer(&mut past, || {
+        assert!(mesh.apply(&settings::basic()));
+    });
+    assert!(lasted >= MOST_OF_A_SECOND, "cut after {lasted:?}");
+    // The pod's own firewall has connection tracking know it.
+    assert!(past.talk().is_err(), "it goes past the proxy");
+    taken.talk().unwrap();
 }
 
 /// The kernel leads packets to a new address of IPv6 a moment after it has it (addrconf_dad_work in

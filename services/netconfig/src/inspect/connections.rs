@@ -1,0 +1,77 @@
+//! Which connections a netns has, by their ends.
+
+use std::{collections::BTreeSet, net::SocketAddr};
+
+use netns::Netns;
+
+use super::{Proxies, diag, flows, or_else, read_tables, tcp::Socket};
+use crate::error::InspectError;
+
+/// Connections, each by its own end and the other one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Connections(BTreeSet<(SocketAddr, SocketAddr)>);
+
+impl Connections {
+    fn of<'a>(sockets: impl Iterator<Item = &'a Socket>) -> Self {
+        let ends = sockets.map(|Socket { local, remote, .. }| (*local, *remote));
+        Self(ends.collect())
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Those that are among others too.
+    pub(super) fn among(&self, others: &Self) -> Self {
+        Self(&self.0 & &others.0)
+    }
+
+    /// Whether there is one between these ends, whoever began it.
+    pub(crate) fn has(&self, one: SocketAddr, other: SocketAddr) -> bool {
+        self.0.contains(&(one, other)) || self.0.contains(&(other, one))
+    }
+}
+
+/// Those that go past ztunnel, or past a sidecar, now.
+pub(super) fn past(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
+    let sockets = unended(netns)?;
+    let past = sockets.iter().filter(|it| flows::goes_out(it, proxies));
+    Ok(Connections::of(past))
+}
+
+/// Those of ztunnel and of a sidecar's proxy, whatever for.
+///
+/// # Errors
+///
+/// When the netns cannot be entered, or the kernel does not tell.
+pub(crate) fn carried(netns: &Netns, proxies: &Proxies) -> Result<Connections, InspectError> {
+    let sockets = unended(netns)?;
+    let carried = sockets.iter().filter(|it| flows::is_carried(it, proxies));
+    Ok(Connections::of(carried))
+}
+
+/// A kernel without sock_diag tells established ones alone.
+fn unended(netns: &Netns) -> Result<Vec<Socket>, InspectError> {
+    or_else(diag::connections(netns), || {
+        let sockets = read_tables(netns)?.into_iter();
+        Ok(sockets.filter(flows::is_established).collect())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_is_the_same_from_either_end() {
+        let [one, other, third] =
+            ["10.9.0.1:80", "10.9.0.2:40000", "10.9.0.2:40001"].map(|end| end.parse().unwrap());
+        let connections = Connections(BTreeSet::from([(one, other)]));
+        assert!(connections.has(one, other) && connections.has(other, one));
+        assert!(!connections.has(one, third));
+    }
+}
