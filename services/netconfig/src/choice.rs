@@ -93,7 +93,8 @@ fn decide(evidence: &Evidence) -> Backend {
     }
 }
 
-/// What was found once in this boot. Evidence that could not be had is not kept.
+/// What was found once in this boot. Where nothing was found that can be used, the next start looks again: a module may
+/// be loaded by then, or a right be given.
 fn detect(directory: &Path, programs: &Programs) -> Kept {
     let file = kept::File::in_directory(directory);
     if let Some(kept) = file.read() {
@@ -104,7 +105,7 @@ fn detect(directory: &Path, programs: &Programs) -> Kept {
         backend: decide(&evidence),
         evidence,
     };
-    if kept.evidence.is_complete() {
+    if tried(kept.backend, &kept.evidence).is_ok() {
         file.write(&kept);
     }
     kept

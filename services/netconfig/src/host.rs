@@ -17,6 +17,7 @@ mod kubelet;
 mod nft;
 mod owners;
 pub(crate) mod programs;
+mod rehearsal;
 mod rules;
 mod selector;
 mod settings;
@@ -26,6 +27,7 @@ mod way;
 pub use error::{HostError, NotCleared, RunError, Unnamed};
 pub use guard::Guard;
 pub use iptables::Runner;
+pub(crate) use rehearsal::rehearse;
 pub use selector::Unselected;
 pub use settings::{
     AwsBranchEni, CgroupPath, NoProbeMatch, ProbeMatch, Settings, SourceV4, SourceV6,
@@ -109,6 +111,19 @@ pub struct Named {
     before: BTreeSet<IpAddr>,
 }
 
+/// Opens what the set is written through, in the calling thread's netns. `None` where nothing is to be done about probes.
+fn open(settings: Settings, by: By) -> io::Result<Option<State>> {
+    if settings.probe_match == ProbeMatch::Off {
+        return Ok(None);
+    }
+    let way: Box<dyn Way> = match by {
+        By::Nftables => Box::new(nft::Nft::open()?),
+        By::Iptables { variant, runner } => Box::new(iptables::Iptables::open(variant, runner)?),
+    };
+    let eni = Eni::open(settings.aws_branch_eni)?;
+    Ok(Some(State::new(way, settings, eni)))
+}
+
 impl Host {
     /// Reads what is there and puts it right. Where nothing is there nothing is written before a pod is named.
     ///
@@ -117,22 +132,7 @@ impl Host {
     /// When a socket cannot be had. What else is wrong is told by the conditions `probe-set` and `probe-match`, and
     /// tried again.
     pub fn start(settings: Settings, by: By, readiness: Readiness) -> io::Result<Self> {
-        let state = match settings.probe_match {
-            ProbeMatch::Off => None,
-            ProbeMatch::Socket
-            | ProbeMatch::Kubelet
-            | ProbeMatch::Uid(_)
-            | ProbeMatch::Cgroup(_) => {
-                let way: Box<dyn Way> = match by {
-                    By::Nftables => Box::new(nft::Nft::open()?),
-                    By::Iptables { variant, runner } => {
-                        Box::new(iptables::Iptables::open(variant, runner)?)
-                    }
-                };
-                let eni = Eni::open(settings.aws_branch_eni)?;
-                Some(Mutex::new(State::new(way, settings, eni)))
-            }
-        };
+        let state = open(settings, by)?.map(Mutex::new);
         let host = Self {
             state,
             budget: Mutex::default(),

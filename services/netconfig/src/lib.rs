@@ -27,6 +27,7 @@ mod netns_sock;
 mod nftables;
 mod plan;
 pub mod radar;
+mod rehearsal;
 mod routes;
 pub mod rules;
 pub mod selftest;
@@ -51,6 +52,7 @@ use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer
 use tokio::task::JoinSet;
 
 use crate::{
+    apply::Writer,
     choice::{Chosen, choose},
     claims::Claims,
     events::{Ears, Queue, Reader},
@@ -66,6 +68,9 @@ pub const SERVICE: daemon::Service = daemon::Service {
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
+
+/// Whether there is something to write rules with. Holds readiness up.
+const BACKEND: &str = "backend";
 
 /// Serves until the process is to stop. Claims end with it; rules stay.
 ///
@@ -91,13 +96,10 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         source_v6: probe_source_v6,
         aws_branch_eni,
     };
-    let Chosen { writer, usable } = chosen(backend, &daemon).await?;
-    daemon.readiness().require("backend", "not looked at yet");
-    daemon.readiness().set("backend", usable);
+    let writer = chosen(backend, &daemon).await?;
     let queue = Arc::new(Queue::new(verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(Drift::register);
-    let writer = Arc::new(writer);
     let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
     let options = events::Options {
         shared: true,
@@ -108,7 +110,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let broker = netns_sock::listen(&daemon)?;
     let probe_sources = probes.sources();
     let by = host::programs::by(writer.backend(), &writer.programs);
-    let host = Host::start(probes, by, daemon.readiness().clone());
+    let host = Host::start(probes.clone(), by, daemon.readiness().clone());
     let host = Arc::new(host.context("cannot open a netlink socket")?);
     let _guard = host.guard().context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
@@ -119,7 +121,16 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     tasks.spawn(vital("host", follows));
     let hands_over = netns_sock::serve(broker, claims, daemon.clone());
     tasks.spawn(vital("netns.sock", hands_over));
-    let handler = Handler::new(reader, netns_roots, writer, probe_sources, host, &daemon);
+    let doubt = rehearsal::start(&mut tasks, &writer, probes, daemon.readiness());
+    let handler = Handler::new(
+        reader,
+        netns_roots,
+        writer,
+        probe_sources,
+        host,
+        doubt,
+        &daemon,
+    );
     let server = daemon.server();
     let server = server.add_service(NetconfigServiceServer::new(handler));
     server.serve().await?;
@@ -131,7 +142,12 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn chosen(setting: Setting, daemon: &Daemon) -> anyhow::Result<Chosen> {
+/// What rules are written with. Whether that can be used is told.
+async fn chosen(setting: Setting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
     let directory = daemon.directory(SERVICE.name);
-    Ok(tokio::task::spawn_blocking(move || choose(setting, &directory)).await?)
+    let choice = tokio::task::spawn_blocking(move || choose(setting, &directory));
+    let Chosen { writer, usable } = choice.await?;
+    daemon.readiness().require(BACKEND, "not looked at yet");
+    daemon.readiness().set(BACKEND, usable);
+    Ok(Arc::new(writer))
 }

@@ -15,7 +15,7 @@ use crate::{
     plan::State,
     routes::Routes,
     rules::{Ruleset, Table},
-    sysctl::{Sysctls, Visit},
+    sysctl::{MIGRATES, Sysctls, Visit},
 };
 
 /// The tables of iptables-legacy that are in use, a name a line; not there before the first one is (ip_tables.c and
@@ -44,9 +44,12 @@ pub enum ReachError {
     /// It could not be entered.
     #[error("cannot reach into the netns")]
     Enter(#[from] EnterError),
-    /// A netlink socket could not be opened in it, or a sysctl not be read or written.
-    #[error("cannot open a netlink socket in the netns, or read or write its sysctls")]
+    /// A netlink socket could not be opened in it, or a sysctl not be read.
+    #[error("cannot open a netlink socket in the netns, or read its sysctls")]
     Socket(#[from] io::Error),
+    /// A sysctl could not be written.
+    #[error("cannot write the sysctl {MIGRATES} of the netns")]
+    Sysctl(#[source] io::Error),
 }
 
 /// See the module.
@@ -212,7 +215,8 @@ impl<'a> Link<'a> {
 
     /// Switches the sysctl.
     pub(crate) fn set_migrates(&mut self, on: bool) -> Result<(), ReachError> {
-        self.netns.within(|| self.sysctls.set_migrates(on))??;
+        let written = self.netns.within(|| self.sysctls.set_migrates(on))?;
+        written.map_err(ReachError::Sysctl)?;
         self.facts.migrates = Some(on);
         Ok(())
     }

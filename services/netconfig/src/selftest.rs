@@ -14,8 +14,9 @@ use workload::SandboxRef;
 use crate::{
     apply::Writer,
     backend::Backend,
-    error::ApplyError,
+    error::{ApplyError, HostError, InspectError},
     family::Family,
+    host, inspect,
     marks::{DNS_PORT, INBOUND_HBONE_PORT},
     rules::{Ambient, Ipv6, Redirection},
 };
@@ -50,6 +51,12 @@ pub enum SelfTestError {
     /// The rules could not be written.
     #[error("cannot test")]
     Apply(#[from] ApplyError),
+    /// A pod's addresses could not be named.
+    #[error("cannot test")]
+    Host(#[from] HostError),
+    /// A netns could not be looked into.
+    #[error("cannot test")]
+    Inspect(#[from] InspectError),
     /// A name of the test's is none; a defect.
     #[error("cannot test: {0}")]
     Name(#[from] workload::InvalidIdentifier),
@@ -104,6 +111,27 @@ pub fn run_after(
         backend: applied.backend,
         checks,
     })
+}
+
+/// Does what every ADD asks for, each half in a netns that is made for it, and sends nothing: what is refused here is
+/// refused there.
+///
+/// # Errors
+///
+/// When an ADD would be refused, or no netns could be made.
+pub(crate) fn rehearse(writer: &Writer, probes: &host::Settings) -> Result<(), SelfTestError> {
+    let node = world::bare()?;
+    let by = host::programs::by(writer.backend(), &writer.programs);
+    node.within(|| host::rehearse(probes.clone(), by))
+        .map_err(WorldError::from)??;
+    let pod = world::bare()?;
+    inspect::all_addresses(&pod)?;
+    let redirection = Redirection::Ambient(Ambient {
+        probe_sources: probes.sources(),
+        ..Ambient::default()
+    });
+    writer.apply(&pod, &redirection, &sandbox()?)?;
+    Ok(())
 }
 
 fn sandbox() -> Result<SandboxRef, workload::InvalidIdentifier> {

@@ -35,6 +35,7 @@ use crate::{
     events::Reader,
     host::{self, Host},
     metrics::Metrics,
+    rehearsal::Doubt,
     selftest, watch,
 };
 use wire::{
@@ -53,6 +54,7 @@ pub(crate) struct Handler {
     /// Held by the self-test that is under way.
     self_test: Arc<tokio::sync::Mutex<()>>,
     host: Arc<Host>,
+    doubt: Doubt,
     departure: Departure,
     instance_id: String,
     shutdown: Shutdown,
@@ -68,6 +70,7 @@ impl Handler {
         writer: Arc<Writer>,
         probe_sources: Vec<IpAddr>,
         host: Arc<Host>,
+        doubt: Doubt,
         daemon: &Daemon,
     ) -> Self {
         let claims = Arc::clone(reader.claims());
@@ -82,6 +85,7 @@ impl Handler {
             probe_sources,
             self_test: Arc::default(),
             host,
+            doubt,
             departure: Departure::new(daemon),
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
@@ -142,7 +146,7 @@ impl NetconfigService for Handler {
         let claimed = detached(blocking(move || {
             claim(&claims, &roots, &sandbox, &wanted, expected)
         }));
-        let (claim, addresses) = claimed.await?;
+        let (claim, addresses) = self.doubt.about(claimed.await)?;
         Ok(Response::new(ClaimNetnsResponse {
             instance_id: self.instance_id.clone(),
             netns: Some(claim.netns.id().into()),
@@ -196,7 +200,7 @@ impl NetconfigService for Handler {
             tracing::info!(%sandbox, %fingerprint, %backend, changed, direct_flows, "Applied rules");
             Ok::<_, ApplyError>(applied)
         });
-        let applied = applied.await?;
+        let applied = self.doubt.about(applied.await)?;
         Ok(Response::new(ApplyRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),

@@ -26,6 +26,9 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 /// 5.14.
 const TCP_MIGRATE_REQ: &str = "sys/net/ipv4/tcp_migrate_req";
 
+/// As people name it.
+pub(crate) const MIGRATES: &str = "net.ipv4.tcp_migrate_req";
+
 /// Whether IPv6 is switched off where it matters to us.
 const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
 

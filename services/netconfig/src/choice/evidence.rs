@@ -91,11 +91,6 @@ impl Evidence {
             Variant::Legacy => &self.iptables_legacy,
         }
     }
-
-    /// Whether anything was tried.
-    pub(super) fn is_complete(&self) -> bool {
-        self.nftables != Trial::Untried
-    }
 }
 
 fn result(tried: Result<(), BackendError>) -> Trial {

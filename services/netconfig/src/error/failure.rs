@@ -96,8 +96,9 @@ impl IntoFailure for NotCleared {
 impl IntoFailure for SelfTestError {
     fn reason(&self) -> Reason {
         match self {
-            Self::World(_) => Reason::KernelRefused,
+            Self::World(_) | Self::Inspect(_) => Reason::KernelRefused,
             Self::Apply(error) => error.reason(),
+            Self::Host(error) => error.reason(),
             Self::Name(_) => Reason::Internal,
         }
     }

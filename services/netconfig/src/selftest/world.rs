@@ -111,6 +111,13 @@ pub(super) fn peer_address(family: Family) -> IpAddr {
     }
 }
 
+/// A netns with nothing in it but `lo`, which is up: as much as rules need.
+pub(super) fn bare() -> Result<Netns, WorldError> {
+    let netns = Netns::create()?;
+    Side::open(&netns)?.up("lo")?;
+    Ok(netns)
+}
+
 impl World {
     pub(super) fn new(probe_sources: &[IpAddr]) -> Result<Self, WorldError> {
         let (pod, peer) = (Netns::create()?, Netns::create()?);

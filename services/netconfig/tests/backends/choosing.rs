@@ -1,6 +1,6 @@
 //! Which backend a netconfig uses: the configured one, or what was found once in this boot.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use inpod_proto::{failure_of, netconfig::v1};
 use netconfig::{Backend, Family};
@@ -12,12 +12,6 @@ use crate::{
     tools::{differences, program, saved},
 };
 
-/// Whether the running service says that it is ready.
-fn is_ready(run_dir: &Path) -> bool {
-    let mut check = command(run_dir, "");
-    check.arg("--check").output().unwrap().status.success()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_configured_backend_is_used_and_changes_what_is_there() {
     let run_dir = tempfile::tempdir().unwrap();
@@ -26,7 +20,8 @@ async fn a_configured_backend_is_used_and_changes_what_is_there() {
         let mut netconfig = Netconfig::start(run_dir.path(), backend.name(), "").await;
         netconfig.claim(&fresh).await;
         let applied = netconfig.apply().await.unwrap();
-        assert!(applied.changed && is_ready(run_dir.path()));
+        assert!(applied.changed);
+        netconfig.until_ready().await;
         let name = v1::Backend::try_from(applied.backend)
             .unwrap()
             .as_str_name();
@@ -85,7 +80,9 @@ async fn a_configured_backend_without_its_programs_is_not_ready_and_says_so() {
     for backend in ["iptables-nft", "iptables-legacy"] {
         let mut netconfig =
             Netconfig::start(run_dir.path(), backend, &programs_in(empty.path())).await;
-        assert!(!is_ready(run_dir.path()));
+        let refused = netconfig.until_refused().await;
+        assert!(refused.contains("BACKEND_UNAVAILABLE"), "{refused}");
+        assert!(!netconfig.is_ready());
         netconfig.claim(&fresh).await;
         let status = netconfig.apply().await.unwrap_err();
         let failure = failure_of(&status);
@@ -102,7 +99,7 @@ async fn a_configured_backend_without_its_programs_is_not_ready_and_says_so() {
         assert!(failure.message.contains("ip6tables-"), "{failure:?}");
     }
     let mut netconfig = Netconfig::start(run_dir.path(), "auto", &programs_in(empty.path())).await;
-    assert!(is_ready(run_dir.path()));
+    netconfig.until_ready().await;
     netconfig.claim(&fresh).await;
     assert!(netconfig.apply().await.unwrap().changed);
 }
@@ -118,7 +115,7 @@ async fn where_the_kernel_has_no_ipv6_only_rules_of_ipv4_are_written() {
     let without_ipv6 = "mount -t tmpfs none /proc/sys/net;";
     let mounts = programs_in(programs.path()) + without_ipv6;
     let mut netconfig = Netconfig::start(run_dir.path(), "iptables-nft", &mounts).await;
-    assert!(is_ready(run_dir.path()));
+    netconfig.until_ready().await;
     let fresh = pod_netns();
     netconfig.claim(&fresh).await;
     assert!(netconfig.apply().await.unwrap().changed);

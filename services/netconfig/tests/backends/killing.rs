@@ -16,11 +16,11 @@ use nix::{
 use tempfile::TempDir;
 
 use crate::{
-    process::{Netconfig, pod_netns, programs_in},
+    process::{Netconfig, apply_by, pod_netns, programs_in},
     tools::{IPTABLES, applied, everything, program, saved, write_script},
 };
 
-/// A `/usr/sbin` with iptables in it, and one program that tells that it runs and then takes its time.
+/// A `/usr/sbin` with iptables in it, and one program that, from [`delay`] on, tells that it runs and takes its time.
 fn slow(name: &str, running: &Path) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     let real = directory.path().join("real");
@@ -44,11 +44,17 @@ fn slow(name: &str, running: &Path) -> TempDir {
         }
     }
     let script = format!(
-        "sleep 60 & echo $$ $! > {0}.new; mv {0}.new {0}; wait; exec /usr/sbin/real/{name} \"$@\"",
+        "[ -e {0}.slow ] || exec /usr/sbin/real/{name} \"$@\"; sleep 60 & echo $$ $! > {0}.new; mv {0}.new {0}; wait; exec /usr/sbin/real/{name} \"$@\"",
         running.display()
     );
     write_script(&directory.path().join(name), &script);
     directory
+}
+
+/// When netconfig is ready: what it tries for itself takes no time.
+async fn delay(netconfig: &Netconfig, running: &Path) {
+    netconfig.until_ready().await;
+    fs::write(format!("{}.slow", running.display()), "").unwrap();
 }
 
 /// The script's process, and that of its nap.
@@ -87,11 +93,8 @@ async fn the_program_dies_with_netconfig_and_the_next_one_makes_it_whole() {
         )
         .await;
         first.claim(&fresh).await;
-        let mut caller = Netconfig {
-            process: std::process::Command::new("true").spawn().unwrap(),
-            client: first.client.clone(),
-        };
-        let call = tokio::spawn(async move { caller.apply().await.map(drop) });
+        delay(&first, &at_work).await;
+        let call = tokio::spawn(apply_by(first.client.clone()));
         let [script, nap] = tokio::task::spawn_blocking(move || running(&at_work))
             .await
             .unwrap();
@@ -149,6 +152,7 @@ async fn a_program_that_does_not_end_in_time_is_killed() {
     )
     .await;
     netconfig.claim(&fresh).await;
+    delay(&netconfig, &at_work).await;
     let status = netconfig.apply().await.unwrap_err();
     let failure = inpod_proto::failure_of(&status);
     assert_eq!(failure.reason, workload::Reason::BackendBusy);

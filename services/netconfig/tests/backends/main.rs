@@ -9,6 +9,7 @@
 
 mod applying;
 mod choosing;
+mod confined;
 mod flows;
 mod incumbent;
 #[path = "../support/istio.rs"]

@@ -1,7 +1,8 @@
 //! A netconfig process, told which backend it is to use, on a machine whose programs a test may choose.
 
 use std::{
-    path::Path,
+    fs,
+    path::{Path, PathBuf},
     process::{Child, Command},
     time::{Duration, Instant},
 };
@@ -25,18 +26,29 @@ use crate::{
 pub(crate) struct Netconfig {
     pub(crate) process: Child,
     pub(crate) client: NetconfigServiceClient<Channel>,
+    run_dir: PathBuf,
+    log: PathBuf,
 }
+
+/// How long anything may take that takes no time.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The command that starts one, after mounts that it alone sees.
 pub(crate) fn command(run_dir: &Path, mounts: &str) -> Command {
+    command_in(&["--mount"], run_dir, mounts)
+}
+
+/// The same, in namespaces of its own.
+pub(crate) fn command_in(namespaces: &[&str], run_dir: &Path, mounts: &str) -> Command {
     let mut command = Command::new("unshare");
     let inner = format!("{mounts} exec {} \"$@\"", runner().display());
-    command.args(["--mount", "sh", "-ec", &inner, "netconfig"]);
+    command.args(namespaces);
+    command.args(["sh", "-ec", &inner, "netconfig"]);
     command
         .env("INPOD_RUN_DIR", run_dir)
         .env("INPOD_PEER", "uid")
         .env("INPOD_PROBE_MATCH", "off")
-        .env("INPOD_LOG_LEVEL", "error")
+        .env("INPOD_LOG_LEVEL", "warn")
         .env("INPOD_NETNS_ROOTS", "/proc,/run/netns");
     command
 }
@@ -48,22 +60,76 @@ pub(crate) fn programs_in(directory: &Path) -> String {
 
 impl Netconfig {
     pub(crate) async fn start(run_dir: &Path, backend: &str, mounts: &str) -> Self {
-        let process = command(run_dir, mounts)
+        Self::by(command(run_dir, mounts), run_dir, backend).await
+    }
+
+    pub(crate) async fn by(mut command: Command, run_dir: &Path, backend: &str) -> Self {
+        let log = run_dir.join("log");
+        let process = command
             .env("INPOD_BACKEND", backend)
+            .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
         let channel = daemon::channel(&daemon::socket(run_dir, "netconfig"));
         let mut client = NetconfigServiceClient::new(channel);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         while client.list_claims(ListClaimsRequest {}).await.is_err() {
             assert!(Instant::now() < deadline, "netconfig does not serve");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        Self { process, client }
+        Self {
+            process,
+            client,
+            run_dir: run_dir.to_owned(),
+            log,
+        }
+    }
+
+    /// Whether it says that it is ready.
+    pub(crate) fn is_ready(&self) -> bool {
+        let mut check = command(&self.run_dir, "");
+        check.arg("--check").output().unwrap().status.success()
+    }
+
+    /// Waits until it says so.
+    pub(crate) async fn until_ready(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.is_ready() {
+            let told = fs::read_to_string(&self.log).unwrap();
+            assert!(Instant::now() < deadline, "netconfig is not ready: {told}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits until it no longer says so.
+    pub(crate) async fn until_not_ready(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.is_ready() {
+            assert!(Instant::now() < deadline, "netconfig is still ready");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits until it has tried what an ADD asks for and could not; what it says of that.
+    pub(crate) async fn until_refused(&self) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let told = fs::read_to_string(&self.log).unwrap();
+            let is_it = |line: &&str| line.contains("Pods of the mesh would be refused");
+            if let Some(line) = told.lines().find(is_it) {
+                return line.to_owned();
+            }
+            assert!(Instant::now() < deadline, "nothing was refused: {told}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     pub(crate) async fn claim(&mut self, fresh: &Fresh) {
-        let path = fresh.netns.path().to_str().unwrap().to_owned();
+        self.claim_at(fresh.netns.path()).await;
+    }
+
+    pub(crate) async fn claim_at(&mut self, path: &Path) {
+        let path = path.to_str().unwrap().to_owned();
         let request = ClaimNetnsRequest {
             sandbox: Some((&sandbox("c1")).into()),
             netns: Some(NetnsRef {
@@ -76,12 +142,7 @@ impl Netconfig {
     }
 
     pub(crate) async fn apply(&mut self) -> Result<ApplyRulesResponse, Status> {
-        let request = ApplyRulesRequest {
-            sandbox: Some((&sandbox("c1")).into()),
-            redirection: ambient(),
-            probe_addresses: Vec::new(),
-        };
-        Ok(self.client.apply_rules(request).await?.into_inner())
+        apply_by(self.client.clone()).await
     }
 
     pub(crate) async fn differences(&mut self) -> Vec<String> {
@@ -92,6 +153,17 @@ impl Netconfig {
         let response = self.client.verify_rules(request).await.unwrap();
         response.into_inner().differences
     }
+}
+
+pub(crate) async fn apply_by(
+    mut client: NetconfigServiceClient<Channel>,
+) -> Result<ApplyRulesResponse, Status> {
+    let request = ApplyRulesRequest {
+        sandbox: Some((&sandbox("c1")).into()),
+        redirection: ambient(),
+        probe_addresses: Vec::new(),
+    };
+    Ok(client.apply_rules(request).await?.into_inner())
 }
 
 impl Drop for Netconfig {

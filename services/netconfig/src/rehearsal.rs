@@ -1,0 +1,148 @@
+//! Whether the next ADD would be served, found out by doing what it would ask for. Readiness follows from that: what
+//! keeps this process from its work (an LSM, seccomp, a missing right) is not asked about but met, by the same doors.
+
+use std::{sync::Arc, time::Duration};
+
+use daemon::{Readiness, vital};
+use tokio::{
+    sync::Notify,
+    task::{JoinError, JoinHandle, JoinSet, spawn_blocking},
+    time::{sleep, timeout},
+};
+use tonic::Status;
+use workload::{Failure, Reason};
+
+use crate::{
+    BACKEND,
+    apply::Writer,
+    error::IntoFailure as _,
+    host,
+    selftest::{self, SelfTestError},
+};
+
+/// Whether an ADD's rules could be applied the last time that was tried. Holds readiness up.
+const CONDITION: &str = "apply";
+
+/// How long after one rehearsal the next may begin; after one that failed twice as long each time, up to the last.
+const PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// As long as an ADD has by default. What takes longer goes on, and counts as failed until it is done.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Reasons to look again whether the next ADD would be served. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Doubt(Arc<Notify>);
+
+impl Doubt {
+    /// Looks at what a call came to.
+    pub(crate) fn about<T>(&self, result: Result<T, Status>) -> Result<T, Status> {
+        result.inspect_err(|status| {
+            if is_doubtful(inpod_proto::failure_of(status).reason) {
+                self.0.notify_one();
+            }
+        })
+    }
+}
+
+/// Whether it may be for a cause that every pod has.
+fn is_doubtful(reason: Reason) -> bool {
+    [
+        Reason::KernelRefused,
+        Reason::BackendUnavailable,
+        Reason::BackendBusy,
+    ]
+    .contains(&reason)
+}
+
+/// Has readiness wait for the first one, and begins it.
+pub(crate) fn start(
+    tasks: &mut JoinSet<()>,
+    writer: &Arc<Writer>,
+    probes: host::Settings,
+    readiness: &Readiness,
+) -> Doubt {
+    let doubt = Doubt::default();
+    readiness.require(CONDITION, "not tried yet");
+    let rehearses = run(
+        Arc::clone(writer),
+        probes,
+        readiness.clone(),
+        doubt.clone(),
+    );
+    tasks.spawn(vital("rehearsal", rehearses));
+    doubt
+}
+
+/// Rehearses: at once, after one that failed again, and whenever there is a doubt.
+async fn run(writer: Arc<Writer>, probes: host::Settings, readiness: Readiness, doubt: Doubt) {
+    let mut failed = 0;
+    loop {
+        let (writer, probes) = (Arc::clone(&writer), probes.clone());
+        let work = spawn_blocking(move || selftest::rehearse(&writer, &probes));
+        let outcome = outcome(work, &readiness).await;
+        failed = if outcome.is_ok() { 0 } else { failed + 1 };
+        if failed == 0 {
+            // It was used just now, whatever was found at the start.
+            readiness.set(BACKEND, Ok(()));
+        }
+        readiness.set(CONDITION, outcome);
+        sleep(pause(failed)).await;
+        if failed == 0 {
+            doubt.0.notified().await;
+        }
+    }
+}
+
+/// What it came to, in a sentence that begins with the reason where it failed.
+async fn outcome(
+    mut work: JoinHandle<Result<(), SelfTestError>>,
+    readiness: &Readiness,
+) -> Result<(), String> {
+    let done = match timeout(PATIENCE, &mut work).await {
+        Ok(done) => done,
+        Err(_elapsed) => {
+            let late = format!("not done after {} s", PATIENCE.as_secs());
+            readiness.set(
+                CONDITION,
+                Err(told(Failure::new(Reason::DeadlineExceeded, late))),
+            );
+            work.await
+        }
+    };
+    let failure = match done {
+        Ok(Ok(())) => return Ok(()),
+        Ok(Err(error)) => error.into_failure(),
+        Err(panicked) => defect(&panicked),
+    };
+    Err(told(failure))
+}
+
+fn defect(panicked: &JoinError) -> Failure {
+    Failure::new(Reason::Internal, format!("netconfig failed: {panicked}"))
+}
+
+fn told(failure: Failure) -> String {
+    let Failure {
+        reason, message, ..
+    } = failure;
+    tracing::warn!(%reason, error = message, "Pods of the mesh would be refused");
+    format!("{reason}: {message}")
+}
+
+/// After so many failures in a row.
+fn pause(failed: u32) -> Duration {
+    let doublings = failed.saturating_sub(1).min(16);
+    PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_failures_the_pauses_grow_to_a_bound_and_after_a_success_they_are_short_again() {
+        let seconds = [0, 1, 2, 3, 6, 7, 8, u32::MAX].map(|failed| pause(failed).as_secs());
+        assert_eq!(seconds, [1, 1, 2, 4, 32, 60, 60, 60]);
+    }
+}
