@@ -97,6 +97,7 @@ codes! {
     ServiceNotReady = "SERVICE_NOT_READY", Failed, "A service says that it is not ready.", "Look at its conditions (inpod status) and its log.";
     ConditionBad = "CONDITION_BAD", Failed, "A service says that something it depends on does not hold.", "Read what it says; the log of the service tells more.";
     BackendUnusable = "BACKEND_UNUSABLE", Failed, "netconfig found nothing that it can write rules with.", "Look at netconfig's log for what it tried; load nf_tables, or use the image with the iptables programs.";
+    AddsRefused = "ADDS_REFUSED", Failed, "netconfig tried what each pod's ADD asks for, in netns made for it, and could not: pods of the mesh would be refused.", "Read the reason in netconfig's log, and look at what confines it: AppArmor, SELinux, seccomp, its capabilities.";
     BackendsMixed = "BACKENDS_MIXED", Warning, "Rules of pods are written with more than one backend.", "Nothing to do: a pod keeps its backend until it is restarted.";
     VersionsDiffer = "VERSIONS_DIFFER", Warning, "Services are of two releases that work together.", "Finish the upgrade.";
     VersionsTooFar = "VERSIONS_TOO_FAR", Failed, "Services are more than one release apart.", "Upgrade the older ones; a release works with the one before it.";

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use inpod_proto::{
     netconfig::v1::{
-        InspectNetnsRequest, NetnsState, SelfTestRequest, SelfTestResponse, WatchDriftRequest,
-        inspect_netns_request::Target, watch_drift_response::Event,
+        InspectNetnsRequest, NetnsState, SelfTestCheck, SelfTestRequest, SelfTestResponse,
+        WatchDriftRequest, inspect_netns_request::Target, watch_drift_response::Event,
     },
     podevents::v1::{GetStatusRequest, GetStatusResponse, ListPodsRequest, PodSummary},
     types::v1::SandboxRef,
@@ -13,10 +13,12 @@ use inpod_proto::{
 };
 use tokio::time::{Instant, timeout};
 use tonic::Request;
+use workload::{Failure, Reason};
 
 use super::{super::facts::Findings, PATIENCE};
 use crate::{
     ask::{BROKER, NETCONFIG, Node, POD_EVENTS},
+    error::AskError,
     root::Seen,
 };
 
@@ -154,6 +156,56 @@ async fn self_test(node: &Node) -> Seen<SelfTestResponse> {
     let node = node.with_timeout(TESTING);
     let mut client = node.netconfig();
     let answer = client.self_test(node.request(SelfTestRequest {}));
-    let answer = node.answer(NETCONFIG, answer).await;
-    answer.map_err(|error| error.first_line())
+    match node.answer(NETCONFIG, answer).await {
+        Err(AskError::Failed { failure, .. }) if is_of_rules(failure.reason) => {
+            Ok(refused(&failure))
+        }
+        answer => answer.map_err(|error| error.first_line()),
+    }
+}
+
+/// Whether rules could not be made at all.
+fn is_of_rules(reason: Reason) -> bool {
+    [
+        Reason::KernelRefused,
+        Reason::BackendUnavailable,
+        Reason::BackendBusy,
+    ]
+    .contains(&reason)
+}
+
+/// A test that failed before anything could be sent.
+fn refused(failure: &Failure) -> SelfTestResponse {
+    SelfTestResponse {
+        checks: vec![SelfTestCheck {
+            name: "rules".to_owned(),
+            passed: false,
+            evidence: failure.to_string(),
+        }],
+        ..SelfTestResponse::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_self_test_that_is_refused_has_failed_and_one_that_is_not_answered_has_not() {
+        for (reason, is_told) in [
+            (Reason::KernelRefused, true),
+            (Reason::BackendUnavailable, true),
+            (Reason::CallerRefused, false),
+            (Reason::Overloaded, false),
+        ] {
+            assert_eq!(is_of_rules(reason), is_told, "{reason}");
+        }
+        let told = refused(&Failure::new(
+            Reason::KernelRefused,
+            "cannot write".to_owned(),
+        ));
+        assert!(!told.passed && !told.checks[0].passed);
+        let evidence = &told.checks[0].evidence;
+        assert!(evidence.contains("cannot write"), "{evidence}");
+    }
 }

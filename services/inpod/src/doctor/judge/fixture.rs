@@ -70,7 +70,9 @@ pub(super) fn healthy_service(pid: i32, name: &'static str) -> Service {
         ready: Ok(true),
         refuses: false,
         version: Ok("1.2.3".to_owned()),
-        conditions: BTreeMap::from([("backend".to_owned(), true), ("probe-set".to_owned(), true)]),
+        conditions: ["apply", "backend", "probe-set"]
+            .map(|name| (name.to_owned(), true))
+            .into(),
         process: Ok(Process {
             pid,
             label: Ok("unconfined".to_owned()),

@@ -119,6 +119,10 @@ pub(super) const BREAKS: &[(Code, Break)] = &[
         let conditions = &mut service(it, "netconfig").conditions;
         conditions.insert("backend".to_owned(), false);
     }),
+    (Code::AddsRefused, |it| {
+        let conditions = &mut service(it, "netconfig").conditions;
+        conditions.insert("apply".to_owned(), false);
+    }),
     (Code::BackendsMixed, |it| {
         it.states
             .as_mut()
