@@ -1,6 +1,8 @@
 //! The same table with a real Envoy: as the injector's template starts it, by its own arguments, under its user and with no
 //! capability but what it is given.
 
+mod ending;
+
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -337,6 +339,8 @@ fn an_envoy_tells_others_whether_it_is_ready_and_its_metrics_and_nothing_else() 
         assert!(metrics.contains("\nenvoy_server_live"), "{metrics}");
         for (port, path) in [
             (15021, "/ready"),
+            (15021, "/drain_listeners"),
+            (15021, "/drain/"),
             (15021, "/quitquitquit"),
             (15021, "/healthz/ready/../../quitquitquit"),
             (15090, "/config_dump"),

@@ -5,6 +5,7 @@
 //! Names of fields are those of Envoy's API v3 (envoy/config/bootstrap/v3/bootstrap.proto and what it imports), those of
 //! listeners and clusters Istio's. It is handed over as JSON in one argument: a pod needs no file and no ConfigMap for it.
 
+mod drained;
 mod endpoints;
 
 use std::{collections::BTreeMap, net::SocketAddr};
@@ -57,6 +58,7 @@ struct Plan {
     endpoints: BTreeMap<u16, Endpoint>,
     is_tproxy: bool,
     has_ipv6: bool,
+    drain: u64,
 }
 
 /// The bootstrap for a pod.
@@ -81,6 +83,7 @@ pub(crate) fn of(
         endpoints,
         is_tproxy,
         has_ipv6,
+        drain: proxy.drain,
     };
     Ok(plan.document().to_string())
 }
@@ -104,15 +107,15 @@ pub(crate) fn not_wanted(pod: &Value) -> Result<(), InjectError> {
 
 impl Plan {
     fn document(&self) -> Value {
+        let metrics = "/stats/prometheus";
         let listeners = [
             self.inbound(),
             self.outbound(),
-            self.answering("health", HEALTH, "/healthz/ready", "/ready"),
+            self.health(),
             self.answering(
                 "prometheus",
                 PROMETHEUS,
-                "/stats/prometheus",
-                "/stats/prometheus",
+                manager("prometheus", &[asked(metrics, metrics)]),
             ),
         ];
         json!({
@@ -166,23 +169,26 @@ impl Plan {
         self.listener("virtualOutbound", OUTBOUND, rest)
     }
 
-    /// One path, answered by the administration's.
-    fn answering(&self, name: &str, port: u16, path: &str, by: &str) -> Value {
-        let route = json!({"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": by}});
-        let host = json!({"name": name, "domains": ["*"], "routes": [route]});
-        let router = extension(
-            "envoy.filters.http.router",
-            "envoy.extensions.filters.http.router.v3.Router",
-            json!({}),
-        );
-        let manager = json!({
-            "stat_prefix": name,
-            "route_config": {"name": name, "virtual_hosts": [host]},
-            "http_filters": [router],
-        });
+    /// Whether it is ready, and, for the hook that holds its end up, when it has drained.
+    fn health(&self) -> Value {
+        let ready = asked("/healthz/ready", "/ready");
+        let manager = if self.drain == 0 {
+            manager("health", &[ready])
+        } else {
+            drained::manager(
+                manager("health", &[ready, drained::route(self.drain)]),
+                self.drain,
+            )
+        };
+        self.answering("health", HEALTH, manager)
+    }
+
+    fn answering(&self, name: &str, port: u16, manager: Value) -> Value {
+        let kind =
+            "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
         let manager = extension(
             "envoy.filters.network.http_connection_manager",
-            "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+            kind,
             manager,
         );
         self.listener(
@@ -240,10 +246,14 @@ fn socket(address: SocketAddr) -> Value {
     tcp(&address.ip().to_string(), address.port())
 }
 
-fn extension(name: &str, kind: &str, mut config: Value) -> Value {
+fn extension(name: &str, kind: &str, config: Value) -> Value {
+    json!({"name": name, "typed_config": typed(kind, config)})
+}
+
+fn typed(kind: &str, mut config: Value) -> Value {
     let kind = json!({"@type": format!("type.googleapis.com/{kind}")});
     lay_over(&mut config, kind);
-    json!({"name": name, "typed_config": config})
+    config
 }
 
 fn original_dst() -> Value {
@@ -256,6 +266,22 @@ fn original_src() -> Value {
     let kind = "envoy.extensions.filters.listener.original_src.v3.OriginalSrc";
     let mark = json!({"mark": TPROXY_MARK});
     extension("envoy.filters.listener.original_src", kind, mark)
+}
+
+/// What answers requests, by these routes alone.
+fn manager(name: &str, routes: &[Value]) -> Value {
+    let host = json!({"name": name, "domains": ["*"], "routes": routes});
+    let kind = "envoy.extensions.filters.http.router.v3.Router";
+    json!({
+        "stat_prefix": name,
+        "route_config": {"name": name, "virtual_hosts": [host]},
+        "http_filters": [extension("envoy.filters.http.router", kind, json!({}))],
+    })
+}
+
+/// One path, answered by one of the administration's.
+fn asked(path: &str, by: &str) -> Value {
+    json!({"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": by}})
 }
 
 /// Bytes as they are, to one cluster. An idle connection is the application's to end: Envoy would end it after an hour.

@@ -42,6 +42,10 @@ pub const CONDITIONS: &[(&str, &str)] = &[
     ("tproxy", "the interception mode is TPROXY"),
     ("hold", "the application waits for the proxy"),
     (
+        "drain",
+        "the proxy serves on when its pod is to end (`terminationDrainDuration`); of a native sidecar never",
+    ),
+    (
         "agent",
         "the proxy's agent answers at a port: that is not 0",
     ),
@@ -67,6 +71,7 @@ impl Conditions {
             ("intercepted", proxy.interception != Interception::None),
             ("tproxy", proxy.interception == Interception::Tproxy),
             ("hold", proxy.holds_application),
+            ("drain", proxy.drain > 0),
             ("agent", proxy.status_port != 0),
             ("network", !config.network.is_empty()),
         ];

@@ -77,6 +77,11 @@ fn read(document: &Value) -> Result<Bootstrap, String> {
         .ok_or_else(|| faults.join("; "))
 }
 
+/// Annotations that say how long the proxy serves on.
+fn drains(duration: &str) -> Value {
+    json!({"proxy.istio.io/config": format!("terminationDrainDuration: {duration}")})
+}
+
 /// Everything that can be made of it.
 fn variants() -> Vec<(&'static str, Value)> {
     let tproxy = json!({"sidecar.istio.io/interceptionMode": "TPROXY"});
@@ -88,6 +93,8 @@ fn variants() -> Vec<(&'static str, Value)> {
         json!({(KEY): ""}),
         json!({(KEY): ENDPOINTS}),
         tproxy,
+        drains("0s"),
+        drains("3600s"),
     ]);
     all.flat_map(|annotations| {
         ["", "proxy: {ipv6: false}"].map(|config| (config, annotations.clone()))
@@ -98,7 +105,7 @@ fn variants() -> Vec<(&'static str, Value)> {
 #[test]
 fn every_variant_is_what_envoy_takes() {
     let variants = variants();
-    assert_eq!(variants.len(), 18);
+    assert_eq!(variants.len(), 22);
     for (config, annotations) in variants {
         let document = document(config, &annotations);
         read(&document).unwrap_or_else(|why| panic!("{config} {annotations}: {why}\n{document}"));
@@ -122,11 +129,13 @@ fn a_field_of_another_name_or_type_is_found_wherever_it_stands() {
 }
 
 /// Fields that Envoy's API does not require, by their last name.
-const OPTIONAL: [&str; 16] = [
+const OPTIONAL: [&str; 22] = [
     "additional_addresses",
     "circuit_breakers",
     "default_filter_chain",
+    "delay",
     "destination_port",
+    "envoy.filters.http.fault",
     "extra_source_addresses",
     "filter_chain_match",
     "idle_timeout",
@@ -135,9 +144,13 @@ const OPTIONAL: [&str; 16] = [
     "max_connections",
     "max_pending_requests",
     "max_requests",
+    "numerator",
+    "percentage",
     "prefix_ranges",
+    "stream_idle_timeout",
     "traffic_direction",
     "transparent",
+    "typed_per_filter_config",
     "upstream_bind_config",
 ];
 
@@ -263,6 +276,41 @@ fn an_endpoint_that_no_template_takes_is_refused() {
     assert!(own.contains("inbound|80||"), "{own}");
 }
 
+/// Those of the port that tells whether the proxy is ready.
+fn routes(document: &Value) -> &Value {
+    let place = "/static_resources/listeners/2/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+    document.pointer(place).unwrap()
+}
+
+#[test]
+fn a_hook_holds_the_proxys_end_up_for_as_long_as_its_path_takes_and_there_is_none_without_it() {
+    let hook = json!({"preStop": {"httpGet": {"path": "/drain", "port": 15021}}});
+    for (annotations, delay) in [
+        (json!({}), "5s"),
+        (drains("0.5s"), "1s"),
+        (drains("40s"), "40s"),
+    ] {
+        assert_eq!(
+            proxy(&injected("", &annotations).unwrap())["lifecycle"],
+            hook
+        );
+        let document = document("", &annotations);
+        let route = &routes(&document)[1];
+        assert_eq!(route["match"]["path"], "/drain");
+        let late = &route["typed_per_filter_config"]["envoy.filters.http.fault"]["delay"];
+        assert_eq!(late["fixed_delay"], delay);
+    }
+    let native = json!({"sidecar.istio.io/nativeSidecar": "true"});
+    for annotations in [drains("0s"), native] {
+        let text = injected("", &annotations).unwrap().to_string();
+        assert!(
+            !text.contains("drain\"") && !text.contains("preStop"),
+            "{text}"
+        );
+        assert!(!text.contains("http.fault"), "{text}");
+    }
+}
+
 #[test]
 fn a_proxy_without_an_agent_leaves_probes_alone_and_answers_its_own() {
     for annotations in [json!({}), json!({"status.sidecar.istio.io/port": "16000"})] {
@@ -280,11 +328,9 @@ fn a_proxy_without_an_agent_leaves_probes_alone_and_answers_its_own() {
             "{env}"
         );
     }
-    let document = document("", &json!({}));
-    let route = &document["static_resources"]["listeners"][2]["filter_chains"][0]["filters"][0]["typed_config"]
-        ["route_config"]["virtual_hosts"][0]["routes"];
+    let document = document("", &drains("0s"));
     let wanted = json!([{"match": {"path": "/healthz/ready"}, "route": {"cluster": "admin", "prefix_rewrite": "/ready"}}]);
-    assert_eq!(route, &wanted);
+    assert_eq!(routes(&document), &wanted);
     assert_eq!(
         document["admin"]["address"]["socket_address"]["address"],
         "127.0.0.1"

@@ -201,6 +201,8 @@ struct TcpProxy {
 struct HttpConnectionManager {
     #[serde(rename = "stat_prefix")]
     _stat_prefix: Name,
+    #[serde(rename = "stream_idle_timeout")]
+    _stream_idle_timeout: Option<Duration>,
     route_config: RouteConfiguration,
     http_filters: Vec<HttpFilter>,
 }
@@ -210,8 +212,7 @@ struct HttpConnectionManager {
 struct HttpFilter {
     #[serde(rename = "name")]
     _name: Name,
-    #[serde(rename = "typed_config")]
-    _config: HttpFilterConfig,
+    typed_config: HttpFilterConfig,
 }
 
 #[derive(Debug, Deserialize)]
@@ -219,6 +220,30 @@ struct HttpFilter {
 enum HttpFilterConfig {
     #[serde(rename = "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router")]
     Router(Nothing),
+    #[serde(rename = "type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault")]
+    Fault(HttpFault),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HttpFault {
+    delay: Option<FaultDelay>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FaultDelay {
+    fixed_delay: Duration,
+    #[serde(rename = "percentage")]
+    _percentage: Option<FractionalPercent>,
+}
+
+/// Of a hundred, where no denominator is named.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FractionalPercent {
+    #[serde(rename = "numerator")]
+    _numerator: Option<u32>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -242,7 +267,24 @@ struct VirtualHost {
 struct Route {
     #[serde(rename = "match")]
     _match: RouteMatch,
-    route: RouteAction,
+    /// Of these two, one is required.
+    route: Option<RouteAction>,
+    direct_response: Option<DirectResponse>,
+    typed_per_filter_config: Option<PerFilter>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DirectResponse {
+    status: u16,
+}
+
+/// By the names of filters that the chain has.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PerFilter {
+    #[serde(rename = "envoy.filters.http.fault")]
+    fault: Option<HttpFilterConfig>,
 }
 
 /// A oneof that is required.

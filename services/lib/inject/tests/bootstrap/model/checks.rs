@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{
-    Address, Bootstrap, Cluster, DiscoveryType, FilterChain, FilterConfig, LbPolicy, Listener,
-    Name, StaticResources,
+    Address, Bootstrap, Cluster, DiscoveryType, FilterChain, FilterConfig, HttpConnectionManager,
+    HttpFault, HttpFilterConfig, LbPolicy, Listener, Name, Route, StaticResources,
 };
 
 /// Where a cluster's connections go, and from where.
@@ -77,10 +77,20 @@ impl Listener {
             once(self.filter_chains.iter().map(|it| &it.filter_chain_match)),
             once(self.listener_filters.iter().map(|it| &it.name)),
         ];
+        let of_http = self.managers().flat_map(HttpConnectionManager::faults);
         is_odd
             .into_iter()
             .chain(twice.into_iter().flatten())
+            .chain(of_http)
             .collect()
+    }
+
+    fn managers(&self) -> impl Iterator<Item = &HttpConnectionManager> {
+        let filters = self.chains().flat_map(|chain| &chain.filters);
+        filters.filter_map(|filter| match &filter.typed_config {
+            FilterConfig::Http(manager) => Some(manager),
+            FilterConfig::TcpProxy(_) => None,
+        })
     }
 
     fn chains(&self) -> impl Iterator<Item = &FilterChain> {
@@ -104,10 +114,49 @@ impl Listener {
                         hosts.inspect(|host| assert!(!host.domains.is_empty(), "{:?}", host.name));
                     hosts
                         .flat_map(|host| &host.routes)
-                        .map(|it| &it.route.cluster)
+                        .filter_map(|it| Some(&it.route.as_ref()?.cluster))
                         .collect()
                 }
             })
+    }
+}
+
+impl HttpConnectionManager {
+    /// The router is the last filter, and what a route says of a filter is said of one that is there.
+    fn faults(&self) -> Vec<String> {
+        let filters: Vec<_> = self
+            .http_filters
+            .iter()
+            .map(|it| &it.typed_config)
+            .collect();
+        let ends = matches!(filters.last(), Some(HttpFilterConfig::Router(_)));
+        let delays = filters
+            .iter()
+            .any(|it| matches!(it, HttpFilterConfig::Fault(_)));
+        let hosts = self.route_config.virtual_hosts.iter();
+        let routes: Vec<_> = hosts.flat_map(|host| &host.routes).collect();
+        let is_odd = !ends || routes.iter().any(|it| it.fault().is_some() && !delays);
+        let odd = is_odd.then(|| "its filters are not those of its routes".to_owned());
+        let of_routes = routes.into_iter().filter_map(Route::odd);
+        odd.into_iter().chain(of_routes).collect()
+    }
+}
+
+impl Route {
+    fn fault(&self) -> Option<&HttpFault> {
+        match self.typed_per_filter_config.as_ref()?.fault.as_ref()? {
+            HttpFilterConfig::Fault(fault) => Some(fault),
+            HttpFilterConfig::Router(_) => None,
+        }
+    }
+
+    fn odd(&self) -> Option<String> {
+        let answers = self.direct_response.as_ref();
+        let status = answers.is_none_or(|it| (200..600).contains(&it.status));
+        let delay = self.fault().and_then(|it| it.delay.as_ref());
+        let is_late = delay.is_none_or(|it| it.fixed_delay.0 > 0);
+        let one = self.route.is_some() != answers.is_some();
+        (!(one && status && is_late)).then(|| "a route is not what it should be".to_owned())
     }
 }
 

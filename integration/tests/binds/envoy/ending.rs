@@ -1,0 +1,124 @@
+//! What becomes of connections when a pod with an Envoy of the injector's is deleted: the kubelet's part is played by the
+//! test, Envoy is a real one.
+
+use std::{
+    net::{IpAddr, SocketAddr, TcpStream},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use inpod_proto::netconfig::v1::InboundCapture;
+use integration::{App, PATIENCE, ask, connect, exchange, source_seen};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use super::Envoy;
+use crate::{
+    bootstrap::{arguments, container},
+    reachability::Place,
+    sidecar::redirect,
+};
+
+/// Where the application listens.
+const HERE: u16 = 7001;
+
+/// What the hook of a container asks of a pod with this address, as a URL. `None` where it has none.
+fn hook(container: &Value, pod: IpAddr) -> Option<String> {
+    let hook = container.get("lifecycle")?.get("preStop")?;
+    let asked = hook["httpGet"].as_object().unwrap();
+    assert_eq!(asked.len(), 2, "{asked:?}");
+    let to = SocketAddr::new(pod, asked["port"].as_u64()?.try_into().unwrap());
+    Some(format!("http://{to}{}", asked["path"].as_str()?))
+}
+
+/// Asks from the node, as the kubelet does; how long the answer took.
+fn ask_hook(node: &Path, url: &str) -> Duration {
+    let net = format!("--net={}", node.display());
+    let began = Instant::now();
+    let told = integration::run("nsenter", &[&net, "curl", "-sSfgm", "20", url]);
+    assert_eq!(told.unwrap(), "");
+    began.elapsed()
+}
+
+/// A connection on which the application has answered, and goes on answering.
+fn open(place: &Place, to: SocketAddr) -> TcpStream {
+    let stream = connect(&place.client.netns, to).unwrap();
+    let (source, mut stream) = source_seen(stream).unwrap();
+    assert!(["127.0.0.6", "::6"].contains(&source.to_string().as_str()));
+    exchange(&mut stream, "begun").unwrap();
+    stream
+}
+
+/// Ends Envoy as the runtime does when the kubelet tells it to.
+fn end(mut envoy: Envoy<'_>) {
+    let pid = Pid::from_raw(envoy.process.id().try_into().unwrap());
+    kill(pid, Signal::SIGTERM).unwrap();
+    assert!(envoy.process.wait().unwrap().success());
+}
+
+fn is_cut(mut stream: TcpStream) -> bool {
+    exchange(&mut stream, "still there").is_err()
+}
+
+#[test]
+fn while_the_hook_of_a_deleted_pod_waits_its_envoy_serves_what_is_there_and_what_is_new() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let said = json!({"proxy.istio.io/config": "terminationDrainDuration: 2s"});
+    let container = container(&place, &said);
+    let envoy = Envoy::with(
+        &place,
+        &container,
+        &arguments(&container, place.server.v4.into()),
+    );
+    let _app = App::start(&place.server.netns, HERE).unwrap();
+    let to = [false, true].map(|v6| SocketAddr::new(place.to(false, v6), HERE));
+    let mut before = to.map(|to| open(&place, to));
+    let url = hook(&container, place.to(false, false)).unwrap();
+    let node = place.node.netns().path().to_owned();
+    let asked = thread::spawn(move || ask_hook(&node, &url));
+    let mut rounds = 0;
+    while !asked.is_finished() {
+        for (to, stream) in to.into_iter().zip(&mut before) {
+            exchange(stream, "in flight").unwrap();
+            ask(&place.client.netns, to).unwrap();
+        }
+        rounds += 1;
+    }
+    assert!(rounds > 1, "{rounds}");
+    let took = asked.join().unwrap();
+    assert!(
+        took >= Duration::from_secs(2) && took < PATIENCE,
+        "{took:?}"
+    );
+    end(envoy);
+    for (to, stream) in to.into_iter().zip(before) {
+        assert!(is_cut(stream));
+        connect(&place.client.netns, to).unwrap_err();
+    }
+}
+
+/// What the hook is for.
+#[test]
+fn without_the_hook_a_connection_ends_with_its_pods_deletion() {
+    let place = Place::new();
+    redirect(&place, InboundCapture::Redirect);
+    let said = json!({"proxy.istio.io/config": "terminationDrainDuration: 0s"});
+    let container = container(&place, &said);
+    let envoy = Envoy::with(
+        &place,
+        &container,
+        &arguments(&container, place.server.v4.into()),
+    );
+    let _app = App::start(&place.server.netns, HERE).unwrap();
+    let to = SocketAddr::new(place.to(false, false), HERE);
+    let stream = open(&place, to);
+    assert_eq!(hook(&container, place.to(false, false)), None);
+    end(envoy);
+    assert!(is_cut(stream));
+    connect(&place.client.netns, to).unwrap_err();
+}
