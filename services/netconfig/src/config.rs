@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
     choice::Setting,
-    host::{AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
+    host::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
 };
 
 /// The settings of this service alone.
@@ -84,6 +84,18 @@ pub struct Config {
     pub probe_source_v6: SourceV6,
     /// Whether probes are led to pods with an interface of AWS's own.
     pub aws_branch_eni: AwsBranchEni,
+}
+
+impl Config {
+    /// What is done with probes.
+    pub(crate) fn probes(&self) -> host::Settings {
+        host::Settings {
+            probe_match: self.probe_match.clone(),
+            source_v4: self.probe_source_v4,
+            source_v6: self.probe_source_v6,
+            aws_branch_eni: self.aws_branch_eni,
+        }
+    }
 }
 
 fn seconds<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {

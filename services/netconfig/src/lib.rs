@@ -79,31 +79,15 @@ const BACKEND: &str = "backend";
 /// When the kernel is too old, or a socket cannot be had.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     floor::check()?;
-    let Config {
-        netns_roots,
-        sweep,
-        verify,
-        event_buffer_bytes,
-        backend,
-        probe_match,
-        probe_source_v4,
-        probe_source_v6,
-        aws_branch_eni,
-    } = config;
-    let probes = host::Settings {
-        probe_match,
-        source_v4: probe_source_v4,
-        source_v6: probe_source_v6,
-        aws_branch_eni,
-    };
-    let writer = chosen(backend, &daemon).await?;
-    let queue = Arc::new(Queue::new(verify));
+    let probes = config.probes();
+    let writer = chosen(config.backend, &daemon).await?;
+    let queue = Arc::new(Queue::new(config.verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(Drift::register);
     let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
     let options = events::Options {
         shared: true,
-        room: event_buffer_bytes,
+        room: config.event_buffer_bytes,
     };
     let ears = Ears::open(options, Arc::clone(&queue), counts);
     daemon.readiness().set("shared-events", ears.are_shared());
@@ -115,7 +99,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let _guard = host.guard().context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
     tasks.spawn(vital("events", events::run(queue, reader.clone(), ears)));
-    let sweep = claims::sweep::run(Arc::clone(&claims), sweep);
+    let sweep = claims::sweep::run(Arc::clone(&claims), config.sweep);
     tasks.spawn(vital("sweep", sweep));
     let follows = host::follow::run(Arc::clone(&host), Arc::clone(&claims));
     tasks.spawn(vital("host", follows));
@@ -124,7 +108,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let doubt = rehearsal::start(&mut tasks, &writer, probes, daemon.readiness());
     let handler = Handler::new(
         reader,
-        netns_roots,
+        config.netns_roots,
         writer,
         probe_sources,
         host,

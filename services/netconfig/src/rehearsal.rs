@@ -64,12 +64,7 @@ pub(crate) fn start(
 ) -> Doubt {
     let doubt = Doubt::default();
     readiness.require(CONDITION, "not tried yet");
-    let rehearses = run(
-        Arc::clone(writer),
-        probes,
-        readiness.clone(),
-        doubt.clone(),
-    );
+    let rehearses = run(Arc::clone(writer), probes, readiness.clone(), doubt.clone());
     tasks.spawn(vital("rehearsal", rehearses));
     doubt
 }

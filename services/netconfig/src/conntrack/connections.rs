@@ -22,7 +22,7 @@ const TCP: u8 = 6;
 /// where that was no SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of that name does not set it.
 const BE_LIBERAL: u8 = 0x08;
 
-/// Deletes what is known of connections of families that no rules capture: what is left of an earlier enrolment, and would
+/// Deletes what is known of connections of families that no rules capture: what is left of an earlier enrollment, and would
 /// pass for it a new connection of the same ports, what others have tracked, and what began meanwhile. Not what others
 /// translate, nor what the pod says to itself, nor what ztunnel or a sidecar's proxy carries: where its other end spoke
 /// first it would be captured.
