@@ -18,6 +18,7 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener};
 
+use daemon::vital;
 use workload::with_causes;
 
 use crate::{
@@ -117,9 +118,12 @@ impl Door {
             }
         });
         match looked {
-            Ok(Welcome::Now(seated)) => drop(connections.spawn(self.attend(socket, seated))),
+            // One that panics may leave the ledger half changed, for all the others.
+            Ok(Welcome::Now(seated)) => {
+                connections.spawn(vital("session", self.attend(socket, seated)));
+            }
             Ok(Welcome::Later(candidate, place)) => {
-                connections.spawn(self.hold(socket, candidate, place));
+                connections.spawn(vital("session", self.hold(socket, candidate, place)));
             }
             Err(error) => self.refuse(&error),
         }
