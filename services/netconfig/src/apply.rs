@@ -319,6 +319,7 @@ fn take(
             let carried = carried(link, plan);
             link.nftables.forget_from_before(families, left, &carried)?;
         }
+        Step::ForgetCaptured(families) => link.nftables.forget_captured(families)?,
         Step::Clear(backend, change) => {
             if !undo.cleared {
                 read_back(link, plan)?;

@@ -102,8 +102,8 @@ impl Nftables {
     }
 
     /// Deletes what connection tracking knows of connections that ztunnel took on or opened.
-    pub(crate) fn forget_captured(&mut self) -> Result<(), KernelError> {
-        conntrack::forget_captured(&mut self.socket)
+    pub(crate) fn forget_captured(&mut self, families: &[Family]) -> Result<(), KernelError> {
+        conntrack::forget_captured(&mut self.socket, families)
     }
 
     /// Chains of iptables-nft, by their names: tables of nf_tables that others write.

@@ -7,6 +7,7 @@ use super::{ATTEMPTS, Writer, make_so};
 use crate::{
     backend::{Backend, BackendError, Change},
     error::{ApplyError, RemoveError},
+    family::Family,
     inspect,
     link::Link,
     plan::State,
@@ -94,7 +95,11 @@ impl Writer {
             note(link.nftables.forget_names(&[]).map_err(Into::into));
         }
         if seen.has_rules() {
-            note(link.nftables.forget_captured().map_err(Into::into));
+            note(
+                link.nftables
+                    .forget_captured(&Family::ALL)
+                    .map_err(Into::into),
+            );
         }
         if seen.tag().is_some_and(|tag| tag.migrates) {
             let switched = link.set_migrates(false);

@@ -59,9 +59,11 @@ pub(crate) fn forget_from_before(
 
 /// Deletes what is known of connections that ztunnel or a sidecar's proxy took on, or opened in the name of a client. The kernel remembers
 /// them for minutes after their rules are gone, and would do with a later connection of the same ports as with them.
-pub(crate) fn forget_captured(socket: &mut Socket) -> Result<(), KernelError> {
-    forget(socket, |_, attributes| {
-        is_tcp(attributes) && (is_led(attributes).unwrap_or(false) || is_ztunnels(attributes))
+pub(crate) fn forget_captured(socket: &mut Socket, families: &[Family]) -> Result<(), KernelError> {
+    forget(socket, |header, attributes| {
+        is_of(header, families)
+            && is_tcp(attributes)
+            && (is_led(attributes).unwrap_or(false) || is_ztunnels(attributes))
     })
 }
 

@@ -11,7 +11,7 @@ use crate::{
     iptables,
     marks::DNS_PORT,
     routes::{self, Item},
-    rules::Tag,
+    rules::{Table, Tag},
 };
 
 /// One step. In between two of them traffic is neither let out nor lost.
@@ -35,6 +35,9 @@ pub(crate) enum Step {
     /// Connection tracking forgets connections of these families that it did not see begin, and those that were there
     /// when it had to settle: what has not ended is captured, which cuts it.
     ForgetBefore(Vec<Family>),
+    /// Connection tracking forgets what was captured of these families, which no tables are there for any more: it
+    /// would do with a later connection of the same ends as with that one.
+    ForgetCaptured(Vec<Family>),
     /// What another backend holds of ours, or Istio left, is deleted.
     Clear(Backend, Change),
     /// A route, ip rule or address goes.
@@ -78,6 +81,8 @@ impl Plan {
             steps.push(Step::ForgetBefore(before));
         }
         steps.extend(self.clearings(state));
+        let left = self.left(state);
+        steps.extend((!left.is_empty()).then_some(Step::ForgetCaptured(left)));
         let is_rewrite = |step: &Step| matches!(step, Step::Write(_) | Step::Clear(..));
         let rewrites = steps.iter().any(is_rewrite);
         steps.extend(self.surplus(state).into_iter().map(Step::Delete));
@@ -101,6 +106,15 @@ impl Plan {
         let mut families = Family::ALL.to_vec();
         families.retain(|family| state.has_connected && is_of(*family) && !captures(*family));
         families
+    }
+
+    /// The families that there are tables of ours for, and that none are to be for.
+    fn left(&self, state: &State) -> Vec<Family> {
+        let left = |family: &Family| {
+            let is_of = |table: &Table| table.family.has(*family);
+            state.our_tables().any(is_of) && !self.tables.iter().any(is_of)
+        };
+        Family::ALL.into_iter().filter(left).collect()
     }
 
     /// The plan up to where connections from before are left alone. It bears the fingerprint of what is to come.
@@ -194,7 +208,7 @@ fn observed(new: &NewTable) -> ObservedTable {
     }
 }
 
-fn new(table: &crate::rules::Table, tag: &Tag) -> NewTable {
+fn new(table: &Table, tag: &Tag) -> NewTable {
     NewTable {
         table: table.clone(),
         comment: tag.to_string(),
@@ -235,6 +249,11 @@ pub(crate) fn print(
                 "## connection tracking forgets TCP connections of {} that it did not see begin, or that did not end",
                 names(families)
             ),
+            Step::ForgetCaptured(families) => writeln!(
+                text,
+                "## connection tracking forgets captured TCP connections of {}",
+                names(families)
+            ),
             Step::Write(change) => write!(text, "{}", script(plan.backend, &seen, change)),
             Step::Clear(backend, change) => {
                 let seen = state.of(*backend).unwrap_or(&nothing);
@@ -267,7 +286,7 @@ mod tests {
     use crate::{
         backend::Jump,
         routes::Routing,
-        rules::{Ambient, Expr, Form, Redirection, Rule, Table, TableFamily},
+        rules::{Ambient, Expr, Form, Redirection, Rule, TableFamily},
     };
 
     const NAT: &str = "inpod-nat";

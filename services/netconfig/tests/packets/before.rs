@@ -10,7 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netconfig::{Backend, Family, apply::Phase, rules::Ambient};
+use netconfig::{
+    Backend, Family,
+    apply::Phase,
+    rules::{Ambient, Ipv6},
+};
 
 use crate::{
     checks::FROM_ZTUNNEL,
@@ -265,4 +269,52 @@ fn of_connections_that_begin_while_a_pod_is_enrolled_none_goes_past_ztunnel_for_
     });
     let failures: Vec<_> = failures.into_iter().flatten().collect();
     assert_eq!(failures, [""; 0]);
+}
+
+/// What connection tracking remembers of captured connections of a family: by the port that answers, or by the mark of
+/// ztunnel's own in a client's name.
+fn remembered(world: &World, family: Family) -> usize {
+    let family = match family {
+        Family::V4 => "ipv4",
+        Family::V6 => "ipv6",
+    };
+    let listed = world
+        .pod
+        .command("conntrack", &["-L", "-f", family, "-p", "tcp"]);
+    let captured = [" sport=15001 ", " sport=15006 ", " mark=273 "];
+    let is_captured = |line: &&str| captured.iter().any(|part| line.contains(part));
+    listed.lines().filter(is_captured).count()
+}
+
+/// A later connection of the same ends would be led as the captured one was, when the family is captured once more:
+/// what the application answers a client would go to ztunnel, whom it never came from.
+#[test]
+fn nothing_is_remembered_of_what_was_captured_of_a_family_that_has_no_table_any_more() {
+    let without_ipv6 = Ambient {
+        ipv6: Ipv6::Off,
+        ..Ambient::default()
+    };
+    for backend in [Backend::IptablesNft, Backend::IptablesLegacy] {
+        let world = World::new(backend, Pod::Dual);
+        world.apply(&Ambient::default());
+        let held = Family::ALL.map(|family| {
+            let client = outside(family);
+            let dials = [
+                Dial::tcp(Place::Outside, pod(family), 8080),
+                Dial::tcp(Place::Pod, client, 8080),
+                Dial::tcp(Place::Pod, pod(family), 8080)
+                    .from(client)
+                    .marked(FROM_ZTUNNEL),
+            ];
+            dials.map(|dial| dial.hold(&world).0.unwrap())
+        });
+        assert_eq!(Family::ALL.map(|family| remembered(&world, family)), [3, 3]);
+        world.apply(&without_ipv6);
+        assert_eq!(Family::ALL.map(|family| remembered(&world, family)), [3, 0]);
+        let [mut of_ipv4, _] = held;
+        assert!(
+            of_ipv4.iter_mut().all(|flow| flow.talk().is_ok()),
+            "{backend}"
+        );
+    }
 }
