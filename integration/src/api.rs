@@ -36,7 +36,8 @@ impl Api {
     pub fn new(run_dir: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let _context = runtime.enter();
-        let channel = |component| daemon::channel(&daemon::socket(run_dir, component));
+        let channel =
+            |component| inpod_service::channel(&inpod_service::socket(run_dir, component));
         Ok(Self {
             pod_events: PodEventsServiceClient::new(channel("pod-events")),
             netconfig: NetconfigServiceClient::new(channel("netconfig")),

@@ -147,12 +147,12 @@ fn forward<S: NamedService + 'static>(
     to: &Path,
     component: &str,
 ) -> anyhow::Result<()> {
-    let socket = daemon::socket(from, component);
+    let socket = inpod_service::socket(from, component);
     fs::create_dir_all(socket.parent().context("a socket is in a directory")?)?;
     let listener = UnixListener::bind(&socket)?;
     let service = Forward::<S> {
         hook: hook.clone(),
-        channel: daemon::channel(&daemon::socket(to, component)),
+        channel: inpod_service::channel(&inpod_service::socket(to, component)),
         stands_for: PhantomData,
     };
     let serving = tonic::transport::Server::builder()

@@ -98,7 +98,7 @@ impl Verbs {
         let runtime = Runtime::new().context("no runtime")?;
         let clients = {
             let _context = runtime.enter();
-            [(); CONNECTIONS].map(|()| PodEventsServiceClient::new(daemon::channel(socket)))
+            [(); CONNECTIONS].map(|()| PodEventsServiceClient::new(inpod_service::channel(socket)))
         };
         Ok(Self {
             clients,
@@ -176,7 +176,7 @@ impl Verbs {
     ///
     /// When they cannot be read.
     pub fn metrics(&self, socket: &Path) -> anyhow::Result<String> {
-        let fetched = daemon::metrics::fetch(socket);
+        let fetched = inpod_service::metrics::fetch(socket);
         self.runtime.block_on(fetched).map_err(anyhow::Error::msg)
     }
 }

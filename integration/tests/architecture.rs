@@ -91,7 +91,13 @@ fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
         .find(|package| package.name == "inpod")
         .unwrap();
     let used: BTreeSet<_> = direct(client).intersection(&ours).cloned().collect();
-    let known = ["inpod-proto", "workload", "daemon", "chain", "inject"];
+    let known = [
+        "inpod-proto",
+        "workload",
+        "inpod-service",
+        "chain",
+        "inject",
+    ];
     assert_eq!(used, set(&known));
     assert!(!direct(client).contains("nix"));
     assert!(users_of(&metadata, "inpod").is_empty());

@@ -107,7 +107,7 @@ fn a_root_process_of_a_pod_that_sees_the_sockets_is_refused_every_call_and_it_is
     // pod-events of that node is no service to the others either, and says so again and again.
     let own = format!("pid={} ", strict.pid("pod-events").unwrap());
     for (component, call) in calls() {
-        let socket = daemon::socket(&strict.run_dir(), component);
+        let socket = inpod_service::socket(&strict.run_dir(), component);
         let command = format!(
             "{} -max-time 5 -plaintext -unix -authority localhost -protoset {} -d {{}} {} {call}",
             grpcurl_program().unwrap(),
@@ -180,7 +180,7 @@ fn a_caller_whose_process_cannot_be_seen_is_refused() {
         .stderr(fs::File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let socket = daemon::socket(&run_dir, "netconfig");
+    let socket = inpod_service::socket(&run_dir, "netconfig");
     eventually("it listens", PATIENCE, || {
         UnixStream::connect(&socket).map(drop)
     })
@@ -240,7 +240,7 @@ fn asked_by(user: &[&str], node: &Node, service: &str) -> String {
 /// Lets everybody at a service's socket.
 fn open(node: &Node, service: &str) {
     use std::os::unix::fs::PermissionsExt as _;
-    let socket = daemon::socket(&node.run_dir(), service);
+    let socket = inpod_service::socket(&node.run_dir(), service);
     let mode = |mode| fs::Permissions::from_mode(mode);
     for directory in [&node.run_dir(), socket.parent().unwrap()] {
         fs::set_permissions(directory, mode(0o755)).unwrap();

@@ -28,7 +28,7 @@ fn grpcurl_lists_and_describes_every_service_by_reflection() {
         "inpod.podevents.v1.PodEventsService",
     ];
     for (service, name) in SERVICES.iter().zip(own) {
-        let socket = daemon::socket(&node.run_dir(), service);
+        let socket = inpod_service::socket(&node.run_dir(), service);
         let list = grpcurl(&socket, &["list"]).unwrap();
         let listed: Vec<_> = list.lines().collect();
         assert!(
@@ -57,11 +57,11 @@ fn grpcurl_lists_and_describes_every_service_by_reflection() {
 fn health_is_served_for_the_process_and_for_its_calls() {
     let node = Node::running().unwrap();
     for service in SERVICES {
-        let socket = daemon::socket(&node.run_dir(), service);
+        let socket = inpod_service::socket(&node.run_dir(), service);
         let health = grpcurl(&socket, &["-d", "{}", "grpc.health.v1.Health/Check"]).unwrap();
         assert!(health.contains("\"SERVING\""), "{health}");
     }
-    let socket = daemon::socket(&node.run_dir(), "netconfig");
+    let socket = inpod_service::socket(&node.run_dir(), "netconfig");
     let own = r#"{"service":"inpod.netconfig.v1.NetconfigService"}"#;
     let health = grpcurl(&socket, &["-d", own, "grpc.health.v1.Health/Check"]).unwrap();
     assert!(health.contains("\"SERVING\""), "{health}");
@@ -70,7 +70,7 @@ fn health_is_served_for_the_process_and_for_its_calls() {
 #[test]
 fn a_failure_shows_its_reason_its_field_and_what_to_do_in_the_details() {
     let node = Node::running().unwrap();
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let call = "inpod.podevents.v1.PodEventsService/ExplainPod";
     let unknown = grpcurl(
         &socket,
@@ -148,7 +148,7 @@ fn a_second_instance_of_a_service_refuses_to_take_over_a_served_socket() {
 fn asked_by_a_host_process(service: &str, call: &str) -> anyhow::Result<String> {
     let node = Node::new()?;
     node.start_for("cgroup:/a/place/where/nobody/is", service)?;
-    let socket = daemon::socket(&node.run_dir(), service);
+    let socket = inpod_service::socket(&node.run_dir(), service);
     integration::eventually("it serves", integration::PATIENCE, || {
         grpcurl(&socket, &["list"])
     })?;
@@ -201,7 +201,7 @@ fn a_path_may_be_inspected_by_a_service_alone() {
     let node = Node::new().unwrap();
     node.start_for("cgroup:/a/place/where/nobody/is", "netconfig")
         .unwrap();
-    let socket = daemon::socket(&node.run_dir(), "netconfig");
+    let socket = inpod_service::socket(&node.run_dir(), "netconfig");
     integration::eventually("it serves", integration::PATIENCE, || {
         grpcurl(&socket, &["list"])
     })

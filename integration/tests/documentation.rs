@@ -13,7 +13,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use daemon::{Key, config::COMMON};
+use inpod_service::{Key, config::COMMON};
 use pod_events::metrics::{Metric, OF_ISTIO, OWN};
 use workload::keys;
 

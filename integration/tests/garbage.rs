@@ -15,7 +15,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The sockets that speak gRPC, and the one that hands descriptors over.
 fn sockets(node: &Node) -> Vec<PathBuf> {
-    let grpc = SERVICES.map(|service| daemon::socket(&node.run_dir(), service));
+    let grpc = SERVICES.map(|service| inpod_service::socket(&node.run_dir(), service));
     grpc.into_iter()
         .chain([node.run_dir().join("netns/netns.sock")])
         .collect()

@@ -43,7 +43,7 @@ fn without_ztunnel(settings: &[&str]) -> anyhow::Result<Node> {
 }
 
 fn until_serving(node: &Node) -> anyhow::Result<()> {
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     eventually("pod-events is ready", PATIENCE, || {
         let told = health(&socket, "")?;
         ensure!(told == "SERVING", "{told}");
@@ -158,7 +158,7 @@ fn an_add_is_counted_by_every_service_that_has_a_part_in_it() {
     node.pod(Spec::new("outside")).unwrap();
     let nobody = r#"{"pod":{"namespace":"shop","name":"nobody"},"sandbox":{"network_name":"n",
         "container_id":"c","ifname":"eth0"},"netns":{"path":"/run/netns/n"}}"#;
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let add = "inpod.podevents.v1.PodEventsService/AddPod";
     let refused = grpcurl(&socket, &["-d", nobody], add)
         .unwrap_err()
@@ -217,7 +217,7 @@ fn a_caller_who_may_not_change_is_audited_and_counted() {
     let node = Node::new().unwrap();
     let policy = ["--peer", "cgroup:/a/place/where/nobody/is"];
     node.start_with("netconfig", &policy).unwrap();
-    let socket = daemon::socket(&node.run_dir(), "netconfig");
+    let socket = inpod_service::socket(&node.run_dir(), "netconfig");
     let call = "inpod.netconfig.v1.NetconfigService/ApplyRules";
     let refused = eventually("it refuses", PATIENCE, || {
         match grpcurl(&socket, &["-d", "{}"], call) {
@@ -241,7 +241,7 @@ fn a_caller_who_may_not_change_is_audited_and_counted() {
 fn over_the_limit_a_call_is_refused_with_when_to_come_back_and_the_rest_goes_on() {
     let node = without_ztunnel(&["--max-calls", "1"]).unwrap();
     let add = waiting_add(&node).unwrap();
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     // ADDs have a lane of their own: who looks is served.
     grpcurl(&socket, &[], STATUS).unwrap();
     let another = node.sandbox(Spec::new("another").ambient()).unwrap();
@@ -275,7 +275,7 @@ fn a_caller_whose_time_runs_out_is_told_why_and_what_helps() {
     let node = Node::running().unwrap();
     node.pod(Spec::new("a").ambient()).unwrap();
     node.signal("netconfig", Signal::SIGSTOP).unwrap();
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let pod = r#"{"pod":{"namespace":"shop","name":"a"}}"#;
     let late = grpcurl(&socket, &["-d", pod, "-max-time", "2"], EXPLAIN);
     node.signal("netconfig", Signal::SIGCONT).unwrap();
@@ -289,7 +289,7 @@ fn a_caller_whose_time_runs_out_is_told_why_and_what_helps() {
 fn it_is_ready_when_an_add_could_be_served_and_alive_before() {
     let node = Node::new().unwrap();
     node.start("pod-events").unwrap();
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     eventually("it answers", PATIENCE, || health(&socket, "")).unwrap();
     assert_eq!(health(&socket, "").unwrap(), "NOT_SERVING");
     assert_eq!(health(&socket, "live").unwrap(), "SERVING");
@@ -336,7 +336,7 @@ impl Watcher {
     fn start(node: &Node) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let told = dir.path().join("told");
-        let socket = daemon::socket(&node.run_dir(), "pod-events");
+        let socket = inpod_service::socket(&node.run_dir(), "pod-events");
         let child = Command::new(grpcurl_program().unwrap())
             .args(["-plaintext", "-unix", "-authority", "localhost", "-d", "{}"])
             .arg(socket)

@@ -40,7 +40,7 @@ impl Bench {
         node.start_with("pod-events", &settings).unwrap();
         node.start_ztunnel(&[]).unwrap();
         node.ready().unwrap();
-        let verbs = Verbs::at(&daemon::socket(&node.run_dir(), "pod-events")).unwrap();
+        let verbs = Verbs::at(&inpod_service::socket(&node.run_dir(), "pod-events")).unwrap();
         Self {
             proxy,
             behind,
@@ -50,7 +50,7 @@ impl Bench {
     }
 
     fn metrics(&self) -> String {
-        let socket = daemon::socket(&self.node.run_dir(), "pod-events");
+        let socket = inpod_service::socket(&self.node.run_dir(), "pod-events");
         self.verbs.metrics(&socket).unwrap()
     }
 
@@ -179,7 +179,7 @@ fn every_metric_that_is_documented_is_declared_and_the_incumbents_count_adds_and
 fn one_id_names_an_add_in_the_logs_of_all_processes() {
     let bench = Bench::new();
     let pod = bench.node.sandbox(Spec::new("a").ambient()).unwrap();
-    let socket = daemon::socket(&bench.behind, "pod-events");
+    let socket = inpod_service::socket(&bench.behind, "pod-events");
     let call = Call::add(&pod, &socket, &bench.node.state_dir());
     let outcome = call.run().unwrap();
     assert_eq!(outcome.code, 0, "{outcome:?}");

@@ -76,8 +76,8 @@ impl Asker {
     fn of(node: &Node) -> Self {
         let runtime = Runtime::new().unwrap();
         let _context = runtime.enter();
-        let socket = daemon::socket(&node.run_dir(), "pod-events");
-        let client = PodEventsServiceClient::new(daemon::channel(&socket));
+        let socket = inpod_service::socket(&node.run_dir(), "pod-events");
+        let client = PodEventsServiceClient::new(inpod_service::channel(&socket));
         drop(_context);
         Self { runtime, client }
     }

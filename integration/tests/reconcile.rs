@@ -40,9 +40,11 @@ fn told(node: &Node, pod: &Pod, event: &str) -> ExplainPodResponse {
 }
 
 fn metrics(node: &Node) -> String {
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(daemon::metrics::fetch(&socket)).unwrap()
+    runtime
+        .block_on(inpod_service::metrics::fetch(&socket))
+        .unwrap()
 }
 
 fn changed(node: &Node, pod: &mut Pod, change: impl FnOnce(Spec) -> Spec) {

@@ -130,7 +130,7 @@ fn addressed(stdin: &str, pod: &Pod) -> String {
 
 /// What the recorded conflist would say if it were for this plugin.
 fn with_settings(node: &Node, stdin: &str) -> String {
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let ours = format!(
         "{{\"agentSocket\":{socket:?},\"stateDir\":{:?},",
         node.state_dir()

@@ -92,7 +92,7 @@ fn start(cgroups: &Cgroups, policy: &str) -> Node {
 
 /// Whether repair hears pod-events, by its metrics, which a process of the host reads.
 fn hears(node: &Node) -> anyhow::Result<bool> {
-    let socket = daemon::socket(&node.run_dir(), "repair");
+    let socket = inpod_service::socket(&node.run_dir(), "repair");
     let words = [
         "-sSf",
         "--unix-socket",
@@ -111,7 +111,7 @@ fn said(node: &Node, cgroup: &Path, pod: &Pod, call: &str) -> String {
     fs::write(&protoset, inpod_proto::DESCRIPTORS).unwrap();
     let (protoset, socket) = (
         protoset.display(),
-        daemon::socket(&node.run_dir(), "pod-events"),
+        inpod_service::socket(&node.run_dir(), "pod-events"),
     );
     let (grpcurl, socket) = (grpcurl_program().unwrap(), socket.display());
     let script = format!(

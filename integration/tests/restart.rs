@@ -54,9 +54,11 @@ impl Full {
 
     /// The numbers of a service's metrics whose names begin so.
     fn numbers(&self, service: &str, prefix: &str) -> BTreeMap<String, u64> {
-        let socket = daemon::socket(&self.node.run_dir(), service);
+        let socket = inpod_service::socket(&self.node.run_dir(), service);
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        let text = runtime.block_on(daemon::metrics::fetch(&socket)).unwrap();
+        let text = runtime
+            .block_on(inpod_service::metrics::fetch(&socket))
+            .unwrap();
         let lines = text.lines().filter(|line| line.starts_with(prefix));
         let number = |line: &str| {
             let (name, value) = line.rsplit_once(' ')?;

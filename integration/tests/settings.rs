@@ -316,7 +316,7 @@ fn a_socket_that_cannot_be_had_ends_a_service_and_what_is_in_the_way_stays() {
 
         for what in ["directory", "file", "link", "fifo"] {
             let place = Place::new();
-            let socket = daemon::socket(Path::new(&place.run_dir()), service);
+            let socket = inpod_service::socket(Path::new(&place.run_dir()), service);
             fs::create_dir_all(socket.parent().unwrap()).unwrap();
             put(what, &socket);
             let before = fs::symlink_metadata(&socket).unwrap().file_type();
@@ -330,7 +330,7 @@ fn a_socket_that_cannot_be_had_ends_a_service_and_what_is_in_the_way_stays() {
         }
 
         let place = Place::new();
-        let socket = daemon::socket(Path::new(&place.run_dir()), service);
+        let socket = inpod_service::socket(Path::new(&place.run_dir()), service);
         fs::create_dir_all(socket.parent().unwrap()).unwrap();
         let _listener = UnixListener::bind(&socket).unwrap();
         let text = place.refused(service, &Wrong::default());

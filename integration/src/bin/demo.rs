@@ -93,7 +93,7 @@ fn set_up() -> anyhow::Result<Node> {
         node.start(service)?;
         say(&format!(
             "    {service:15} serves {}",
-            daemon::socket(&node.run_dir(), service).display()
+            inpod_service::socket(&node.run_dir(), service).display()
         ));
     }
     node.start_ztunnel(&[])?;
@@ -135,7 +135,7 @@ fn grpcurl() -> String {
 }
 
 fn explain_arguments(node: &Node, pod: &Pod) -> [String; 8] {
-    let socket = daemon::socket(&node.run_dir(), "pod-events")
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events")
         .display()
         .to_string();
     let selector = format!(
@@ -308,7 +308,7 @@ fn link_is_there(netns: &Path, link: &str) -> bool {
 
 fn play(node: &Node, server: &Pod) -> anyhow::Result<()> {
     heading("8. Everything is left running. In this shell, for example:");
-    let pods_socket = daemon::socket(&node.run_dir(), "pod-events");
+    let pods_socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let manifests = node.manifests();
     quote(&format!(
         "grpcurl {}",

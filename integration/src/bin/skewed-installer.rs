@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use daemon::Service;
+use inpod_service::Service;
 
 const SERVICE: Service = Service {
     name: "installer",
@@ -15,7 +15,7 @@ const SERVICE: Service = Service {
 type Settings = std::collections::BTreeMap<String, String>;
 
 fn main() -> ExitCode {
-    daemon::main(&SERVICE, |_: Settings, daemon| async move {
+    inpod_service::main(&SERVICE, |_: Settings, daemon| async move {
         daemon.server().serve().await
     })
 }

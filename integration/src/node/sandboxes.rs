@@ -94,7 +94,7 @@ impl Node {
     pub fn call(&self, verb: fn(&Pod, &Path, &Path) -> Call, pod: &Pod) -> Call {
         verb(
             pod,
-            &daemon::socket(&self.run_dir(), "pod-events"),
+            &inpod_service::socket(&self.run_dir(), "pod-events"),
             &self.state_dir(),
         )
     }

@@ -73,9 +73,9 @@ pub(crate) fn redirect(place: &Place, capture: InboundCapture) {
         }),
         probe_addresses: Vec::new(),
     };
-    let socket = daemon::socket(&place.node.run_dir(), "netconfig");
+    let socket = inpod_service::socket(&place.node.run_dir(), "netconfig");
     Runtime::new().unwrap().block_on(async {
-        let mut client = NetconfigServiceClient::new(daemon::channel(&socket));
+        let mut client = NetconfigServiceClient::new(inpod_service::channel(&socket));
         client.claim_netns(timed(claim)).await.unwrap();
         client.apply_rules(timed(apply)).await.unwrap();
     });

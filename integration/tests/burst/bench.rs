@@ -23,7 +23,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn over(node: Node) -> Self {
-        let socket = daemon::socket(&node.run_dir(), "pod-events");
+        let socket = inpod_service::socket(&node.run_dir(), "pod-events");
         let verbs = Verbs::at(&socket).unwrap();
         Self { node, verbs }
     }
@@ -94,7 +94,7 @@ impl Bench {
     }
 
     pub(crate) fn metric(&self, name: &str) -> f64 {
-        let socket = daemon::socket(&self.node.run_dir(), "pod-events");
+        let socket = inpod_service::socket(&self.node.run_dir(), "pod-events");
         let metrics = self.verbs.metrics(&socket).unwrap();
         number(&metrics, &format!("inpod_pod_events_{name}"))
     }

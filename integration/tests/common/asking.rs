@@ -23,7 +23,7 @@ pub(crate) fn health(socket: &Path, of: &str) -> anyhow::Result<String> {
 
 /// The metrics of a service, from its socket.
 pub(crate) fn scrape(node: &Node, service: &str) -> anyhow::Result<String> {
-    let socket = daemon::socket(&node.run_dir(), service);
+    let socket = inpod_service::socket(&node.run_dir(), service);
     let socket = socket.to_str().context("a path of text")?;
     let url = "http://localhost/metrics";
     let text = run("curl", &["-sSf", "--unix-socket", socket, url])?;

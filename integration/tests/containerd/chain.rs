@@ -35,7 +35,7 @@ impl Chain {
     pub(crate) fn install(node: &Node, dir: &Path) -> anyhow::Result<Self> {
         let ours = json!({
             "type": "inpod-cni",
-            "agentSocket": daemon::socket(&node.run_dir(), "pod-events"),
+            "agentSocket": inpod_service::socket(&node.run_dir(), "pod-events"),
             "stateDir": node.state_dir(),
         });
         let chain = Self {

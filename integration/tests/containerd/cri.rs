@@ -169,7 +169,7 @@ impl Cri {
         let runtime = Runtime::new()?;
         let channel = {
             let _context = runtime.enter();
-            daemon::channel(socket)
+            inpod_service::channel(socket)
         };
         // A kubelet's default for a sandbox is two minutes.
         let timeout = Duration::from_secs(60);

@@ -90,7 +90,7 @@ fn impatiently(way: &str) -> [&str; 4] {
 }
 
 fn counted(runtime: &Runtime, way: &str, result: &str) -> u64 {
-    let socket = daemon::socket(&runtime.node.run_dir(), "repair");
+    let socket = inpod_service::socket(&runtime.node.run_dir(), "repair");
     let url = "http://localhost/metrics";
     let words = ["-sSf", "--unix-socket", socket.to_str().unwrap(), url];
     let text = run("curl", &words).unwrap_or_default();

@@ -65,7 +65,7 @@ fn repair_is_looked_at_where_it_is_deployed() {
     // One that ended took its socket with it, one that was killed did not.
     assert_eq!(told("SOCKET_MISSING").as_deref(), Some("unknown"));
     start();
-    let socket = daemon::socket(&patient.node.run_dir(), "repair");
+    let socket = inpod_service::socket(&patient.node.run_dir(), "repair");
     eventually("it has a socket", PATIENCE, || {
         ensure!(socket.exists(), "not yet");
         anyhow::Ok(())
@@ -158,7 +158,7 @@ fn sockets_and_services() {
     let patient = Patient::new();
     let before = patient.verdicts();
     let node = &patient.node;
-    let socket = daemon::socket(&node.run_dir(), "netconfig");
+    let socket = inpod_service::socket(&node.run_dir(), "netconfig");
     let open = [("SOCKET_OPEN", "netconfig", "failed")];
     breaks(
         &patient,

@@ -25,7 +25,7 @@ pub(crate) struct Asker {
 
 impl Asker {
     pub(crate) fn ask(&self, good: &Good, message: DynamicMessage) -> Result<(), Status> {
-        let socket = daemon::socket(&self.node.run_dir(), good.component);
+        let socket = inpod_service::socket(&self.node.run_dir(), good.component);
         let package = message.descriptor().package_name().to_owned();
         let service = match good.component {
             "pod-events" => "PodEventsService",
@@ -34,7 +34,7 @@ impl Asker {
         };
         let path = format!("/{package}.{service}/{}", good.method);
         self.runtime.block_on(async {
-            let mut client = Grpc::new(daemon::channel(&socket));
+            let mut client = Grpc::new(inpod_service::channel(&socket));
             client
                 .ready()
                 .await

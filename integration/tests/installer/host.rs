@@ -208,7 +208,7 @@ impl Host {
 
     /// The value of a metric.
     pub(crate) fn metric(&self, series: &str) -> Option<f64> {
-        let socket = daemon::socket(&self.path("run"), "installer");
+        let socket = inpod_service::socket(&self.path("run"), "installer");
         let socket = socket.display().to_string();
         let text = integration::run(
             "curl",

@@ -107,7 +107,7 @@ impl Bench {
         verb: fn(&Pod, &std::path::Path, &std::path::Path) -> Call,
         pod: &Pod,
     ) -> Call {
-        let socket = daemon::socket(&self.behind, "pod-events");
+        let socket = inpod_service::socket(&self.behind, "pod-events");
         verb(pod, &socket, &self.node.state_dir())
     }
 

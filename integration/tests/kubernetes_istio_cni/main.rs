@@ -157,7 +157,9 @@ impl<'a> Scene<'a> {
         let [word, receipt] = [self.file("word"), self.file(&format!("{service}.left"))];
         let (host, plugin) = (self.file("host"), bin("inpod-cni").unwrap());
         let (plugin, run_dir) = (plugin.display().to_string(), self.cluster().node.run_dir());
-        let agent = daemon::socket(&run_dir, "pod-events").display().to_string();
+        let agent = inpod_service::socket(&run_dir, "pod-events")
+            .display()
+            .to_string();
         let state = self.cluster().node.state_dir().display().to_string();
         let leave = ["--leave-file", &word, "--receipt-file", &receipt];
         let own: Vec<&str> = match service {

@@ -101,7 +101,7 @@ fn until_event(cluster: &Cluster, name: &str, reason: &str) -> Value {
 
 /// A number among the metrics of pod-events.
 fn counted(cluster: &Cluster, series: &str) -> u64 {
-    let socket = daemon::socket(&cluster.node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&cluster.node.run_dir(), "pod-events");
     let socket = socket.to_str().unwrap();
     let text = run(
         "curl",

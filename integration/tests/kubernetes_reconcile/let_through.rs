@@ -17,9 +17,11 @@ fn listed(cluster: &Cluster) -> Vec<PodSummary> {
 }
 
 fn counted(cluster: &Cluster) -> f64 {
-    let socket = daemon::socket(&cluster.node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&cluster.node.run_dir(), "pod-events");
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let text = runtime.block_on(daemon::metrics::fetch(&socket)).unwrap();
+    let text = runtime
+        .block_on(inpod_service::metrics::fetch(&socket))
+        .unwrap();
     assert!(text.contains(METRIC), "{text}");
     number(&text, METRIC)
 }

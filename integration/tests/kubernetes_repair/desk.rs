@@ -203,7 +203,7 @@ impl Desk {
     }
 
     pub(crate) fn counted(&self, series: &str) -> u64 {
-        let socket = daemon::socket(&self.node.run_dir(), "repair");
+        let socket = inpod_service::socket(&self.node.run_dir(), "repair");
         let words = [
             "-sSf",
             "--unix-socket",

@@ -102,7 +102,7 @@ fn keys(value: &Value) -> BTreeSet<String> {
 
 #[test]
 fn the_schema_has_every_setting_of_every_service_and_no_other() {
-    let common = settings("services/lib/daemon/src/config.rs");
+    let common = settings("services/lib/inpod-service/src/config.rs");
     assert!(common.contains("log_level"));
     let schema = schema();
     let fixed: BTreeSet<_> = FIXED.iter().map(|name| (*name).to_owned()).collect();

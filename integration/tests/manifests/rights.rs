@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use daemon::peer::Cgroup;
+use inpod_service::peer::Cgroup;
 use serde_json::{Value, json};
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use daemon::otlp::wire::{self, ExportRequest, ExportResponse, Value};
+use inpod_service::otlp::wire::{self, ExportRequest, ExportResponse, Value};
 use tokio::{net::UnixListener, runtime::Runtime};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status, body::Body, server::NamedService};

@@ -12,11 +12,11 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use daemon::otlp::wire::{ERROR, INTERNAL, SERVER, Value};
 use futures_util::future::join_all;
 use inpod_proto::netconfig::v1::{
     ListClaimsRequest, netconfig_service_client::NetconfigServiceClient,
 };
+use inpod_service::otlp::wire::{ERROR, INTERNAL, SERVER, Value};
 use integration::{Call, Node, PATIENCE, SERVICES, Spec, eventually, number};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
@@ -67,7 +67,8 @@ impl Bench {
 
     /// Calls netconfig on behalf of a trace of which only the flags matter; all calls must succeed.
     fn calls(&self, count: usize, flags: &str) {
-        let channel = || daemon::channel(&daemon::socket(&self.node.run_dir(), "netconfig"));
+        let channel =
+            || inpod_service::channel(&inpod_service::socket(&self.node.run_dir(), "netconfig"));
         let call = |client: NetconfigServiceClient<_>, number: usize| {
             let header = format!("00-{:032x}-00f067aa0ba902b7-{flags}", number + 1);
             let mut request = Request::new(ListClaimsRequest {});
@@ -91,10 +92,10 @@ impl Bench {
 
     /// How many spans of a service had this fate.
     fn counted(&self, service: &str, result: &str) -> f64 {
-        let socket = daemon::socket(&self.node.run_dir(), service);
+        let socket = inpod_service::socket(&self.node.run_dir(), service);
         let metrics = self
             .runtime
-            .block_on(daemon::metrics::fetch(&socket))
+            .block_on(inpod_service::metrics::fetch(&socket))
             .unwrap();
         let prefix = service.replace('-', "_");
         let name = format!("inpod_{prefix}_otlp_spans_total{{result=\"{result}\"}}");

@@ -242,7 +242,7 @@ fn who_cannot_be_reached_is_named_with_the_socket_and_what_to_do() {
     ] {
         let (code, said) = refused(&node, arguments);
         assert_eq!(code, 3, "{said}");
-        let socket = daemon::socket(&node.run_dir(), "pod-events");
+        let socket = inpod_service::socket(&node.run_dir(), "pod-events");
         assert!(said.contains(&socket.display().to_string()), "{said}");
         assert!(
             said.contains("No such file or directory") && said.contains("What to do"),

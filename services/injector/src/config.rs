@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::Key;
+use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 /// See [`Config`].
@@ -63,9 +63,9 @@ pub const KEYS: &[Key] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     pub(crate) listen_address: SocketAddr,
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub(crate) tls_dir: PathBuf,
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub(crate) config_file: PathBuf,
     reload_seconds: NonZeroU16,
     deadline_seconds: NonZeroU16,

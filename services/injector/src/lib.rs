@@ -17,7 +17,7 @@ pub mod server;
 
 use std::sync::Arc;
 
-use daemon::{Daemon, Service};
+use inpod_service::{Daemon, Service};
 
 use crate::{config::Config, metrics::Metrics, reload::Current, server::Server};
 
@@ -47,10 +47,10 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         daemon.readiness().clone(),
         metrics.clone(),
     );
-    tokio::spawn(daemon::vital("reload", following));
+    tokio::spawn(inpod_service::vital("reload", following));
     if let Some(address) = config.metrics_address {
         let (conditions, text) = (daemon.readiness().clone(), Text(daemon.metrics().clone()));
-        tokio::spawn(daemon::metrics::serve(address, conditions, text));
+        tokio::spawn(inpod_service::metrics::serve(address, conditions, text));
     }
     let server = Server::new(&config, current, metrics)?;
     let listener = server::listen(config.listen_address).await?;
@@ -62,9 +62,9 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
 
 /// The metrics of this process, for a scrape.
 #[derive(Clone, Debug)]
-struct Text(daemon::Metrics);
+struct Text(inpod_service::Metrics);
 
-impl daemon::metrics::AsyncText for Text {
+impl inpod_service::metrics::AsyncText for Text {
     async fn text(&self) -> String {
         self.0.text()
     }

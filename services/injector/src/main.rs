@@ -1,5 +1,5 @@
 //! Gives pods their sidecar: a mutating admission webhook.
 
 fn main() -> std::process::ExitCode {
-    daemon::main(&injector::SERVICE, injector::run)
+    inpod_service::main(&injector::SERVICE, injector::run)
 }

@@ -27,7 +27,7 @@ impl Default for Metrics {
         Self {
             reviews: Family::default(),
             skips: Family::default(),
-            duration: daemon::metrics::durations(),
+            duration: inpod_service::metrics::durations(),
             reloads: Family::default(),
             evictions: Counter::default(),
             expiration: Gauge::default(),

@@ -8,8 +8,8 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use daemon::Readiness;
 use inject::Injector;
+use inpod_service::Readiness;
 
 use crate::{
     certificate::{Files, Shown},

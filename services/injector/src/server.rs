@@ -8,7 +8,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use daemon::Shutdown;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
@@ -17,6 +16,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use inpod_service::Shutdown;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,

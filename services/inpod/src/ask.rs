@@ -46,7 +46,7 @@ impl Node {
     }
 
     pub(crate) fn channel(&self, service: &str) -> Channel {
-        daemon::channel(&daemon::socket(&self.run_dir, service))
+        inpod_service::channel(&inpod_service::socket(&self.run_dir, service))
     }
 
     pub(crate) fn pod_events(&self) -> PodEventsServiceClient<Channel> {
@@ -63,7 +63,7 @@ impl Node {
 
     /// The socket of a service.
     pub(crate) fn socket(&self, service: &str) -> PathBuf {
-        daemon::socket(&self.run_dir, service)
+        inpod_service::socket(&self.run_dir, service)
     }
 
     /// The same node, with other patience.
@@ -92,7 +92,7 @@ impl Node {
     }
 
     pub(crate) fn unreachable(&self, service: &'static str, cause: String) -> AskError {
-        let socket = daemon::socket(&self.run_dir, service);
+        let socket = inpod_service::socket(&self.run_dir, service);
         AskError::Unreachable {
             service,
             socket,
@@ -107,7 +107,7 @@ impl Node {
         }
         AskError::Failed {
             service,
-            socket: daemon::socket(&self.run_dir, service),
+            socket: inpod_service::socket(&self.run_dir, service),
             failure: Box::new(failure_of(status)),
         }
     }

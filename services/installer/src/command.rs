@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use daemon::Leave;
+use inpod_service::Leave;
 
 use crate::{SERVICE, config::Config, leaving, metrics::Metrics, reconcile::Installer, switch};
 
@@ -33,7 +33,7 @@ impl Command {
 
 /// Does it and says what was done.
 pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
-    let said = daemon::configure::<Config>(&SERVICE, arguments)
+    let said = inpod_service::configure::<Config>(&SERVICE, arguments)
         .and_then(|config| config.map(|config| run(command, config)).transpose());
     let (code, told) = match said {
         Ok(line) => (

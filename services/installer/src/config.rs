@@ -7,7 +7,7 @@ use std::{
 };
 
 use chain::is_loaded;
-use daemon::Key;
+use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use workload::NamespaceName;
 
@@ -131,14 +131,14 @@ pub const KEYS: &[Key] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// Where the host's file system is seen.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub host_root: PathBuf,
     #[serde(deserialize_with = "optional_path")]
     pub(crate) conf_dir: Option<PathBuf>,
     #[serde(deserialize_with = "optional_path")]
     pub(crate) bin_dir: Option<PathBuf>,
     /// How inpod gets into the chain.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub mode: Mode,
     /// The own file of mode owned.
     #[serde(deserialize_with = "list_name")]
@@ -151,28 +151,28 @@ pub struct Config {
     #[serde(deserialize_with = "optional_name")]
     pub(crate) primary_file: Option<String>,
     /// The plugin that is installed.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub plugin_source: PathBuf,
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub(crate) agent_socket: PathBuf,
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     plugin_state_dir: PathBuf,
     #[serde(deserialize_with = "timeout")]
     pub(crate) plugin_timeout_seconds: u16,
-    #[serde(deserialize_with = "daemon::list")]
+    #[serde(deserialize_with = "inpod_service::list")]
     pub(crate) exclude_namespaces: Vec<NamespaceName>,
     pub(crate) agent_unavailable: inpod_cni::config::AgentUnavailable,
     pub(crate) plugin_log_level: inpod_cni::config::Level,
     #[serde(deserialize_with = "optional_namespace")]
     pub(crate) plugin_default_namespace: Option<NamespaceName>,
     sweep_seconds: NonZeroU16,
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     record_dir: PathBuf,
     /// Says whether inpod is to leave.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
     /// Where leaving is told.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
     binary_grace_seconds: u16,
     /// Whether leaving keeps the plugin.

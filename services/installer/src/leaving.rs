@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::Context as _;
 use chain::INCUMBENT;
-use daemon::leave::{self, Leave, Marker};
 use inpod_cni::enrolled::EnrolledNamespaces;
+use inpod_service::leave::{self, Leave, Marker};
 
 use crate::{error::ChainError, files, leave::Return, reconcile::Installer, record::Record};
 
@@ -136,7 +136,8 @@ async fn withdrawn(installer: &Installer) -> Option<String> {
 fn state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
     let plugins = config.on_host(config.plugin_state_dir());
-    daemon::uds::empty(&plugins).with_context(|| format!("cannot empty {}", plugins.display()))?;
+    inpod_service::uds::empty(&plugins)
+        .with_context(|| format!("cannot empty {}", plugins.display()))?;
     drop(fs::remove_dir(&plugins));
     let dir = config.record_dir();
     Record::remove(&dir)?;

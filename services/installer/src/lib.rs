@@ -29,7 +29,7 @@ use std::process::ExitCode;
 use crate::config::Config;
 
 /// What this service is.
-pub const SERVICE: daemon::Service = daemon::Service {
+pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "installer",
     about: "Puts the plugin and its place in the CNI chain on the node, keeps them there, and takes them away without \
             a trace. Commands: disable, enable (the kill switch of the plugin), uninstall, handover (leave now, by hand); \
@@ -47,7 +47,7 @@ pub fn main() -> ExitCode {
             arguments.remove(1);
             command::main(command, &arguments)
         }
-        None => daemon::main(&SERVICE, run),
+        None => inpod_service::main(&SERVICE, run),
     }
 }
 
@@ -57,7 +57,7 @@ pub fn main() -> ExitCode {
 ///
 /// When another installer is at work on the node, the record of an earlier one cannot be read, or the socket cannot be
 /// had.
-pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
+pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     for condition in ["binary", "chain"] {
         daemon.readiness().require(condition, "not looked at yet");
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use daemon::{Daemon, Leave, leave::Marker};
+use inpod_service::{Daemon, Leave, leave::Marker};
 
 use crate::{
     SERVICE,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use daemon::Readiness;
+use inpod_service::Readiness;
 use netconfig::host::{By, Host, Settings};
 use nix::sched::{CloneFlags, unshare};
 use workload::SandboxRef;

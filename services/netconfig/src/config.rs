@@ -1,6 +1,6 @@
 use std::{path::PathBuf, time::Duration};
 
-use daemon::Key;
+use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
@@ -62,7 +62,7 @@ pub(crate) const KEYS: &[Key] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// Directories below which a netns may be.
-    #[serde(deserialize_with = "daemon::list")]
+    #[serde(deserialize_with = "inpod_service::list")]
     pub netns_roots: Vec<PathBuf>,
     /// How often claims are looked through.
     #[serde(rename = "sweep_seconds", deserialize_with = "seconds")]
@@ -74,7 +74,7 @@ pub struct Config {
     #[serde(deserialize_with = "buffer")]
     pub event_buffer_bytes: usize,
     /// What rules are written with.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub backend: Setting,
     /// Whose packets to a pod are probes.
     pub probe_match: ProbeMatch,

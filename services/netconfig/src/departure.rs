@@ -1,6 +1,6 @@
 //! A node that was left: what is remembered of this boot goes with the process, unless a pod is redirected again before.
 
-use daemon::{Daemon, Leave, leave::Marker};
+use inpod_service::{Daemon, Leave, leave::Marker};
 
 use crate::SERVICE;
 

@@ -44,7 +44,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::Readiness;
+use inpod_service::Readiness;
 use prometheus_client::metrics::counter::Counter;
 use workload::{SandboxRef, with_causes};
 

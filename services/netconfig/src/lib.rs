@@ -47,8 +47,8 @@ pub use sysctl::Sysctls;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use daemon::{Daemon, vital};
 use inpod_proto::netconfig::v1::netconfig_service_server::NetconfigServiceServer;
+use inpod_service::{Daemon, vital};
 use tokio::task::JoinSet;
 
 use crate::{
@@ -62,7 +62,7 @@ use crate::{
 };
 
 /// What this service is.
-pub const SERVICE: daemon::Service = daemon::Service {
+pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "netconfig",
     about: "Claims pods' network namespaces, writes their redirection and reads it back",
     version: env!("CARGO_PKG_VERSION"),

@@ -4,5 +4,5 @@ fn main() -> std::process::ExitCode {
     if let Some(failed) = netconfig::run_program(std::env::args_os()) {
         return failed;
     }
-    daemon::main(&netconfig::SERVICE, netconfig::run)
+    inpod_service::main(&netconfig::SERVICE, netconfig::run)
 }

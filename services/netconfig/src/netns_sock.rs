@@ -8,16 +8,16 @@ use std::{
     time::Duration,
 };
 
-use daemon::{
-    Daemon,
-    uds::{self, BindError},
-};
 use inpod_proto::{
     Class,
     netconfig::v1::{
         FetchNetnsFailure, FetchNetnsRequest, FetchNetnsResponse, fetch_netns_response,
     },
     required,
+};
+use inpod_service::{
+    Daemon,
+    uds::{self, BindError},
 };
 use nix::sys::socket::SockType;
 use prost::Message as _;

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use daemon::{Readiness, vital};
+use inpod_service::{Readiness, vital};
 use tokio::{
     sync::Notify,
     task::{JoinError, JoinHandle, JoinSet, spawn_blocking},

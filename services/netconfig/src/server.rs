@@ -8,7 +8,6 @@ mod work;
 
 use std::{net::IpAddr, path::PathBuf, pin::Pin, sync::Arc, time::Instant};
 
-use daemon::{Daemon, Shutdown, peer};
 use futures_util::Stream;
 use inpod_proto::{
     addresses_from, addresses_to,
@@ -23,6 +22,7 @@ use inpod_proto::{
     },
     required,
 };
+use inpod_service::{Daemon, Shutdown, peer};
 use tonic::{Request, Response, Status};
 use workload::{NetnsRef, SandboxRef};
 

@@ -11,11 +11,11 @@ use std::{
     time::Duration,
 };
 
-use daemon::{Leave, Readiness};
 use inpod_cni::{
     enrolled::{ENROLLED_FILE, is_disabled},
     spool::{SPOOL_DIR, boot_id},
 };
+use inpod_service::{Leave, Readiness};
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},
@@ -79,7 +79,7 @@ impl Away {
             waits: false,
         };
         away.look(true).await;
-        tokio::spawn(daemon::vital("away", away.follow(changes)));
+        tokio::spawn(inpod_service::vital("away", away.follow(changes)));
     }
 
     async fn follow(mut self, mut changes: watch::Receiver<Arc<Inventory>>) {

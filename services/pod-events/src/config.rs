@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::Key;
+use inpod_service::Key;
 use serde::Deserialize;
 use workload::{NamespaceName, NodeName, keys};
 
@@ -148,31 +148,31 @@ pub const KEYS: &[Key] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// This node.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub node_name: NodeName,
     /// Where pods come from.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub pods_from: PodsFrom,
     kubeconfig: PathBuf,
     /// Namespaces whose pods are never enrolled.
-    #[serde(deserialize_with = "daemon::list")]
+    #[serde(deserialize_with = "inpod_service::list")]
     pub exclude_namespaces: Vec<NamespaceName>,
     /// Who joins the mesh.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub enablement_selectors: Selectors,
-    #[serde(deserialize_with = "daemon::list")]
+    #[serde(deserialize_with = "inpod_service::list")]
     pods_may: Vec<Permission>,
     dns_capture: bool,
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     ipv6_capture: Ipv6,
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     inbound_capture: Inbound,
     sidecar_redirection: bool,
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     sidecar_owner_groups: OwnerGroups,
-    #[serde(deserialize_with = "daemon::list")]
+    #[serde(deserialize_with = "inpod_service::list")]
     sidecar_excluded_owner_groups: Vec<Group>,
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     sidecar_loopback_network: Loopback,
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
@@ -180,19 +180,19 @@ pub struct Config {
     /// Whether readiness waits for a ztunnel.
     pub ready_needs_ztunnel: bool,
     /// The plugin's `stateDir`.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub plugin_state_dir: PathBuf,
     /// Which pods are ztunnels.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub ztunnel_pods: Selector,
     /// Where metrics are read.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub metrics_address: MetricsAddress,
     /// What says whether inpod is to leave the node.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
     /// Where it is told that it has.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
     /// How many ADDs are worked on at once.
     pub max_adds: NonZeroUsize,

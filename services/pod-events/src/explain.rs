@@ -6,8 +6,8 @@ mod report;
 
 use std::sync::Arc;
 
-use daemon::Readiness;
 use inpod_proto::{addresses_to, podevents::v1 as wire, types::v1 as types};
+use inpod_service::Readiness;
 use workload::{Enrollment, Failure, PodRef, PodUid, Reason};
 
 pub(crate) use report::{Seen, ztunnels};

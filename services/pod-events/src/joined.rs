@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use daemon::{
+use futures_util::future::join_all;
+use inpod_service::{
     Daemon, Metrics,
     metrics::{AsyncText, fetch},
 };
-use futures_util::future::join_all;
 
 /// How long the others are waited for, together. One that is late costs its `up`, and nothing else.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ impl Joined {
     pub(crate) fn new(daemon: &Daemon) -> Self {
         Self {
             own: daemon.metrics().clone(),
-            others: OTHERS.map(|name| (name, daemon::socket(daemon.run_dir(), name))),
+            others: OTHERS.map(|name| (name, inpod_service::socket(daemon.run_dir(), name))),
         }
     }
 }

@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use daemon::{
+use inpod_cni::enrolled::EnrolledNamespaces;
+use inpod_service::{
     Daemon, Leave, Readiness,
     leave::{self, Marker},
 };
-use inpod_cni::enrolled::EnrolledNamespaces;
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},

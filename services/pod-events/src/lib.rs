@@ -41,8 +41,8 @@ pub mod ztunnels;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use daemon::{Daemon, Readiness, Service};
 use inpod_proto::podevents::v1::pod_events_service_server::PodEventsServiceServer;
+use inpod_service::{Daemon, Readiness, Service};
 use tokio::sync::watch;
 
 use crate::{
@@ -115,7 +115,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     Away::start(Arc::clone(&shared), known, told, metrics.clone()).await;
     let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
     let departure = Departure::new(&shared, &registry, &daemon, inheritance.closed());
-    tokio::spawn(daemon::vital("departure", departure.run()));
+    tokio::spawn(inpod_service::vital("departure", departure.run()));
     keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
     let server = Server {
         registry,
@@ -154,7 +154,7 @@ fn count(daemon: &Daemon, shared: &Arc<Shared>, registry: &Registry) -> (Metrics
     }
     if let Some(address) = shared.config.metrics_address.0 {
         let (joined, conditions) = (Joined::new(daemon), daemon.readiness().clone());
-        tokio::spawn(daemon::metrics::serve(address, conditions, joined));
+        tokio::spawn(inpod_service::metrics::serve(address, conditions, joined));
     }
     (metrics, istio)
 }
@@ -177,12 +177,12 @@ fn keep_told(
     let broker = Sync::start(agents.clone(), known, told, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
     let telling = ztunnels::keep_told(agents.clone(), source.clone(), selector, broker);
-    tokio::spawn(daemon::vital("ztunnels", telling));
-    tokio::spawn(daemon::vital(
+    tokio::spawn(inpod_service::vital("ztunnels", telling));
+    tokio::spawn(inpod_service::vital(
         "source",
         follow_source(source.changes(), registry.clone()),
     ));
-    tokio::spawn(daemon::vital(
+    tokio::spawn(inpod_service::vital(
         "health",
         follow_health(source.health(), conditions.clone()),
     ));

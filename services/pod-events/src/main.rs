@@ -1,5 +1,5 @@
 //! May this pod join the mesh, and how?
 
 fn main() -> std::process::ExitCode {
-    daemon::main(&pod_events::SERVICE, pod_events::run)
+    inpod_service::main(&pod_events::SERVICE, pod_events::run)
 }

@@ -6,8 +6,8 @@ mod view;
 
 use std::time::Duration;
 
-use daemon::metrics::{Watched, durations};
 use inpod_proto::podevents::v1::PodState;
+use inpod_service::metrics::{Watched, durations};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},

@@ -17,7 +17,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use daemon::Readiness;
+use inpod_service::Readiness;
 use kube::Client;
 use prometheus_client::registry::Registry as Metrics;
 use tokio::{
@@ -82,7 +82,7 @@ impl Outputs {
         let (letters, queue) = mpsc::channel(QUEUE);
         let counted = Counted::default();
         let events = events::send(client.clone(), node.clone(), queue, counted.clone());
-        tokio::spawn(daemon::vital("events", events));
+        tokio::spawn(inpod_service::vital("events", events));
         Self(Some(Arc::new(Inner {
             client,
             source: source.clone(),
@@ -126,7 +126,10 @@ impl Outputs {
         );
         // Listens from now on: what changes before the driver has its first turn is not missed.
         let changes = shared.shown.changes();
-        tokio::spawn(daemon::vital("outputs", driver.run(changes, taken_over)));
+        tokio::spawn(inpod_service::vital(
+            "outputs",
+            driver.run(changes, taken_over),
+        ));
     }
 
     /// Whether peers are told that the pod is not redirected: the API server has accepted that, or the pod is gone.

@@ -8,13 +8,13 @@ mod watch;
 
 use std::{collections::BTreeSet, pin::Pin, str::FromStr, sync::Arc, time::Duration};
 
-use daemon::{Lane, Readiness, Shutdown, Trace};
 use futures_util::Stream;
 use inpod_proto::{
     Invalid, into_status,
     podevents::v1::{self as wire, pod_events_service_server::PodEventsService},
     required,
 };
+use inpod_service::{Lane, Readiness, Shutdown, Trace};
 use tonic::{Request, Response, Status};
 use workload::{Enrollment, Failure, InvalidIdentifier, Reason, SandboxRef};
 

@@ -8,7 +8,6 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use daemon::Readiness;
 use inpod_proto::{
     netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as Drift},
     required,
@@ -16,6 +15,7 @@ use inpod_proto::{
         SessionPhase, WatchSessionsResponse, watch_sessions_response::Event as Session,
     },
 };
+use inpod_service::Readiness;
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -68,9 +68,9 @@ impl Sync {
         let (broker_run, broker) = watch::channel(None);
         let (told, known) = (conditions.clone(), registry.clone());
         let follows = follow_netconfig(agents.clone(), known, told, netconfig_run);
-        tokio::spawn(daemon::vital("netconfig", follows));
+        tokio::spawn(inpod_service::vital("netconfig", follows));
         let follows = follow_broker(agents.clone(), conditions.clone(), broker_run);
-        tokio::spawn(daemon::vital("ztunnel-broker", follows));
+        tokio::spawn(inpod_service::vital("ztunnel-broker", follows));
         let sync = Self {
             agents,
             registry,
@@ -81,7 +81,7 @@ impl Sync {
             inheritance,
             source,
         };
-        tokio::spawn(daemon::vital("sync", sync.run()));
+        tokio::spawn(inpod_service::vital("sync", sync.run()));
         broker
     }
 

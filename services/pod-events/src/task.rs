@@ -25,8 +25,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use daemon::{Leave, Trace};
 use inpod_cni::enrolled::is_disabled;
+use inpod_service::{Leave, Trace};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},

@@ -124,7 +124,7 @@ pub(crate) fn config(directory: &Path) -> Config {
         (_, Ok(truth)) => truth.into(),
         (Err(_), Err(_)) => Value::from(text),
     };
-    let given = |key: &daemon::Key| match key.name {
+    let given = |key: &inpod_service::Key| match key.name {
         "node_name" => "node-1".into(),
         "pods_from" => format!("dir:{}", directory.display()).into(),
         _ => value(key.default.unwrap_or_default()),
@@ -138,7 +138,7 @@ pub(crate) fn config(directory: &Path) -> Config {
 
 /// What tasks have in common on a node without any other service, and with the manifests of a directory.
 pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
-    let nobody = || daemon::channel(&directory.join("nobody.sock"));
+    let nobody = || inpod_service::channel(&directory.join("nobody.sock"));
     let config = config(directory);
     Arc::new(Shared {
         source: Source::open(&config).await.unwrap(),

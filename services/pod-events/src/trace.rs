@@ -1,7 +1,7 @@
 //! On whose behalf something is done: the trace of a verb follows it from its handler into the pod's task, and from
 //! there to the services that the task asks.
 
-use daemon::{TRACEPARENT, Trace};
+use inpod_service::{TRACEPARENT, Trace};
 use tonic::metadata::MetadataMap;
 
 tokio::task_local! {

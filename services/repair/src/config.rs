@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::Key;
+use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use workload::{NodeName, keys};
 
@@ -96,7 +96,7 @@ pub const KEYS: &[Key] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// This node.
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub node_name: NodeName,
     kubeconfig: PathBuf,
     repair_pods: bool,

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use daemon::Readiness;
 use inpod_proto::{
     failure_of,
     podevents::v1::{
@@ -15,6 +14,7 @@ use inpod_proto::{
     },
     types::v1::PodRef,
 };
+use inpod_service::Readiness;
 use tokio::{sync::watch, time::sleep};
 use tonic::{Request, Status, transport::Channel};
 use workload::PodUid;
@@ -51,7 +51,7 @@ impl Enrollments {
             conditions,
         };
         let client = PodEventsServiceClient::new(channel).max_decoding_message_size(LONGEST);
-        tokio::spawn(daemon::vital("enrollments", listener.run(client)));
+        tokio::spawn(inpod_service::vital("enrollments", listener.run(client)));
         Self { words, changes }
     }
 

@@ -38,7 +38,7 @@ impl Events {
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
         let recorder = Recorder::new(client, kubernetes::reporter(REPORTER, node));
-        tokio::spawn(daemon::vital(
+        tokio::spawn(inpod_service::vital(
             "events",
             send(recorder, waiting, metrics.clone()),
         ));

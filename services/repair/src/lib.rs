@@ -24,7 +24,7 @@ pub mod word;
 
 use std::{path::Path, sync::Arc};
 
-use daemon::{Daemon, Service};
+use inpod_service::{Daemon, Service};
 use kube::{Client, client::ClientBuilder};
 use kubernetes::ReachError;
 

@@ -1,5 +1,5 @@
 //! Finds the pods of this node that should be redirected and are not, and does the kindest thing that helps.
 
 fn main() -> std::process::ExitCode {
-    daemon::main(&repair::SERVICE, repair::run)
+    inpod_service::main(&repair::SERVICE, repair::run)
 }

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use daemon::Readiness;
 use futures_util::StreamExt as _;
+use inpod_service::Readiness;
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{
     Api, Client,
@@ -99,7 +99,7 @@ impl Pods {
             changes: sender,
             conditions,
         };
-        tokio::spawn(daemon::vital(
+        tokio::spawn(inpod_service::vital(
             "pods",
             follower.run(Api::all(client), wanted),
         ));

@@ -140,7 +140,7 @@ impl Demand {
 /// A list of names, or `any`.
 impl<'de> Deserialize<'de> for Demand {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let names: Vec<String> = daemon::list(deserializer)?;
+        let names: Vec<String> = inpod_service::list(deserializer)?;
         Self::of(&names).map_err(D::Error::custom)
     }
 }

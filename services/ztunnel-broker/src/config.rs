@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 
-use daemon::{Key, peer::Setting};
+use inpod_service::{Key, peer::Setting};
 use serde::Deserialize;
 
 use crate::{capabilities::Demand, peer::Policy};
@@ -40,9 +40,9 @@ pub const KEYS: &[Key] = &[
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// The socket on which ztunnels connect.
-    #[serde(deserialize_with = "daemon::config::absolute")]
+    #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub zds_socket: PathBuf,
-    #[serde(deserialize_with = "daemon::config::parsed")]
+    #[serde(deserialize_with = "inpod_service::config::parsed")]
     ztunnel_peer: Setting,
     ztunnel_capabilities: Demand,
     /// A session's own clock. With 0 no session would last.

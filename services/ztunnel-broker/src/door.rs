@@ -18,7 +18,7 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener};
 
-use daemon::vital;
+use inpod_service::vital;
 use workload::with_causes;
 
 use crate::{

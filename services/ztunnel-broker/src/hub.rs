@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-use daemon::Readiness;
 use futures_util::StreamExt as _;
+use inpod_service::Readiness;
 use tokio::{
     sync::{Notify, broadcast, watch},
     time::{Instant, timeout_at},

@@ -40,14 +40,14 @@ mod fixture;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use daemon::uds;
 use inpod_proto::ztunnelbroker::v1::ztunnel_broker_service_server::ZtunnelBrokerServiceServer;
+use inpod_service::uds;
 use nix::sys::socket::SockType;
 
 use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler, zds::Listener};
 
 /// What this service is.
-pub const SERVICE: daemon::Service = daemon::Service {
+pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "ztunnel-broker",
     about: "Gives each pod's network namespace to the node's ztunnel over ZDS",
     version: env!("CARGO_PKG_VERSION"),
@@ -59,7 +59,7 @@ pub const SERVICE: daemon::Service = daemon::Service {
 /// # Errors
 ///
 /// When a socket cannot be had, or nobody who connects could be proven.
-pub async fn run(config: Config, daemon: daemon::Daemon) -> anyhow::Result<()> {
+pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     let policy = config.policy();
     if policy.looks_at_pids() {
         sight::check()?;

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, io};
 
-use daemon::peer::{Cgroup, Process, Refused, Setting};
+use inpod_service::peer::{Cgroup, Process, Refused, Setting};
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio_seqpacket::UnixSeqpacket;
 use workload::{

@@ -2,7 +2,6 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use daemon::Shutdown;
 use futures_util::Stream;
 use inpod_proto::{
     Invalid, required,
@@ -14,6 +13,7 @@ use inpod_proto::{
         ztunnel_broker_service_server::ZtunnelBrokerService,
     },
 };
+use inpod_service::Shutdown;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use workload::{PodUid, Revision, Workload};
@@ -79,7 +79,7 @@ impl Handler {
     async fn add(&self, request: Request<AddWorkloadRequest>) -> Result<u64, AddError> {
         let until = give_up_at(
             Instant::now(),
-            daemon::deadline(&request),
+            inpod_service::deadline(&request),
             self.undo_reserve,
         );
         let request = request.into_inner();

@@ -2,7 +2,7 @@
 
 use std::{fs, io, process};
 
-use daemon::peer::Cgroup;
+use inpod_service::peer::Cgroup;
 
 /// The cgroup namespace that the kernel starts with (`CGROUP_NS_INIT_INO` in linux/nsfs.h).
 const FIRST_CGROUP_NAMESPACE: &str = "cgroup:[4026531835]";

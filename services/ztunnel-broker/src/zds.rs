@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use daemon::uds::{self, BindError, Enclosed};
 use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
+use inpod_service::uds::{self, BindError, Enclosed};
 use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, SockType, recv},

@@ -125,7 +125,7 @@ mod tests {
         let on = Arc::new(AtomicBool::new(true));
         let netconfig = netconfig_at(&dir.path().join("netns/netns.sock"), &on);
         let mut broker = Broker::start(dir.path());
-        let channel = daemon::channel(&daemon::socket(dir.path(), "ztunnel-broker"));
+        let channel = inpod_service::channel(&inpod_service::socket(dir.path(), "ztunnel-broker"));
         let mut client = Client::new(channel);
         let id = instance_id(&mut client).await;
         set(&mut client, &id).await;

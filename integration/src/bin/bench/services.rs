@@ -21,7 +21,7 @@ pub(crate) fn starts(samples: usize) -> anyhow::Result<()> {
     let mut rows = SERVICES.map(Row::new);
     for _ in 0..samples {
         for row in &mut rows {
-            let socket = daemon::socket(&node.run_dir(), row.what);
+            let socket = inpod_service::socket(&node.run_dir(), row.what);
             let started = Instant::now();
             node.start(row.what)?;
             while UnixStream::connect(&socket).is_err() {

@@ -10,7 +10,7 @@ use crate::table::{Row, record, table, timed};
 pub(crate) fn verbs(samples: usize) -> anyhow::Result<()> {
     let node = Node::running()?;
     let bare = bin("bare")?.display().to_string();
-    let socket = daemon::socket(&node.run_dir(), "pod-events");
+    let socket = inpod_service::socket(&node.run_dir(), "pod-events");
     let socket = socket.display().to_string();
     let mut rows = [
         Row::new("DEL of a sandbox that nobody knows: the plugin's cold start and one call"),

@@ -25,7 +25,9 @@ pub(super) fn start(
 ) -> io::Result<Vec<Listening>> {
     let listening = |socket: Unpolled| {
         let task = hearer().listen(socket.polled()?);
-        Ok(Listening(tokio::spawn(daemon::vital("hearer", task))))
+        Ok(Listening(tokio::spawn(inpod_service::vital(
+            "hearer", task,
+        ))))
     };
     sockets?.into_iter().map(listening).collect()
 }

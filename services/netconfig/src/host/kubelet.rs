@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use daemon::containers;
+use inpod_service::containers;
 use netlink_bindings::{
     inet_diag::{OpTcpDiagDump, ReqV2, Request},
     traits::NetlinkRequest,

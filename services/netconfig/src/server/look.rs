@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use daemon::peer::Peer;
 use inpod_proto::{
     Class, addresses_to,
     netconfig::v1::{
@@ -11,6 +10,7 @@ use inpod_proto::{
     required,
     types::v1::{NetnsRef, SandboxRef},
 };
+use inpod_service::peer::Peer;
 use netns::Netns;
 use tonic::Status;
 use workload::{ContainerId, with_causes};

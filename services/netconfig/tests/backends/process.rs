@@ -70,7 +70,7 @@ impl Netconfig {
             .stderr(fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let channel = daemon::channel(&daemon::socket(run_dir, "netconfig"));
+        let channel = inpod_service::channel(&inpod_service::socket(run_dir, "netconfig"));
         let mut client = NetconfigServiceClient::new(channel);
         let deadline = Instant::now() + PATIENCE;
         while client.list_claims(ListClaimsRequest {}).await.is_err() {

@@ -29,8 +29,8 @@ impl Netconfig {
 
     /// The value of a metric; 0 where there is none yet.
     pub(crate) async fn metric(&self, name: &str) -> u64 {
-        let socket = daemon::socket(self.run_dir.path(), "netconfig");
-        let text = daemon::metrics::fetch(&socket);
+        let socket = inpod_service::socket(self.run_dir.path(), "netconfig");
+        let text = inpod_service::metrics::fetch(&socket);
         let text = tokio::time::timeout(Duration::from_secs(5), text).await;
         let text = text.unwrap().unwrap();
         let line = format!("inpod_netconfig_{name} ");

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use daemon::Readiness;
+use inpod_service::Readiness;
 use netconfig::{
     Family, Variant,
     host::{By, Guard, Host, RunError, Runner, Settings},

@@ -90,7 +90,7 @@ impl Netconfig {
             None => command.spawn(),
         }
         .unwrap();
-        let channel = daemon::channel(&daemon::socket(run_dir.path(), "netconfig"));
+        let channel = inpod_service::channel(&inpod_service::socket(run_dir.path(), "netconfig"));
         let mut client = NetconfigServiceClient::new(channel);
         let deadline = Instant::now() + Duration::from_secs(10);
         while client.list_claims(ListClaimsRequest {}).await.is_err() {
@@ -112,7 +112,7 @@ impl Netconfig {
 
     /// Where it serves.
     pub(crate) fn socket(&self) -> PathBuf {
-        daemon::socket(self.run_dir.path(), "netconfig")
+        inpod_service::socket(self.run_dir.path(), "netconfig")
     }
 
     pub(crate) async fn claim(

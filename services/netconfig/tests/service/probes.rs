@@ -376,7 +376,9 @@ async fn a_flush_of_the_nodes_rules_is_mended_and_counted() {
         assert!(flushed.elapsed() < Duration::from_secs(10), "not mended");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let metrics = daemon::metrics::fetch(&netconfig.socket()).await.unwrap();
+    let metrics = inpod_service::metrics::fetch(&netconfig.socket())
+        .await
+        .unwrap();
     for line in [
         "inpod_netconfig_probe_elements 1",
         "inpod_netconfig_probe_restores_total 1",

@@ -7,8 +7,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use daemon::Trace;
 use inpod_cni::spool::{Entry, SCHEMA, SpooledVerb, now_unix_ms};
+use inpod_service::Trace;
 use serde::Deserialize;
 use tokio::time::Instant;
 use workload::{InvalidIdentifier, SandboxRef};

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::Trace;
+use inpod_service::Trace;
 use tokio::time::Instant;
 use tracing::{Instrument as _, Span};
 
@@ -74,7 +74,7 @@ impl Clock {
         self.part = match phase {
             Phase::Other => Span::none(),
             Phase::Queue | Phase::Decide | Phase::Claim | Phase::HandOver | Phase::Rules => {
-                daemon::part(phase.name(), &self.trace)
+                inpod_service::part(phase.name(), &self.trace)
             }
         };
     }

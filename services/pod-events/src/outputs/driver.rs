@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use daemon::Readiness;
+use inpod_service::Readiness;
 use tokio::{
     sync::{
         broadcast::{self, error::RecvError},

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use daemon::metrics::{Watched, durations};
+use inpod_service::metrics::{Watched, durations};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},

@@ -121,7 +121,7 @@ impl Server {
         &self,
         request: Request<wire::ListBindsRequest>,
     ) -> Result<Vec<wire::PodBinds>, Failure> {
-        let until = daemon::deadline(&request);
+        let until = inpod_service::deadline(&request);
         let until = until.checked_sub(RESERVE).unwrap_or(until);
         let query = Query::parse(request.into_inner())?;
         let keys = self.keys(&query.filter.selection).into_iter();

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use daemon::Trace;
 use inpod_proto::{
     Invalid, addresses_from,
     podevents::v1::{self as wire},
     required,
     types::v1 as types,
 };
+use inpod_service::Trace;
 use tokio::time::Instant;
 use tonic::Request;
 use workload::{Enrollment, Failure, NetworkName, PodUid, Reason, SandboxRef};
@@ -36,7 +36,7 @@ fn selected(selector: Option<types::PodSelector>) -> Result<(PodKey, Option<PodU
 
 fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), Invalid> {
     let trace = Trace::of(request.metadata().as_ref()).here();
-    let deadline = daemon::deadline(&request);
+    let deadline = inpod_service::deadline(&request);
     let message = request.into_inner();
     let (key, uid) = selected(message.pod)?;
     let call = AddCall {
@@ -81,15 +81,15 @@ impl Server {
     ) -> Result<wire::AddPodResponse, Failure> {
         let parsed = add_call(request).inspect_err(|_| self.count(Err(Reason::InvalidField)));
         let (key, call) = parsed?;
-        daemon::tell("k8s.namespace.name", &key.0);
-        daemon::tell("k8s.pod.name", &key.1);
+        inpod_service::tell("k8s.namespace.name", &key.0);
+        inpod_service::tell("k8s.pod.name", &key.1);
         let timer = self.metrics.add(call.phases.clone());
         let added = self.registry.add(&key, call).await;
         timer.answered(&added);
         let reason = added
             .as_ref()
             .map_or_else(|failure| failure.reason, |added| added.reason);
-        daemon::tell("inpod.reason", &reason);
+        inpod_service::tell("inpod.reason", &reason);
         let kind = added.as_ref().map(|added| added.enrollment);
         self.count(kind.map_err(|failure| failure.reason));
         let added = added?;

@@ -66,7 +66,7 @@ pub(super) async fn watch(
     let (reread, requests) = mpsc::channel(16);
     let mut ticks = interval(check);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    tokio::spawn(daemon::vital(
+    tokio::spawn(inpod_service::vital(
         "manifests",
         follower.follow(ticks, requests, sender),
     ));

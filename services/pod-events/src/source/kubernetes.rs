@@ -90,12 +90,12 @@ pub(super) fn watch(Reached { client, pace }: Reached, scope: Scope) -> Watched 
         },
         version: None,
     };
-    tokio::spawn(daemon::vital("pods", pods.follow()));
-    tokio::spawn(daemon::vital("namespaces", namespaces.follow()));
-    tokio::spawn(daemon::vital("pulse", pulse.feel(client.clone())));
+    tokio::spawn(inpod_service::vital("pods", pods.follow()));
+    tokio::spawn(inpod_service::vital("namespaces", namespaces.follow()));
+    tokio::spawn(inpod_service::vital("pulse", pulse.feel(client.clone())));
     let (inventory, health) = (known.inventory.subscribe(), known.health.subscribe());
     let lookup = Lookup::new(client, pace, scope, known);
-    tokio::spawn(daemon::vital("lookup", lookup.clone().confirm()));
+    tokio::spawn(inpod_service::vital("lookup", lookup.clone().confirm()));
     (lookup, inventory, health)
 }
 

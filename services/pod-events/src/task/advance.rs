@@ -2,7 +2,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use daemon::Leave;
+use inpod_service::Leave;
 use tokio::time::Instant;
 use workload::{Enrollment, Failure, Reason};
 

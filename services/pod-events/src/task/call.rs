@@ -5,7 +5,7 @@ use std::{
     pin::{Pin, pin},
 };
 
-use daemon::Trace;
+use inpod_service::Trace;
 use tokio::time::Instant;
 use workload::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
 

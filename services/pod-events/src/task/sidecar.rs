@@ -1,7 +1,7 @@
 //! A pod that is redirected to its own proxy. It stays so for the life of its sandbox: the proxy is in it as long, and
 //! without the rules its traffic would go around that in plain text (DECISIONS 54).
 
-use daemon::Leave;
+use inpod_service::Leave;
 use workload::{Enrollment, SandboxRef};
 
 use super::Task;

@@ -9,7 +9,7 @@ fn handler() -> (tokio::sync::watch::Sender<bool>, Handler) {
     let hub = Hub::new(
         Descriptors::new("/nonexistent/netns.sock"),
         Duration::from_secs(10),
-        daemon::Readiness::default(),
+        inpod_service::Readiness::default(),
     );
     let (stop, shutdown) = Shutdown::manual();
     (

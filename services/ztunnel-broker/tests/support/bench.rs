@@ -59,7 +59,7 @@ impl Bench {
         let hub = Hub::new(
             Descriptors::new(dir.path().join("netns.sock")),
             ACK_TIMEOUT,
-            daemon::Readiness::default(),
+            inpod_service::Readiness::default(),
         );
         let listener = Listener::bind(&dir.path().join("ztunnel.sock")).unwrap();
         let serving = listener.serve(Arc::clone(&hub));

@@ -56,7 +56,7 @@ impl Subject {
         fs::create_dir(dir.path().join("netns"))?;
         let netconfig = tokio::spawn(hand_out(UnixListener::bind(&netns_socket)?));
         let broker = start(dir.path())?;
-        let channel = daemon::channel(&daemon::socket(dir.path(), "ztunnel-broker"));
+        let channel = inpod_service::channel(&inpod_service::socket(dir.path(), "ztunnel-broker"));
         let mut client =
             ZtunnelBrokerServiceClient::new(channel).max_decoding_message_size(64 * 1024 * 1024);
         let instance_id = instance_id(&mut client).await?;

@@ -77,7 +77,10 @@ fn not_shown(cluster: &Cluster, proxy: &ApiProxy, name: &str) -> anyhow::Result<
 /// Many ADDs at once, without a process for each, beside as many alone.
 pub(super) fn burst(samples: usize, server: &Arc<ApiServer>) -> anyhow::Result<()> {
     let cluster = Cluster::empty(server)?;
-    let verbs = Verbs::at(&daemon::socket(&cluster.node.run_dir(), "pod-events"))?;
+    let verbs = Verbs::at(&inpod_service::socket(
+        &cluster.node.run_dir(),
+        "pod-events",
+    ))?;
     let mut rows = [
         Row::new("one alone"),
         Row::new("each of 100 at once, from the call of the first"),

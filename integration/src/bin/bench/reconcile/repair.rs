@@ -47,9 +47,12 @@ fn resident(cluster: &Cluster) -> anyhow::Result<u64> {
         &path,
     ];
     node.start_with("repair", &settings)?;
-    let (socket, runtime) = (daemon::socket(&node.run_dir(), "repair"), Runtime::new()?);
+    let (socket, runtime) = (
+        inpod_service::socket(&node.run_dir(), "repair"),
+        Runtime::new()?,
+    );
     eventually("repair is ready and hears pod-events", PATIENCE, || {
-        let text = runtime.block_on(daemon::metrics::fetch(&socket));
+        let text = runtime.block_on(inpod_service::metrics::fetch(&socket));
         let text = text.map_err(anyhow::Error::msg)?;
         for wanted in [
             "inpod_repair_ready 1",

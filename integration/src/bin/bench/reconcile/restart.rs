@@ -103,13 +103,15 @@ impl Metrics {
     pub(super) fn of(cluster: &Cluster) -> anyhow::Result<Self> {
         Ok(Self {
             runtime: Runtime::new()?,
-            socket: daemon::socket(&cluster.node.run_dir(), "netconfig"),
+            socket: inpod_service::socket(&cluster.node.run_dir(), "netconfig"),
         })
     }
 
     /// The sum of those whose names begin so.
     fn sum(&self, prefix: &str) -> anyhow::Result<u64> {
-        let fetched = self.runtime.block_on(daemon::metrics::fetch(&self.socket));
+        let fetched = self
+            .runtime
+            .block_on(inpod_service::metrics::fetch(&self.socket));
         let text = fetched.map_err(anyhow::Error::msg)?;
         let lines = text.lines().filter(|line| line.starts_with(prefix));
         let numbers = lines.filter_map(|line| line.rsplit_once(' '));

@@ -59,7 +59,7 @@ async fn service(root: &Root, node: &Node, run_dir: &str, name: &'static str) ->
 /// Everything that it counts.
 pub(crate) async fn metrics(node: &Node, service: &str) -> Seen<String> {
     let socket = node.socket(service);
-    match timeout(PATIENCE, daemon::metrics::fetch(&socket)).await {
+    match timeout(PATIENCE, inpod_service::metrics::fetch(&socket)).await {
         Ok(answer) => answer,
         Err(_elapsed) => Err(format!(
             "{}: no answer within {} s",

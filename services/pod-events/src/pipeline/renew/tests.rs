@@ -93,9 +93,9 @@ fn pipeline(directory: &Path) -> Pipeline {
         netconfig: Some(Arc::from("netconfig")),
         broker: Some(Arc::from("broker")),
     };
-    let nobody = daemon::channel(&directory.join("nobody.sock"));
+    let nobody = inpod_service::channel(&directory.join("nobody.sock"));
     Pipeline {
-        agents: Agents::new(nobody, daemon::channel(&socket), capture()),
+        agents: Agents::new(nobody, inpod_service::channel(&socket), capture()),
         checkpoint: Checkpoint::open(&directory.join("pods")).unwrap(),
         synced: watch::channel(told).1,
         revisions: Revisions::default(),

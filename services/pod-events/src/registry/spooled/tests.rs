@@ -7,7 +7,7 @@ use std::{
 use tokio::{sync::watch, time::Instant};
 use workload::{NetnsId, NetnsRef};
 
-use daemon::Trace;
+use inpod_service::Trace;
 
 use super::*;
 use crate::{
@@ -45,7 +45,7 @@ impl Scene {
         for record in records {
             checkpoint.write(record).unwrap();
         }
-        let nobody = || daemon::channel(&dir.path().join("nobody.sock"));
+        let nobody = || inpod_service::channel(&dir.path().join("nobody.sock"));
         let known = checkpoint.load().unwrap();
         let shared = Arc::new(Shared {
             owners: Owners::default(),
