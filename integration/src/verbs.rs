@@ -15,9 +15,9 @@ use inpod_proto::{
     },
     types::v1::{NetnsRef, PodSelector, SandboxRef},
 };
+use inpod_types::Failure;
 use tokio::{runtime::Runtime, task::JoinHandle};
 use tonic::{Request, Response, Status, transport::Channel};
-use workload::Failure;
 
 use crate::{Pod, Spec};
 

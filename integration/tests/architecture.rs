@@ -93,7 +93,7 @@ fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
     let used: BTreeSet<_> = direct(client).intersection(&ours).cloned().collect();
     let known = [
         "inpod-proto",
-        "workload",
+        "inpod-types",
         "inpod-service",
         "chain",
         "inject",
@@ -126,7 +126,7 @@ fn what_is_injected_is_a_value_and_two_programs_make_it() {
         "serde-saphyr",
         "serde_json",
         "thiserror",
-        "workload",
+        "inpod-types",
     ];
     assert!(direct(inject).is_subset(&set(&allowed)));
     assert!(users_of(&metadata, "inject").is_subset(&set(&["injector", "inpod"])));
@@ -137,7 +137,7 @@ fn the_vocabulary_is_free_of_io_and_of_the_wire() {
     let metadata = metadata();
     let workload = members(&metadata)
         .into_iter()
-        .find(|package| package.name == "workload")
+        .find(|package| package.name == "inpod-types")
         .unwrap();
     assert_eq!(direct(workload), set(&["thiserror"]));
 }

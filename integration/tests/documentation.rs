@@ -14,8 +14,8 @@ use std::{
 };
 
 use inpod_service::{Key, config::COMMON};
+use inpod_types::keys;
 use pod_events::metrics::{Metric, OF_ISTIO, OWN};
-use workload::keys;
 
 const SETTINGS: &str =
     "<!-- settings: integration/tests/documentation.rs compares this table with the code -->\n";

@@ -1,4 +1,4 @@
-//! Labels and annotations have one table, `workload::keys`; nobody else spells their names.
+//! Labels and annotations have one table, `inpod_types::keys`; nobody else spells their names.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -6,13 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use workload::keys;
+use inpod_types::keys;
 
 /// Whose labels and annotations inpod reads or writes.
 const DOMAINS: [&str; 2] = ["istio.io/", "inpod.io/"];
 
 /// Where the table is.
-const TABLE: &str = "services/lib/workload/src/keys";
+const TABLE: &str = "services/lib/inpod-types/src/keys";
 
 /// What ships: every source of the plugin and the services but their tests, and the table itself.
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {

@@ -9,11 +9,11 @@ use inpod_proto::{
     podevents::v1::{self as wire, pod_events_service_client::PodEventsServiceClient},
     types::v1 as types,
 };
+use inpod_types::Reason;
 use integration::{Call, Inhabitant, Node, PATIENCE, Pod, SERVICES, Spec, eventually};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 use tonic::{Request, Status, transport::Channel};
-use workload::Reason;
 
 /// Where pod-events may say that something is a defect, and why that is one.
 const DEFECTS: [(&str, &str, usize); 4] = [

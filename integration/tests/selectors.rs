@@ -5,11 +5,11 @@ use std::{fs, net::SocketAddr};
 
 use anyhow::ensure;
 use inpod_proto::{podevents::v1::PodState, types::v1::Reason};
+use inpod_types::keys;
 use integration::{
     App, Node, PATIENCE, Pod, Spec, State, ask, connect, eventually, exchange, source_seen,
 };
 use nix::sys::signal::Signal;
-use workload::keys;
 
 const PORT: u16 = 8080;
 const OTHER: u16 = 9090;

@@ -7,11 +7,11 @@ use inpod_cni::{
     error::{CniError, ErrorCode},
 };
 use inpod_proto::{failure_of, podevents::v1::pod_events_service_client::PodEventsServiceClient};
+use inpod_types::{Failure, Reason};
 use tonic::{
     Code, Request, Response, Status,
     transport::{Channel, Endpoint},
 };
-use workload::{Failure, Reason};
 
 use crate::call::{Call, Trace};
 

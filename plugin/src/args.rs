@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
-use workload::{NamespaceName, PodName, PodUid};
+use inpod_types::{NamespaceName, PodName, PodUid};
 
 use crate::error::CniError;
 

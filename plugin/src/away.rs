@@ -3,7 +3,7 @@
 use std::io;
 
 use inpod_cni::{config::AgentUnavailable, enrolled::EnrolledNamespaces};
-use workload::NamespaceName;
+use inpod_types::NamespaceName;
 
 /// The verdict on a pod whose enrollment nobody can tell.
 #[derive(Debug, PartialEq, Eq)]

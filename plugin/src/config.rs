@@ -2,9 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use inpod_types::{ContainerId, IfName, NamespaceName, NetworkName};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
-use workload::{ContainerId, IfName, NamespaceName, NetworkName};
 
 use crate::{
     error::{CniError, ErrorCode},
@@ -260,7 +260,7 @@ fn required<T: DeserializeOwned>(name: &str, raw: Option<&RawValue>) -> Result<T
 
 fn parsed<T>(name: &str, text: &str) -> Result<T, CniError>
 where
-    T: std::str::FromStr<Err = workload::InvalidIdentifier>,
+    T: std::str::FromStr<Err = inpod_types::InvalidIdentifier>,
 {
     text.parse()
         .map_err(|error| CniError::in_config(name, error))

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
-use workload::NamespaceName;
+use inpod_types::NamespaceName;
 
 use crate::durable;
 

@@ -5,7 +5,7 @@ mod verb;
 
 use std::path::PathBuf;
 
-use workload::SandboxRef;
+use inpod_types::SandboxRef;
 
 pub use self::{variables::Variables, verb::Verb};
 use crate::{

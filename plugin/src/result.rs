@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
+use inpod_types::IfName;
 use serde::Deserialize;
-use workload::IfName;
 
 use crate::{config::NetworkConfig, error::CniError};
 
@@ -69,7 +69,7 @@ fn indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
 
 fn parse(ip: &Address) -> Result<IpAddr, CniError> {
     let (address, _prefix) = ip.address.split_once('/').unwrap_or((&ip.address, ""));
-    workload::parse_address(address)
+    inpod_types::parse_address(address)
         .map_err(|error| CniError::in_config("prevResult", format_args!("ips: {error}")))
 }
 

@@ -11,8 +11,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use inpod_types::{InvalidIdentifier, NetnsRef, SandboxRef};
 use serde::{Deserialize, Serialize};
-use workload::{InvalidIdentifier, NetnsRef, SandboxRef};
 
 use crate::{args::NamedPod, durable};
 

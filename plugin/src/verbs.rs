@@ -18,7 +18,7 @@ use inpod_proto::{
     },
     types::v1::PodSelector,
 };
-use workload::NetnsRef;
+use inpod_types::NetnsRef;
 
 use crate::{
     agent::{Agent, AgentError},

@@ -10,7 +10,7 @@ use crate::Invalid;
 pub fn addresses_from(texts: &[String], field: &'static str) -> Result<Vec<IpAddr>, Invalid> {
     texts
         .iter()
-        .map(|text| workload::parse_address(text).map_err(|error| Invalid::new(field, &error)))
+        .map(|text| inpod_types::parse_address(text).map_err(|error| Invalid::new(field, &error)))
         .collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use workload::{Enrollment, Failure, NetnsId, NetnsRef, PodRef, Reason, Revision, SandboxRef};
+use inpod_types::{Enrollment, Failure, NetnsId, NetnsRef, PodRef, Reason, Revision, SandboxRef};
 
 use crate::{types::v1, ztunnelbroker::v1 as broker};
 
@@ -167,7 +167,7 @@ impl From<NetnsId> for v1::NetnsId {
     }
 }
 
-impl TryFrom<v1::WorkloadInfo> for workload::WorkloadInfo {
+impl TryFrom<v1::WorkloadInfo> for inpod_types::WorkloadInfo {
     type Error = Invalid;
 
     fn try_from(info: v1::WorkloadInfo) -> Result<Self, Invalid> {
@@ -179,8 +179,8 @@ impl TryFrom<v1::WorkloadInfo> for workload::WorkloadInfo {
     }
 }
 
-impl From<&workload::WorkloadInfo> for v1::WorkloadInfo {
-    fn from(info: &workload::WorkloadInfo) -> Self {
+impl From<&inpod_types::WorkloadInfo> for v1::WorkloadInfo {
+    fn from(info: &inpod_types::WorkloadInfo) -> Self {
         Self {
             name: info.name.to_string(),
             namespace: info.namespace.to_string(),
@@ -189,7 +189,7 @@ impl From<&workload::WorkloadInfo> for v1::WorkloadInfo {
     }
 }
 
-impl TryFrom<broker::Workload> for workload::Workload {
+impl TryFrom<broker::Workload> for inpod_types::Workload {
     type Error = Invalid;
 
     fn try_from(workload: broker::Workload) -> Result<Self, Invalid> {
@@ -207,8 +207,8 @@ impl TryFrom<broker::Workload> for workload::Workload {
     }
 }
 
-impl From<&workload::Workload> for broker::Workload {
-    fn from(workload: &workload::Workload) -> Self {
+impl From<&inpod_types::Workload> for broker::Workload {
+    fn from(workload: &inpod_types::Workload) -> Self {
         Self {
             sandbox: Some((&workload.sandbox).into()),
             uid: workload.uid.to_string(),
@@ -283,7 +283,9 @@ mod tests {
             ..broker::Workload::default()
         };
         assert_eq!(
-            workload::Workload::try_from(workload).unwrap_err().field(),
+            inpod_types::Workload::try_from(workload)
+                .unwrap_err()
+                .field(),
             "revision"
         );
     }

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
+use inpod_types::{Failure, Reason};
 use prost::Message as _;
 use tonic::{Code, Status};
-use workload::{Failure, Reason};
 
 use crate::types::v1;
 

@@ -9,8 +9,8 @@ mod tally;
 use std::time::Duration;
 
 use inpod_proto::types::v1::Enrollment;
+use inpod_types::Reason;
 use integration::{Answer, Called, Named, Spec};
-use workload::Reason;
 
 use crate::{
     bench::{Bench, PLUGIN, ambient, named, specs, unreal},

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::ensure;
 use inpod_proto::podevents::v1::{AddPodResponse, DeletePodResponse};
+use inpod_types::Reason;
 use integration::{Answer, Named, Node, PATIENCE, Pod, eventually};
-use workload::Reason;
 
 use crate::{
     bench::{Bench, PLUGIN, ambient, named, specs, unreal},

@@ -8,8 +8,8 @@ use inpod_proto::{
     podevents::v1::{ExplainPodResponse, PodState},
     types::v1::{Enrollment, Reason},
 };
+use inpod_types::keys;
 use integration::{PATIENCE, Pod, Spec, eventually, kubernetes};
-use workload::keys;
 
 use crate::{
     PORT, image,

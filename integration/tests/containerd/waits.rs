@@ -4,10 +4,10 @@ use std::{path::PathBuf, thread, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use inpod_proto::podevents::v1::{ExplainPodResponse, PodState};
+use inpod_types::Reason;
 use integration::{PATIENCE, Pod, Spec, eventually};
 use nix::sys::signal::Signal;
 use serde_json::json;
-use workload::Reason;
 
 use crate::{
     chain::{spooled, within},

@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use inpod_types::keys;
 use integration::{Access, App};
 use serde_json::{Value, json};
-use workload::keys;
 
 use super::*;
 use crate::clients::{Attempt, Clients};

@@ -7,7 +7,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use workload::Reason;
+use inpod_types::Reason;
 
 use crate::{monitoring::alerts, read, root, table::RIGHTS, text};
 

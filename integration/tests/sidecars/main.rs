@@ -11,9 +11,9 @@ use inpod_proto::{
     podevents::v1::{ExplainPodResponse, PodState},
     types::v1::{Enrollment, Reason},
 };
+use inpod_types::keys;
 use integration::{Call, Cgroups, Inhabitant, Node, PATIENCE, Pod, Spec, eventually};
 use nix::sys::signal::Signal;
-use workload::keys;
 
 /// A node that has never seen a broker or a ztunnel.
 fn without_ztunnel() -> Node {

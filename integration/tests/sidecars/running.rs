@@ -5,9 +5,9 @@ use inpod_proto::{
     podevents::v1::PodState,
     types::v1::{Enrollment, Reason},
 };
+use inpod_types::keys;
 use integration::{PATIENCE, Pod, Spec, eventually};
 use nix::sys::signal::Signal;
-use workload::keys;
 
 use crate::{changed, input, noted, rules, until_redirected, without_ztunnel};
 

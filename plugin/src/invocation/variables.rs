@@ -1,6 +1,6 @@
 use std::{env, path::PathBuf, str::FromStr};
 
-use workload::SandboxRef;
+use inpod_types::SandboxRef;
 
 use super::Verb;
 use crate::{args::NamedPod, config::NetworkConfig, error::CniError};
@@ -112,7 +112,7 @@ fn read(name: &str) -> Option<String> {
 
 fn parse<T>(name: &str, text: Option<&str>) -> Result<T, CniError>
 where
-    T: FromStr<Err = workload::InvalidIdentifier>,
+    T: FromStr<Err = inpod_types::InvalidIdentifier>,
 {
     let parsed = text.unwrap_or_default().parse();
     parsed.map_err(|error| CniError::in_variable(name, error))

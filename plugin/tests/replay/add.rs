@@ -7,9 +7,9 @@ use inpod_proto::{
     podevents::v1::AddPodRequest,
     types::v1::{NetnsRef, PodSelector, SandboxRef},
 };
+use inpod_types::{Failure, Reason};
 use serde_json::{Value, json};
 use tonic::Status;
-use workload::{Failure, Reason};
 
 use crate::{
     fake_agent::{FakeAgent, Question, Script},

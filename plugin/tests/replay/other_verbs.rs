@@ -5,7 +5,7 @@ use inpod_proto::{
     podevents::v1::{Attachment, CheckPodRequest, CollectGarbageRequest},
     types::v1::SandboxRef,
 };
-use workload::{Failure, Reason};
+use inpod_types::{Failure, Reason};
 
 use crate::{
     fake_agent::{FakeAgent, Question, Script},

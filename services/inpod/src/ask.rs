@@ -11,9 +11,9 @@ use inpod_proto::{
     podevents::v1::pod_events_service_client::PodEventsServiceClient,
     ztunnelbroker::v1::ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
 };
+use inpod_types::{Failure, Reason};
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status, transport::Channel};
-use workload::{Failure, Reason};
 
 use crate::error::AskError;
 

@@ -1,6 +1,6 @@
 use std::{io, path::PathBuf};
 
-use workload::{Failure, Reason};
+use inpod_types::{Failure, Reason};
 
 /// Why the program did not do what was asked.
 #[derive(Debug, thiserror::Error)]

@@ -33,7 +33,7 @@ const CONFIG_MAP: &str = "inpod-leave";
 const KEY: &str = "mode";
 
 /// When the mode was said: receipts from before are of an earlier time.
-const SINCE: &str = workload::keys::LEAVE_SINCE;
+const SINCE: &str = inpod_types::keys::LEAVE_SINCE;
 
 /// How often it is looked how far nodes are.
 const AGAIN: Duration = Duration::from_secs(2);

@@ -8,8 +8,8 @@ use std::{
 
 use chain::is_loaded;
 use inpod_service::Key;
+use inpod_types::NamespaceName;
 use serde::{Deserialize, Deserializer, de::Error as _};
-use workload::NamespaceName;
 
 use crate::mode::Mode;
 

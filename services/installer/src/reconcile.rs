@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use chain::{Directory, OURS};
 use nix::fcntl::{Flock, FlockArg};
 
-use workload::with_causes;
+use inpod_types::with_causes;
 
 use crate::{
     binary::{self, Installed, Stamp},

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use inpod_types::SandboxRef;
 use netconfig::{
     Backend, Programs,
     apply::Writer,
@@ -20,7 +21,6 @@ use netconfig::{
 };
 use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
-use workload::SandboxRef;
 
 fn main() -> anyhow::Result<()> {
     let count = std::env::args()

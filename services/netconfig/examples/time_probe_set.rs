@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use inpod_service::Readiness;
+use inpod_types::SandboxRef;
 use netconfig::host::{By, Host, Settings};
 use nix::sched::{CloneFlags, unshare};
-use workload::SandboxRef;
 
 /// How many pods are there already.
 const OTHERS: [u16; 2] = [10, 500];

@@ -12,9 +12,9 @@ use std::{
     time::SystemTime,
 };
 
+use inpod_types::{NetnsId, SandboxRef};
 use netns::Netns;
 use tokio::sync::broadcast;
-use workload::{NetnsId, SandboxRef};
 
 use crate::{apply::Observation, error::ClaimError, events::Queue, inspect};
 use proof::Proven;

@@ -9,11 +9,11 @@ use std::{
     sync::Arc,
 };
 
-use netns::{Netns, OpenError};
-use workload::{
+use inpod_types::{
     ContainerId, NetnsRef, NetworkName, PodUid, SandboxRef,
     cgroup::{PodKey, place},
 };
+use netns::{Netns, OpenError};
 
 use crate::{
     claims::{

@@ -19,7 +19,7 @@ pub(crate) use reader::Reader;
 
 use std::{sync::Arc, time::Duration};
 
-use workload::SandboxRef;
+use inpod_types::SandboxRef;
 
 use reader::Attempt;
 use schedule::Work;

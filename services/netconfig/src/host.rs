@@ -45,8 +45,8 @@ use std::{
 };
 
 use inpod_service::Readiness;
+use inpod_types::{SandboxRef, with_causes};
 use prometheus_client::metrics::counter::Counter;
-use workload::{SandboxRef, with_causes};
 
 use crate::{iptables::Variant, rules::name_of};
 use eni::Eni;

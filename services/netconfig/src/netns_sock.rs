@@ -19,6 +19,7 @@ use inpod_service::{
     Daemon,
     uds::{self, BindError},
 };
+use inpod_types::{Failure, NetnsId, SandboxRef};
 use nix::sys::socket::SockType;
 use prost::Message as _;
 use sendfd::SendWithFd as _;
@@ -27,7 +28,6 @@ use tokio::{
     net::{UnixListener, UnixStream},
     time::timeout,
 };
-use workload::{Failure, NetnsId, SandboxRef};
 
 use crate::{
     claims::{Claim, Claims},

@@ -4,13 +4,13 @@
 use std::{sync::Arc, time::Duration};
 
 use inpod_service::{Readiness, vital};
+use inpod_types::{Failure, Reason};
 use tokio::{
     sync::Notify,
     task::{JoinError, JoinHandle, JoinSet, spawn_blocking},
     time::{sleep, timeout},
 };
 use tonic::Status;
-use workload::{Failure, Reason};
 
 use crate::{
     BACKEND,

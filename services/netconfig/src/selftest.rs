@@ -8,8 +8,8 @@ mod world;
 
 use std::{fmt, net::IpAddr};
 
+use inpod_types::SandboxRef;
 use netns::Netns;
-use workload::SandboxRef;
 
 use crate::{
     apply::Writer,
@@ -59,7 +59,7 @@ pub enum SelfTestError {
     Inspect(#[from] InspectError),
     /// A name of the test's is none; a defect.
     #[error("cannot test: {0}")]
-    Name(#[from] workload::InvalidIdentifier),
+    Name(#[from] inpod_types::InvalidIdentifier),
 }
 
 /// Makes the two netns, applies rules with everything on, and tries them.
@@ -134,7 +134,7 @@ pub(crate) fn rehearse(writer: &Writer, probes: &host::Settings) -> Result<(), S
     Ok(())
 }
 
-fn sandbox() -> Result<SandboxRef, workload::InvalidIdentifier> {
+fn sandbox() -> Result<SandboxRef, inpod_types::InvalidIdentifier> {
     Ok(SandboxRef {
         network_name: "self-test".parse()?,
         container_id: "self-test".parse()?,

@@ -23,8 +23,8 @@ use inpod_proto::{
     required,
 };
 use inpod_service::{Daemon, Shutdown, peer};
+use inpod_types::{NetnsRef, SandboxRef};
 use tonic::{Request, Response, Status};
-use workload::{NetnsRef, SandboxRef};
 
 use crate::{
     apply::{self, Applied, Planned, Removed, Writer},

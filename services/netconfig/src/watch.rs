@@ -6,10 +6,10 @@ use futures_util::{Stream, StreamExt as _, stream};
 use inpod_proto::netconfig::v1::{
     self, ClaimReleased, NetnsState, StateComplete, WatchDriftResponse, watch_drift_response,
 };
+use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tonic::Status;
 use watch_drift_response::Event as Said;
-use workload::{Failure, Reason, SandboxRef};
 
 use crate::{
     apply::Observation,

@@ -13,11 +13,11 @@ use std::{
     time::Duration,
 };
 
+use inpod_types::{Failure, Reason};
 use tokio::{
     sync::oneshot,
     time::{Instant, timeout_at},
 };
-use workload::{Failure, Reason};
 
 use queue::{Place, Queue};
 

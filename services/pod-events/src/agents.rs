@@ -13,12 +13,12 @@ use inpod_proto::{
     required,
     ztunnelbroker::v1::ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
 };
+use inpod_types::{Failure, NetnsId, NetnsRef, Reason, SandboxRef};
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout_at},
 };
 use tonic::{Code, Request, Response, Status, transport::Channel};
-use workload::{Failure, NetnsId, NetnsRef, Reason, SandboxRef};
 
 use crate::{checkpoint::Record, redirection::Capture, trace};
 

@@ -16,11 +16,11 @@ use inpod_cni::{
     spool::{SPOOL_DIR, boot_id},
 };
 use inpod_service::{Leave, Readiness};
+use inpod_types::NamespaceName;
 use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval},
 };
-use workload::NamespaceName;
 
 use crate::{
     metrics::Metrics,

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use workload::{
+use inpod_types::{
     NetnsId, NetnsRef, NetworkName, PodRef, PodUid, Revision, SandboxRef, ServiceAccountName,
 };
 

@@ -9,8 +9,8 @@ use std::{
 };
 
 use inpod_service::Key;
+use inpod_types::{NamespaceName, NodeName, keys};
 use serde::Deserialize;
-use workload::{NamespaceName, NodeName, keys};
 
 use crate::{
     decide::{Policy, Selectors},

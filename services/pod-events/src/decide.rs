@@ -3,7 +3,7 @@
 mod inputs;
 mod selector;
 
-use workload::{Enrollment, NamespaceName, Reason, keys};
+use inpod_types::{Enrollment, NamespaceName, Reason, keys};
 
 use crate::{
     pod::{Namespace, Pod},

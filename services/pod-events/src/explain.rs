@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use inpod_proto::{addresses_to, podevents::v1 as wire, types::v1 as types};
 use inpod_service::Readiness;
-use workload::{Enrollment, Failure, PodRef, PodUid, Reason};
+use inpod_types::{Enrollment, Failure, PodRef, PodUid, Reason};
 
 pub(crate) use report::{Seen, ztunnels};
 

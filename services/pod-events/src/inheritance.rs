@@ -4,8 +4,8 @@
 use std::{fs, path::PathBuf};
 
 use inpod_cni::spool::boot_id;
+use inpod_types::{Failure, Reason};
 use tokio::sync::watch;
-use workload::{Failure, Reason};
 
 /// A file beside the checkpoint tells the later runs of a boot.
 #[derive(Debug)]

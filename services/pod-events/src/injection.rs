@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
+use inpod_types::keys;
 use k8s_openapi::api::core::v1 as k8s;
-use workload::keys;
 
 use crate::redirection::{Malformed, Proxy, Sidecar, truth};
 

@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use inpod_proto::podevents::v1::PodState;
 use inpod_service::metrics::{Watched, durations};
+use inpod_types::{Enrollment, Failure, Reason};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::{Registry, Unit},
 };
 use tokio::time::Instant;
-use workload::{Enrollment, Failure, Reason};
 
 use crate::{
     checkpoint::{Intent, Record},

@@ -18,13 +18,13 @@ use std::{
 };
 
 use inpod_service::Readiness;
+use inpod_types::{NodeName, PodRef, Reason};
 use kube::Client;
 use prometheus_client::registry::Registry as Metrics;
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
 };
-use workload::{NodeName, PodRef, Reason};
 
 use crate::{registry::Registry, source::Source, task::Shared};
 use driver::Driver;

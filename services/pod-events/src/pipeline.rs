@@ -21,11 +21,11 @@ use std::{
     time::Duration,
 };
 
+use inpod_types::{Enrollment, Failure, NetnsRef, Reason, Revision, Workload, WorkloadInfo};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
 };
-use workload::{Enrollment, Failure, NetnsRef, Reason, Revision, Workload, WorkloadInfo};
 
 use crate::{
     agents::Agents,

@@ -8,10 +8,10 @@ use std::{
     sync::Arc,
 };
 
-use k8s_openapi::api::core::v1 as k8s;
-use workload::{
+use inpod_types::{
     InvalidIdentifier, NamespaceName, NodeName, PodRef, PodUid, ServiceAccountName, keys,
 };
+use k8s_openapi::api::core::v1 as k8s;
 
 use crate::{
     decide::Labels,

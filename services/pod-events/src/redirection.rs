@@ -12,8 +12,8 @@ mod sidecar;
 use std::{collections::BTreeMap, str::FromStr};
 
 use inpod_proto::netconfig::v1 as wire;
+use inpod_types::{Enrollment, keys};
 use serde::{Deserialize, Serialize};
-use workload::{Enrollment, keys};
 
 pub use exclusions::{Exclusions, Malformed, Network};
 pub use permissions::{Permission, Permissions};

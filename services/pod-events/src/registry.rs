@@ -19,11 +19,11 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use inpod_types::{Failure, PodUid, Reason, Revision, SandboxRef, Workload};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep, timeout},
 };
-use workload::{Failure, PodUid, Reason, Revision, SandboxRef, Workload};
 
 use crate::{
     checkpoint::Record,
@@ -271,7 +271,7 @@ impl Registry {
     }
 
     /// netconfig has let a netns go.
-    pub fn released(&self, sandbox: SandboxRef, netns: workload::NetnsId) {
+    pub fn released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
         if let Some(key) = self.owner(&sandbox) {
             self.ask(&key, Command::Released(sandbox, netns));
         }

@@ -6,8 +6,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use inpod_cni::enrolled::EnrolledNamespaces;
+use inpod_types::{Enrollment, Failure, InvalidIdentifier, PodRef, PodUid, Reason};
 use tokio::time::Instant;
-use workload::{Enrollment, Failure, InvalidIdentifier, PodRef, PodUid, Reason};
 
 use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},

@@ -15,8 +15,8 @@ use inpod_proto::{
     required,
 };
 use inpod_service::{Lane, Readiness, Shutdown, Trace};
+use inpod_types::{Enrollment, Failure, InvalidIdentifier, Reason, SandboxRef};
 use tonic::{Request, Response, Status};
-use workload::{Enrollment, Failure, InvalidIdentifier, Reason, SandboxRef};
 
 use self::selection::{Filter, Selection};
 use crate::{

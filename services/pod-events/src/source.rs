@@ -6,11 +6,11 @@ mod shared_map;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use inpod_types::{NamespaceName, NodeName, PodName, PodUid};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, timeout_at},
 };
-use workload::{NamespaceName, NodeName, PodName, PodUid};
 
 use ::kubernetes::ReachError;
 

@@ -16,11 +16,11 @@ use inpod_proto::{
     },
 };
 use inpod_service::Readiness;
+use inpod_types::{Failure, Reason};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
-use workload::{Failure, Reason};
 
 use crate::{
     agents::Agents, inheritance::Inheritance, pipeline::Synced, registry::Registry, source::Health,

@@ -27,11 +27,11 @@ use std::{
 
 use inpod_cni::enrolled::is_disabled;
 use inpod_service::{Leave, Trace};
+use inpod_types::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, sleep_until},
 };
-use workload::{Enrollment, Failure, NetnsId, PodRef, Reason, SandboxRef};
 
 use crate::{
     admission::Admission,

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+use inpod_types::{NetnsRef, PodRef, Revision, SandboxRef, keys};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
-use workload::{NetnsRef, PodRef, Revision, SandboxRef, keys};
 
 use crate::{
     admission::Admission,

@@ -6,8 +6,8 @@ use std::{
 };
 
 use futures_util::future::join_all;
+use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::sync::watch;
-use workload::{Failure, Reason, SandboxRef};
 
 use crate::source::PodKey;
 

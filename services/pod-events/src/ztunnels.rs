@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
+use inpod_types::{Failure, NamespaceName, PodUid};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
 };
-use workload::{Failure, NamespaceName, PodUid};
 
 use crate::{
     agents::Agents,

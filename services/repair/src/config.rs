@@ -8,8 +8,8 @@ use std::{
 };
 
 use inpod_service::Key;
+use inpod_types::{NodeName, keys};
 use serde::{Deserialize, Deserializer, de::Error as _};
-use workload::{NodeName, keys};
 
 use crate::broken::Criteria;
 

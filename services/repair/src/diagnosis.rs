@@ -144,7 +144,7 @@ fn first_line(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use workload::Reason;
+    use inpod_types::Reason;
 
     use super::*;
 

@@ -15,9 +15,9 @@ use inpod_proto::{
     types::v1::PodRef,
 };
 use inpod_service::Readiness;
+use inpod_types::PodUid;
 use tokio::{sync::watch, time::sleep};
 use tonic::{Request, Status, transport::Channel};
-use workload::PodUid;
 
 use crate::word::Word;
 

@@ -1,11 +1,11 @@
 //! Events, on their way to the API server, one after the other.
 
+use inpod_types::{NodeName, PodRef};
 use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder},
 };
 use tokio::{sync::mpsc, time::Instant};
-use workload::{NodeName, PodRef};
 
 use crate::{ledger::Note, metrics::Metrics};
 

@@ -6,8 +6,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use inpod_types::PodUid;
 use tokio::time::Instant;
-use workload::PodUid;
 
 use crate::{
     config::{Label, Modes},

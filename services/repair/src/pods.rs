@@ -9,13 +9,13 @@ use std::{
 
 use futures_util::StreamExt as _;
 use inpod_service::Readiness;
+use inpod_types::{PodRef, PodUid, with_causes};
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{
     Api, Client,
     runtime::watcher::{self, DefaultBackoff, Event, watcher},
 };
 use tokio::{sync::watch, time::sleep};
-use workload::{PodRef, PodUid, with_causes};
 
 use crate::{
     broken::{Broken, Criteria},

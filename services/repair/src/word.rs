@@ -6,7 +6,7 @@ use inpod_proto::{
     podevents::v1::{PodState, PodSummary},
     types::v1::Enrollment,
 };
-use workload::Reason;
+use inpod_types::Reason;
 
 /// What pod-events says.
 #[derive(Clone, Debug, PartialEq, Eq)]

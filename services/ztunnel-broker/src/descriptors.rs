@@ -15,13 +15,13 @@ use inpod_proto::netconfig::v1::{
     FetchNetnsFailure, FetchNetnsRequest, FetchNetnsResponse,
     fetch_netns_response::Result as Answer,
 };
+use inpod_types::{NetnsId, Reason, SandboxRef};
 use prost::Message as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixStream,
 };
 use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
-use workload::{NetnsId, Reason, SandboxRef};
 
 /// How long an exchange with netconfig may take, by contract.
 const EXCHANGE: Duration = Duration::from_secs(2);

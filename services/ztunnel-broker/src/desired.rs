@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload};
+use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{descriptors::Descriptor, tombstone::Tombstones};
 

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener};
 
 use inpod_service::vital;
-use workload::with_causes;
+use inpod_types::with_causes;
 
 use crate::{
     hub::Hub,

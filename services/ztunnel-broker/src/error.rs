@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use inpod_proto::Invalid;
+use inpod_types::{Failure, Reason, with_causes};
 use tonic::Status;
-use workload::{Failure, Reason, with_causes};
 
 use crate::{
     descriptors::FetchError, desired::ChangeError, sessions::SessionId, verdict::Unserved,

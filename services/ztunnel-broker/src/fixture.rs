@@ -2,7 +2,7 @@
 
 use std::{fs::File, sync::LazyLock};
 
-use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload, WorkloadInfo};
+use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload, WorkloadInfo};
 
 use crate::descriptors::Descriptor;
 

@@ -13,11 +13,11 @@ use std::{
 
 use futures_util::StreamExt as _;
 use inpod_service::Readiness;
+use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload, with_causes};
 use tokio::{
     sync::{Notify, broadcast, watch},
     time::{Instant, timeout_at},
 };
-use workload::{NetnsId, PodUid, Revision, SandboxRef, Workload, with_causes};
 
 use crate::{
     descriptors::{Descriptor, Descriptors, FetchError},

@@ -4,7 +4,7 @@ mod report;
 
 use std::time::{Duration, Instant};
 
-use workload::{Revision, SandboxRef, Workload};
+use inpod_types::{Revision, SandboxRef, Workload};
 
 use crate::{
     descriptors::Descriptor,

@@ -3,8 +3,8 @@
 //! Keep or a SnapshotSent.
 
 use inpod_proto::zds::{self, workload_request::Payload};
+use inpod_types::{PodUid, WorkloadInfo};
 use prost::Message as _;
-use workload::{PodUid, WorkloadInfo};
 
 use crate::descriptors::Descriptor;
 
@@ -168,7 +168,7 @@ mod tests {
             service_account: name.parse().unwrap(),
         };
         let longer = format!("{name}d");
-        assert!(longer.parse::<workload::PodName>().is_err());
+        assert!(longer.parse::<inpod_types::PodName>().is_err());
         let uid = fixture::uid(&"u".repeat(128));
         assert!("u".repeat(129).parse::<PodUid>().is_err());
         let add = Message::add(uid, info, fixture::descriptor(1));

@@ -7,12 +7,12 @@
 use std::{collections::BTreeSet, io};
 
 use inpod_service::peer::{Cgroup, Process, Refused, Setting};
-use nix::sys::socket::{getsockopt, sockopt};
-use tokio_seqpacket::UnixSeqpacket;
-use workload::{
+use inpod_types::{
     PodUid,
     cgroup::{PodKey, place},
 };
+use nix::sys::socket::{getsockopt, sockopt};
+use tokio_seqpacket::UnixSeqpacket;
 
 use crate::capabilities::{Capabilities, Demand};
 

@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use inpod_types::{Revision, SandboxRef};
 use tokio::sync::watch;
-use workload::{Revision, SandboxRef};
 
 use crate::{
     desired::Entry,

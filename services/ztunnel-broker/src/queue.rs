@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use workload::PodUid;
+use inpod_types::PodUid;
 
 /// A queue whose first lane goes first: somebody waits for those.
 #[derive(Debug, Default)]

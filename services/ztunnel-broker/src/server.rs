@@ -14,9 +14,9 @@ use inpod_proto::{
     },
 };
 use inpod_service::Shutdown;
+use inpod_types::{PodUid, Revision, Workload};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use workload::{PodUid, Revision, Workload};
 
 use crate::{
     error::{
@@ -115,7 +115,7 @@ impl Handler {
 fn parse_uid((index, uid): (u32, String)) -> Result<PodUid, Invalid> {
     let field = format!("pod_uids[{index}]");
     uid.parse()
-        .map_err(|error: workload::InvalidIdentifier| Invalid::new(&field, error.to_string()))
+        .map_err(|error: inpod_types::InvalidIdentifier| Invalid::new(&field, error.to_string()))
 }
 
 fn must_be_given(revision: u64) -> Result<(), Invalid> {

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use workload::{PodUid, SandboxRef};
+use inpod_types::{PodUid, SandboxRef};
 
 use crate::{
     desired::{Desired, Entry},

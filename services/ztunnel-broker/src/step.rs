@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use workload::{NetnsId, WorkloadInfo};
+use inpod_types::{NetnsId, WorkloadInfo};
 
 use crate::{desired::Entry, nack::Nack};
 

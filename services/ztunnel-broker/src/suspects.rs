@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use workload::PodUid;
+use inpod_types::PodUid;
 
 use crate::peer::Ztunnel;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use workload::{Revision, SandboxRef};
+use inpod_types::{Revision, SandboxRef};
 
 /// How many removed sandboxes are remembered. A node runs a few hundred pods, and a call is delayed by seconds.
 const REMEMBERED: usize = 4096;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use workload::{PodUid, Revision, SandboxRef, Workload};
+use inpod_types::{PodUid, Revision, SandboxRef, Workload};
 
 use crate::{
     desired::Entry,
@@ -26,7 +26,7 @@ pub struct Awaited {
 
 impl Awaited {
     /// The workload, whose netns's descriptor is there.
-    pub fn new(workload: &Workload, netns: workload::NetnsId) -> Self {
+    pub fn new(workload: &Workload, netns: inpod_types::NetnsId) -> Self {
         Self {
             sandbox: workload.sandbox.clone(),
             uid: workload.uid.clone(),

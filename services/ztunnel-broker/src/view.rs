@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use workload::{PodUid, SandboxRef};
+use inpod_types::{PodUid, SandboxRef};
 
 use crate::{
     peer::Peer,

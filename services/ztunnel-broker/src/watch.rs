@@ -10,9 +10,9 @@ use inpod_proto::ztunnelbroker::v1::{
     self as wire, Session, SessionPhase, StateComplete, WatchSessionsResponse, WorkloadPhase,
     WorkloadState, WorkloadStatus, watch_sessions_response::Event as Payload,
 };
+use inpod_types::{Failure, Reason};
 use tokio_stream::wrappers::{BroadcastStream, errors::BroadcastStreamRecvError};
 use tonic::Status;
-use workload::{Failure, Reason};
 
 use crate::{
     hub::{self, Hub, Listed},

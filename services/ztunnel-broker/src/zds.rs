@@ -11,6 +11,7 @@ use std::{
 
 use inpod_proto::zds::{Version, WorkloadResponse, ZdsHello, workload_response};
 use inpod_service::uds::{self, BindError, Enclosed};
+use inpod_types::{PodUid, with_causes};
 use nix::{
     errno::Errno,
     sys::socket::{MsgFlags, SockType, recv},
@@ -18,7 +19,6 @@ use nix::{
 use prost::Message as _;
 use tokio::time::Instant;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
-use workload::{PodUid, with_causes};
 
 use crate::{
     door::{self, Door},

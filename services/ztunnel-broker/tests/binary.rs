@@ -21,10 +21,10 @@ mod tests {
             ztunnel_broker_service_client::ZtunnelBrokerServiceClient,
         },
     };
+    use inpod_types::Reason;
     use nix::{sys::signal, unistd::Pid};
     use tokio::time::{Instant, sleep};
     use tonic::{Request, Response, Status, transport::Channel};
-    use workload::Reason;
 
     use crate::bench::{SOON, Ztunnel, netconfig_at, said, workload};
 

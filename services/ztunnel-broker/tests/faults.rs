@@ -20,8 +20,8 @@ mod bench;
 use std::{collections::BTreeSet, time::Duration};
 
 use inpod_proto::zds::workload_request::Payload;
+use inpod_types::{Failure, Reason};
 use tokio::time::{Instant, timeout};
-use workload::{Failure, Reason};
 use ztunnel_broker::view::Progress;
 
 use bench::{ACK_TIMEOUT, Bench, SOON, Ztunnel, said, workload};

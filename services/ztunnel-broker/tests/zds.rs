@@ -6,8 +6,8 @@ mod bench;
 
 use std::{fs, os::unix::fs::PermissionsExt as _, sync::atomic::Ordering, time::Duration};
 
+use inpod_types::{Failure, Reason};
 use tokio::time::Instant;
-use workload::{Failure, Reason};
 use ztunnel_broker::{error::AddError, zds::Listener};
 
 use bench::{ACK_TIMEOUT, Bench, SOON, Ztunnel, is_netns, said, workload};

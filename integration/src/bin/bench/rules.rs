@@ -79,8 +79,8 @@ fn routes_by_ip() -> anyhow::Result<()> {
     )
 }
 
-fn sandbox() -> anyhow::Result<workload::SandboxRef> {
-    Ok(workload::SandboxRef {
+fn sandbox() -> anyhow::Result<inpod_types::SandboxRef> {
+    Ok(inpod_types::SandboxRef {
         network_name: "bench".parse()?,
         container_id: "bench".parse()?,
         ifname: "eth0".parse()?,

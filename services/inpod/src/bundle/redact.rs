@@ -5,8 +5,8 @@ mod words;
 
 use std::{cell::RefCell, collections::BTreeMap, net::IpAddr};
 
+use inpod_types::keys;
 use serde_json::{Map, Value};
-use workload::keys;
 
 /// What stands in the place of a secret.
 pub(super) const REDACTED: &str = "REDACTED";
@@ -14,7 +14,7 @@ pub(super) const REDACTED: &str = "REDACTED";
 /// Below these keys stand values that people chose.
 const CHOSEN: [&str; 4] = ["annotations", "labels", "env", "environment"];
 
-/// Variables of inpod begin so. Labels and annotations that it reads have names (`workload::keys`).
+/// Variables of inpod begin so. Labels and annotations that it reads have names (`inpod_types::keys`).
 const KNOWN: &str = "INPOD_";
 
 /// A key that has one of these in it names a secret.

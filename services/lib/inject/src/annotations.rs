@@ -1,8 +1,8 @@
 //! The annotations of a pod that is to be injected, checked before anything is made of them (istio-sidecar-install.md,
 //! 6.5). The lists are read by the same code as on the node.
 
+use inpod_types::{keys, lists};
 use serde_json::Value;
-use workload::{keys, lists};
 
 use crate::{
     bootstrap,

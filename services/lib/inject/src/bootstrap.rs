@@ -10,8 +10,8 @@ mod endpoints;
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
+use inpod_types::keys;
 use serde_json::{Value, json};
-use workload::keys;
 
 pub(crate) use endpoints::parse;
 

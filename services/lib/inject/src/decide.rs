@@ -1,9 +1,9 @@
 //! Whether a pod is injected: Istio's selection policy, in its order (istio-sidecar-install.md, 6.3). Labels of namespaces
 //! are asked by the API server's selectors, before the webhook is.
 
+use inpod_types::keys;
 use serde::Deserialize;
 use serde_json::Value;
-use workload::keys;
 
 use crate::{
     config::Config,

@@ -1,7 +1,7 @@
 //! Environment of the injected containers that no template says.
 
+use inpod_types::keys;
 use serde_json::Value;
-use workload::keys;
 
 use crate::{
     config::Config,

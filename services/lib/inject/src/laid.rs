@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn an_annotation_that_others_have_changed_since_is_taken_for_the_authors() {
-        let key = workload::keys::SIDECAR_EXCLUDE_INBOUND_PORTS;
+        let key = inpod_types::keys::SIDECAR_EXCLUDE_INBOUND_PORTS;
         let (mut changed, _) = injected("", &pod());
         assert_eq!(changed["metadata"]["annotations"][key], "15020");
         changed["metadata"]["annotations"][key] = "3306".into();

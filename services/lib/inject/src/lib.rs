@@ -29,9 +29,9 @@ pub mod status;
 pub mod template;
 mod tree;
 
+use inpod_types::keys;
 use json_patch::Patch;
 use serde_json::Value;
-use workload::keys;
 
 pub use config::{Config, InvalidConfig};
 pub use decide::{Decision, Why};

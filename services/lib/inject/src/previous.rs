@@ -1,8 +1,8 @@
 //! An injection taken back: what its author wrote, of a pod that was injected. By it a second injection comes to the same
 //! as the first, and a person sees what was added.
 
+use inpod_types::keys;
 use serde_json::Value;
-use workload::keys;
 
 use crate::{
     laid::{self, Marks},

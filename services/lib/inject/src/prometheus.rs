@@ -1,8 +1,8 @@
 //! Metrics of application, proxy and agent at one address, the agent's (istio-sidecar-install.md, 6.8): Prometheus has no
 //! certificate of the mesh. Where the application's are is told to the agent in [`SCRAPED`].
 
+use inpod_types::{keys, lists};
 use serde_json::{Value, json};
-use workload::{keys, lists};
 
 use crate::{
     config::Config,

@@ -1,7 +1,7 @@
 //! What a pod's proxy is to be: what is configured, with what the pod's annotations say over it.
 
+use inpod_types::keys;
 use serde_json::{Map, Value, json};
-use workload::keys;
 
 use crate::{
     config::Config,

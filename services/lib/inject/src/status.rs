@@ -4,9 +4,9 @@
 
 use std::collections::BTreeMap;
 
+use inpod_types::keys;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
-use workload::keys;
 
 use crate::{
     config::Config,

@@ -14,9 +14,9 @@ use std::{
 };
 
 use inpod_proto::Class;
+use inpod_types::{Failure, Reason};
 use nix::sys::socket::{getsockopt, sockopt};
 use tonic::Status;
-use workload::{Failure, Reason};
 
 pub use crate::cgroup::Cgroup;
 

@@ -1,8 +1,8 @@
 //! What an Event says beside its words.
 
+use inpod_types::{NodeName, PodRef};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::Reporter;
-use workload::{NodeName, PodRef};
 
 /// What the API server takes of a note and of an instance's name, in bytes (Event v1).
 const LONGEST_NOTE: usize = 1024;

@@ -10,7 +10,7 @@ pub use deliver::deliver;
 pub use event::{note, regarding, reporter};
 pub use reach::{ReachError, config};
 
-use workload::with_causes;
+use inpod_types::with_causes;
 
 /// What an API call or a watch failed of, for people. A refusal names verb and resource.
 pub fn told(error: &kube::Error) -> String {

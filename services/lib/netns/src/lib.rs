@@ -20,8 +20,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use inpod_types::NetnsId;
 use nix::sched::CloneFlags;
-use workload::NetnsId;
 
 /// A network namespace that is held open. While it is held, its inode number cannot be given to another one, and its
 /// network, the host side of its veth included, stays alive.

@@ -1,7 +1,7 @@
 //! Takes a netns's redirection away.
 
+use inpod_types::{SandboxRef, with_causes};
 use netns::Netns;
-use workload::{SandboxRef, with_causes};
 
 use super::{ATTEMPTS, Writer, make_so};
 use crate::{

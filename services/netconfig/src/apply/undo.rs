@@ -1,5 +1,5 @@
 use super::ATTEMPTS;
-use workload::with_causes;
+use inpod_types::with_causes;
 
 use crate::{
     backend::{BackendError, Change, NewTable, Observed, ObservedTable},

@@ -6,7 +6,7 @@ use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 
-use workload::with_causes;
+use inpod_types::with_causes;
 
 use crate::{
     backend::{BackendError, Change, NewTable, RuleBackend},

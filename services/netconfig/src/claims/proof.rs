@@ -5,8 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use inpod_types::NetnsRef;
 use netns::{Netns, OpenError};
-use workload::NetnsRef;
 
 use crate::{
     error::ClaimError,

@@ -6,8 +6,8 @@
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
+use inpod_types::{NetnsId, SandboxRef, with_causes};
 use tokio::task::spawn_blocking;
-use workload::{NetnsId, SandboxRef, with_causes};
 
 use super::{
     Queue,

@@ -6,8 +6,8 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use inpod_types::SandboxRef;
 use tokio::task::JoinHandle;
-use workload::SandboxRef;
 
 use super::{
     Queue, RETRY,

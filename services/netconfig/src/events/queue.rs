@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use inpod_types::{NetnsId, SandboxRef};
 use tokio::sync::Notify;
-use workload::{NetnsId, SandboxRef};
 
 use super::schedule::{Schedule, Work};
 

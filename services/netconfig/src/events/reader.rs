@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use inpod_types::{SandboxRef, with_causes};
 use tokio::{sync::OwnedMutexGuard, task::spawn_blocking};
-use workload::{SandboxRef, with_causes};
 
 use crate::{
     apply::{Observation, Writer},

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use workload::{NetnsId, SandboxRef};
+use inpod_types::{NetnsId, SandboxRef};
 
 /// How long after the first sign of a change a netns is read. What comes until then is read with it: a transaction is
 /// told in several events, and an apply in several steps.

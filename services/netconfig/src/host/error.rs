@@ -1,6 +1,6 @@
 use std::{io, net::IpAddr};
 
-use workload::{Reason, with_causes};
+use inpod_types::{Reason, with_causes};
 
 use super::selector::Unselected;
 use crate::netlink::KernelError;

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use inpod_types::{SandboxRef, with_causes};
 use tokio::{
     sync::broadcast::error::RecvError,
     time::{MissedTickBehavior, interval},
 };
-use workload::{SandboxRef, with_causes};
 
 use super::Host;
 use crate::{

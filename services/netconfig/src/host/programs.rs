@@ -1,7 +1,7 @@
 //! Programs of iptables in the node's netns, started as those in pods' are.
 
 use super::{RunError, iptables::Runner};
-use workload::with_causes;
+use inpod_types::with_causes;
 
 use crate::{
     backend::Backend,

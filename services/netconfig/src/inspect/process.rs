@@ -5,8 +5,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use inpod_types::NetnsRef;
 use netns::Netns;
-use workload::NetnsRef;
 
 use super::cgroup;
 use crate::error::InspectError;

@@ -1,6 +1,6 @@
 use std::{fmt, str::FromStr};
 
-use workload::SandboxRef;
+use inpod_types::SandboxRef;
 
 use super::{Fingerprint, SCHEMA};
 

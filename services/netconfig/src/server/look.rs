@@ -11,9 +11,9 @@ use inpod_proto::{
     types::v1::{NetnsRef, SandboxRef},
 };
 use inpod_service::peer::Peer;
+use inpod_types::{ContainerId, with_causes};
 use netns::Netns;
 use tonic::Status;
-use workload::{ContainerId, with_causes};
 
 use super::{
     Handler,

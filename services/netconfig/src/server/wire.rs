@@ -10,8 +10,8 @@ use inpod_proto::{
     Invalid, addresses_from, addresses_to, into_status,
     netconfig::v1::{self, FindingKind, RemovePhase},
 };
+use inpod_types::{Failure, PodUid};
 use tonic::Status;
-use workload::{Failure, PodUid};
 
 use crate::{
     apply::Phase,

@@ -2,9 +2,9 @@
 
 use std::future::Future;
 
+use inpod_types::{Failure, Reason};
 use tonic::Status;
 use tracing::Instrument as _;
-use workload::{Failure, Reason};
 
 use crate::error::IntoFailure;
 

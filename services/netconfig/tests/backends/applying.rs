@@ -2,12 +2,12 @@
 
 use std::{fs, path::Path};
 
+use inpod_types::SandboxRef;
 use netconfig::{
     Backend, Family,
     apply::Phase,
     rules::{Redirection, scenarios},
 };
-use workload::SandboxRef;
 
 use crate::{
     support::{Fresh, ambient, sandbox},

@@ -3,9 +3,9 @@
 use std::fs;
 
 use inpod_proto::{failure_of, netconfig::v1};
+use inpod_types::Reason;
 use netconfig::{Backend, Family};
 use tonic::Code;
-use workload::Reason;
 
 use crate::{
     process::{Netconfig, command, pod_netns, programs_in},

@@ -7,7 +7,7 @@ use std::{
 };
 
 use inpod_proto::failure_of;
-use workload::Reason;
+use inpod_types::Reason;
 
 use crate::process::{Netconfig, command_in};
 

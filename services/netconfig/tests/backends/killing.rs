@@ -155,7 +155,7 @@ async fn a_program_that_does_not_end_in_time_is_killed() {
     delay(&netconfig, &at_work).await;
     let status = netconfig.apply().await.unwrap_err();
     let failure = inpod_proto::failure_of(&status);
-    assert_eq!(failure.reason, workload::Reason::BackendBusy);
+    assert_eq!(failure.reason, inpod_types::Reason::BackendBusy);
     assert!(
         failure
             .message

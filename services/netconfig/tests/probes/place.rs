@@ -10,6 +10,7 @@ use std::{
 };
 
 use inpod_service::Readiness;
+use inpod_types::Reason;
 use netconfig::{
     Family, Variant,
     host::{By, Guard, Host, RunError, Runner, Settings},
@@ -17,7 +18,6 @@ use netconfig::{
 };
 use nix::unistd::{Uid, setfsuid};
 use socket2::{Domain, Protocol, Socket, Type};
-use workload::Reason;
 
 use crate::support::{Fresh, plain, sandbox};
 

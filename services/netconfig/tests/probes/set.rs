@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use inpod_types::Reason;
 use netconfig::{
     Family, Variant,
     host::{By, RunError, Runner, Settings},
 };
-use workload::Reason;
 
 use crate::{
     place::{Kind, OnNode, POD, Programs},

@@ -6,8 +6,8 @@ use inpod_proto::{
     netconfig::v1::{InspectNetnsRequest, inspect_netns_request::Target},
     types::v1::NetnsRef,
 };
+use inpod_types::Reason;
 use tonic::Code;
-use workload::Reason;
 
 use crate::{
     harness::{Netconfig, at, netns_ref, pod_netns, refusal},

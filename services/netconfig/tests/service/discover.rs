@@ -10,8 +10,8 @@ use inpod_proto::{
     netconfig::v1::{ApplyRulesRequest, FindNetnsRequest, FindNetnsResponse, ListClaimsRequest},
     types::v1::{NetnsRef, SandboxRef},
 };
+use inpod_types::Reason;
 use tonic::{Code, Status};
-use workload::Reason;
 
 use crate::{
     cgroups::Cgroups,

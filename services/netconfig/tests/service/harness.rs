@@ -18,11 +18,11 @@ use inpod_proto::{
     },
     types::v1::{NetnsId, NetnsRef, SandboxRef},
 };
+use inpod_types::Reason;
 use prost::Message as _;
 use sendfd::RecvWithFd as _;
 use tempfile::TempDir;
 use tonic::{Code, Status, transport::Channel};
-use workload::Reason;
 
 use crate::support::{Fresh, sandbox};
 
@@ -142,7 +142,7 @@ impl Netconfig {
         let claims = response.into_inner().claims.into_iter();
         let sandboxes = claims.map(|claim| claim.sandbox.unwrap().try_into().unwrap());
         sandboxes
-            .map(|sandbox: workload::SandboxRef| sandbox.to_string())
+            .map(|sandbox: inpod_types::SandboxRef| sandbox.to_string())
             .collect()
     }
 

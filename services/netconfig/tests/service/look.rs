@@ -9,10 +9,10 @@ use inpod_proto::netconfig::v1::{
     FindingKind, InspectNetnsRequest, InspectNetnsResponse, ListListenersRequest,
     ListListenersResponse, Listener, Protocol, inspect_netns_request, list_listeners_request,
 };
+use inpod_types::Reason;
 use nix::unistd::{Uid, fchown};
 use socket2::{Domain, Socket, Type};
 use tonic::{Code, Status};
-use workload::Reason;
 
 use crate::{
     harness::{Netconfig, netns_ref, pod_netns, refusal, wire},

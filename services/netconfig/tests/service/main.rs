@@ -26,8 +26,8 @@ use inpod_proto::{
     },
     types::v1::NetnsId,
 };
+use inpod_types::Reason;
 use tonic::Code;
-use workload::Reason;
 
 use harness::{Netconfig, ambient, pod_netns, refusal, wire};
 

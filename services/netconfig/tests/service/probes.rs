@@ -15,8 +15,8 @@ use inpod_proto::netconfig::v1::{
     AmbientRedirection, ApplyRulesRequest, ApplyRulesResponse, Ipv6Capture, Redirection,
     RemovePhase, RemoveRulesRequest, redirection::Mode,
 };
+use inpod_types::Reason;
 use tonic::{Code, Status};
-use workload::Reason;
 
 use crate::{
     harness::{Netconfig, ambient, refusal, wire},

@@ -11,8 +11,8 @@ use inpod_proto::{
     },
     types::v1::NetnsRef,
 };
+use inpod_types::Reason;
 use tonic::{Code, Status};
-use workload::Reason;
 
 use crate::{
     harness::{Netconfig, ambient, at, netns_ref, pod_netns, refusal, wire},

@@ -7,13 +7,13 @@ use std::{
     thread::JoinHandle,
 };
 
+use inpod_types::SandboxRef;
 use netconfig::{
     apply::Writer,
     rules::{Ambient, Redirection},
 };
 use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
-use workload::SandboxRef;
 
 /// A netns with `lo` up. It has a path as long as this lives.
 pub(crate) struct Fresh {

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use inpod_proto::ztunnelbroker::v1 as broker;
+use inpod_types::{Failure, PodUid, Revision, SandboxRef, Workload};
 use tokio::time::Instant;
 use tonic::{Response, Streaming};
-use workload::{Failure, PodUid, Revision, SandboxRef, Workload};
 
 use super::{Agents, call, request, told};
 

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use inpod_proto::{netconfig::v1 as netconfig, required};
+use inpod_types::{Failure, NetnsId, NetnsRef, PodUid, Reason, SandboxRef};
 use tokio::time::{Instant, timeout_at};
-use workload::{Failure, NetnsId, NetnsRef, PodUid, Reason, SandboxRef};
 
 use super::{Agents, call, incomprehensible, probed, request};
 

@@ -1,8 +1,8 @@
 //! What listens in a pod's netns.
 
 use inpod_proto::netconfig::v1::{ListListenersRequest, list_listeners_request::Target};
+use inpod_types::{Failure, NetnsRef, Reason, SandboxRef};
 use tokio::time::Instant;
-use workload::{Failure, NetnsRef, Reason, SandboxRef};
 
 use super::{Agents, call, incomprehensible, request};
 use crate::{

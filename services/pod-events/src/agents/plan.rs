@@ -1,8 +1,8 @@
 //! What netconfig would do.
 
 use inpod_proto::netconfig::v1::{PlanRulesRequest, PlanRulesResponse};
+use inpod_types::Failure;
 use tokio::time::Instant;
-use workload::Failure;
 
 use super::{Agents, call, request};
 use crate::checkpoint::Record;

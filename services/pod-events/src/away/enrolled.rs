@@ -7,7 +7,7 @@ use std::{
 };
 
 use inpod_cni::enrolled::EnrolledNamespaces;
-use workload::{Enrollment, NamespaceName, PodName, keys};
+use inpod_types::{Enrollment, NamespaceName, PodName, keys};
 
 use crate::{
     decide::{Policy, Selectors, decide_from},

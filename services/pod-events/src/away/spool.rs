@@ -9,9 +9,9 @@ use std::{
 
 use inpod_cni::spool::{Entry, SCHEMA, SpooledVerb, now_unix_ms};
 use inpod_service::Trace;
+use inpod_types::{InvalidIdentifier, SandboxRef};
 use serde::Deserialize;
 use tokio::time::Instant;
-use workload::{InvalidIdentifier, SandboxRef};
 
 use crate::{
     metrics::Phases,

@@ -3,8 +3,8 @@
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
+use inpod_types::{InvalidIdentifier, NetnsId, NetnsRef, PodRef, Revision, SandboxRef};
 use serde::{Deserialize, Serialize};
-use workload::{InvalidIdentifier, NetnsId, NetnsRef, PodRef, Revision, SandboxRef};
 
 use super::{Intent, Record};
 use crate::{

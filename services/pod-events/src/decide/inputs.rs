@@ -1,6 +1,6 @@
 //! What a decision was made from, for people.
 
-use workload::keys;
+use inpod_types::keys;
 
 use super::{Policy, Selected};
 use crate::{

@@ -7,7 +7,7 @@ mod parse;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use workload::keys;
+use inpod_types::keys;
 
 use crate::pod::Namespace;
 

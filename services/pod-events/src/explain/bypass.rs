@@ -1,7 +1,7 @@
 //! What of a pod's traffic goes past ztunnel or its sidecar, or why none of it goes there although it should.
 
 use inpod_proto::podevents::v1::RulesReport;
-use workload::{Enrollment, keys};
+use inpod_types::{Enrollment, keys};
 
 use super::Known;
 use crate::{
@@ -122,7 +122,7 @@ fn direct(flows: u32) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use workload::{NetnsId, Reason};
+    use inpod_types::{NetnsId, Reason};
 
     use super::*;
     use crate::{

@@ -6,7 +6,7 @@ use inpod_proto::{
     types::v1 as types,
     ztunnelbroker::v1::{ListWorkloadsResponse, WorkloadPhase},
 };
-use workload::Failure;
+use inpod_types::Failure;
 
 use crate::checkpoint::Record;
 
@@ -99,7 +99,7 @@ fn phase(phase: WorkloadPhase) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use workload::Reason;
+    use inpod_types::Reason;
 
     use super::*;
 

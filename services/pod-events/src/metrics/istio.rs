@@ -2,12 +2,12 @@
 
 use std::{hash::Hash, sync::Arc};
 
+use inpod_types::{Enrollment, Reason};
 use prometheus_client::{
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
 use tokio::sync::watch;
-use workload::{Enrollment, Reason};
 
 use super::Metric;
 use crate::source::{Inventory, SharedMap};

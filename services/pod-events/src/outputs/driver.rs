@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use inpod_service::Readiness;
+use inpod_types::{Failure, Reason};
 use tokio::{
     sync::{
         broadcast::{self, error::RecvError},
@@ -11,7 +12,6 @@ use tokio::{
     task::{JoinError, JoinSet},
     time::{Instant, sleep_until},
 };
-use workload::{Failure, Reason};
 
 use super::{
     Inner, Kind, Outputs,

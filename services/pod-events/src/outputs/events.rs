@@ -2,12 +2,12 @@
 //!
 //! An Event that repeats the reason of one of the last minutes is counted in that one (its series).
 
+use inpod_types::{NodeName, PodRef, Reason};
 use kube::{
     Client,
     runtime::events::{Event, EventType, Recorder},
 };
 use tokio::{sync::mpsc, time::Instant};
-use workload::{NodeName, PodRef, Reason};
 
 use super::{Kind, metrics::Counted};
 

@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
+use inpod_types::{PodUid, SandboxRef};
 use tokio::time::Instant;
-use workload::{PodUid, SandboxRef};
 
 use super::wish::Mark;
 use crate::source::PodKey;

@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use inpod_types::{PodUid, Reason};
 use tokio::time::Instant;
-use workload::{PodUid, Reason};
 
 /// Of one pod and reason: so many at once, and one more for each of these times.
 const OF_POD: Rate = Rate {

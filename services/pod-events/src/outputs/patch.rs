@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use inpod_types::keys;
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{
     Api, Client,
@@ -10,7 +11,6 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::timeout;
-use workload::keys;
 
 use super::ledger::{Answer, Order};
 

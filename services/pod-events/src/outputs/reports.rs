@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use workload::{PodUid, Reason};
+use inpod_types::{PodUid, Reason};
 
 use super::{Kind, wish::Standing};
 use crate::{checkpoint::Intent, source::PodKey};
@@ -59,7 +59,7 @@ impl Reports {
 
 #[cfg(test)]
 mod tests {
-    use workload::{Enrollment, Failure};
+    use inpod_types::{Enrollment, Failure};
 
     use super::*;
     use crate::{checkpoint::Record, decide::Decision, task::View, testing};

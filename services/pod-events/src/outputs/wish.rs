@@ -3,7 +3,7 @@
 //! Peers use HBONE with a pod that bears `enabled`. It changes only at enrollment, withdrawal and a new sandbox: whether
 //! a ztunnel is there at the moment is nothing that it tells (Istio's agent: istio-ambient.md sections 1.7 and 3.1).
 
-use workload::{Enrollment, Failure, Reason, SandboxRef, keys};
+use inpod_types::{Enrollment, Failure, Reason, SandboxRef, keys};
 
 use crate::{
     checkpoint::{Intent, Record},

@@ -1,6 +1,6 @@
 //! The end of a sandbox, and its survival of a restarted netconfig.
 
-use workload::{Failure, Reason};
+use inpod_types::{Failure, Reason};
 
 use super::{Pipeline, believed, soon};
 use crate::{

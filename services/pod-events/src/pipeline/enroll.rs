@@ -6,8 +6,8 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use inpod_proto::netconfig::v1::RemovePhase;
+use inpod_types::{Failure, Reason};
 use tokio::time::Instant;
-use workload::{Failure, Reason};
 
 use super::{Pipeline, believed, workload_of};
 use crate::{

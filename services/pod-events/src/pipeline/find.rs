@@ -1,7 +1,7 @@
 //! The netns of a pod that no verb was seen for, and of one that was found so before.
 
+use inpod_types::{Failure, NetworkName, Reason};
 use tokio::time::Instant;
-use workload::{Failure, NetworkName, Reason};
 
 use super::{Pipeline, believed, soon};
 use crate::checkpoint::Record;

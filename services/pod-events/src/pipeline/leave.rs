@@ -1,7 +1,7 @@
 //! Out of the mesh while the pod runs: peers first, then new connections, then the rest.
 
 use inpod_proto::netconfig::v1::RemovePhase;
-use workload::Failure;
+use inpod_types::Failure;
 
 use super::{Pipeline, believed, soon};
 use crate::{

@@ -1,6 +1,6 @@
 //! Other rules for a pod that stays in the mesh.
 
-use workload::Failure;
+use inpod_types::Failure;
 
 use super::{Pipeline, Stop, soon};
 use crate::{

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 
 use inpod_proto::netconfig::v1 as wire;
+use inpod_types::{keys, lists, parse_address};
 use serde::{Deserialize, Serialize};
-use workload::{keys, lists, parse_address};
 
 /// How many entries a list may have (`netconfig.v1.Exclusions`).
 const MOST: usize = 64;

@@ -3,7 +3,7 @@
 
 use std::str::FromStr;
 
-use workload::keys;
+use inpod_types::keys;
 
 /// One thing that a pod may not do by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ mod node;
 use std::{collections::BTreeSet, num::NonZeroU16};
 
 use inpod_proto::netconfig::v1 as wire;
+use inpod_types::{keys, lists::NEVER_CAPTURED};
 use serde::{Deserialize, Serialize};
-use workload::{keys, lists::NEVER_CAPTURED};
 
 use super::{Capture, Inbound, Malformed, Network};
 use lists::{all_or, excluded_inbound, interfaces, joined, networks, ports};

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, future, stream};
+use inpod_types::{Enrollment, Failure};
 use tokio::{sync::oneshot, time::Instant};
-use workload::{Enrollment, Failure};
 
 use super::Registry;
 use crate::{

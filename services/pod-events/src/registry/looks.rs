@@ -6,7 +6,7 @@ use std::{
     sync::{PoisonError, atomic::Ordering},
 };
 
-use workload::{Enrollment, NamespaceName, PodName};
+use inpod_types::{Enrollment, NamespaceName, PodName};
 
 use super::{Handle, Registry, Tasks};
 use crate::{

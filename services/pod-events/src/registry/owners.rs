@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use workload::{ContainerId, SandboxRef};
+use inpod_types::{ContainerId, SandboxRef};
 
 use crate::{checkpoint::Record, source::PodKey};
 

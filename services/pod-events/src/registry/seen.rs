@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::PoisonError};
 
-use workload::{NetworkName, SandboxRef};
+use inpod_types::{NetworkName, SandboxRef};
 
 use super::{Handle, Registry};
 use crate::{checkpoint::Record, source::PodKey, task::View};

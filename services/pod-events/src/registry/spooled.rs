@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use inpod_types::SandboxRef;
 use tokio::{sync::oneshot, time::timeout};
-use workload::SandboxRef;
 
 use super::Registry;
 use crate::{

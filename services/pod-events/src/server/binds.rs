@@ -10,12 +10,12 @@ use futures_util::future::join_all;
 use inpod_proto::{
     Invalid, addresses_to, podevents::v1 as wire, required, types::v1::Failure as Told,
 };
+use inpod_types::{Failure, PodRef, Reason, ServiceName};
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout_at},
 };
 use tonic::Request;
-use workload::{Failure, PodRef, Reason, ServiceName};
 
 use super::{Server, selection::Filter, text};
 use crate::{

@@ -2,8 +2,8 @@
 
 use futures_util::future::OptionFuture;
 use inpod_proto::{Invalid, podevents::v1 as wire, types::v1 as types};
+use inpod_types::{Failure, PodUid, Reason};
 use tokio::time::Instant;
-use workload::{Failure, PodUid, Reason};
 
 use super::{LOOK, Server, selection::Selection};
 use crate::{

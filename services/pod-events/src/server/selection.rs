@@ -1,7 +1,7 @@
 //! Which pods are meant.
 
 use inpod_proto::{Invalid, podevents::v1 as wire, types::v1 as types};
-use workload::{NamespaceName, PodName, PodUid};
+use inpod_types::{NamespaceName, PodName, PodUid};
 
 use super::text;
 use crate::{explain::Known, source::PodKey};

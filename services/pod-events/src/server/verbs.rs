@@ -9,9 +9,9 @@ use inpod_proto::{
     types::v1 as types,
 };
 use inpod_service::Trace;
+use inpod_types::{Enrollment, Failure, NetworkName, PodUid, Reason, SandboxRef};
 use tokio::time::Instant;
 use tonic::Request;
-use workload::{Enrollment, Failure, NetworkName, PodUid, Reason, SandboxRef};
 
 use super::{LOOK, Server, text};
 use crate::{

@@ -13,12 +13,12 @@ use futures_util::{Stream, stream};
 use inpod_proto::podevents::v1::{
     PodSummary, StateComplete, WatchEnrollmentsResponse, watch_enrollments_response::Event,
 };
+use inpod_types::{Failure, Reason};
 use tokio::sync::{
     broadcast::{self, error::RecvError},
     watch,
 };
 use tonic::Status;
-use workload::{Failure, Reason};
 
 use super::{Selection, failed, keys};
 use crate::{

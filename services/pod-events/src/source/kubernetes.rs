@@ -18,10 +18,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use inpod_types::{NamespaceName, with_causes};
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{Api, core::PartialObjectMeta};
 use tokio::sync::watch;
-use workload::{NamespaceName, with_causes};
 
 use super::{Health, Inventory, PodKey, Scope};
 use crate::pod::{Namespace, Pod};

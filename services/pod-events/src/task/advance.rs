@@ -3,8 +3,8 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use inpod_service::Leave;
+use inpod_types::{Enrollment, Failure, Reason};
 use tokio::time::Instant;
-use workload::{Enrollment, Failure, Reason};
 
 use super::{POLL, Step, Task, interrupt};
 use crate::{

@@ -6,8 +6,8 @@ use std::{
 };
 
 use inpod_service::Trace;
+use inpod_types::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
 use tokio::time::Instant;
-use workload::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
 
 use super::{Added, POLL, Stop, Task, interrupt};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use workload::{Failure, NetnsId, SandboxRef};
+use inpod_types::{Failure, NetnsId, SandboxRef};
 
 use super::{POLL, Step, Task};
 use crate::{

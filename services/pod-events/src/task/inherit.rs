@@ -3,8 +3,8 @@
 //! Where its netns is not found at once, the pod is recorded without one: ztunnel is asked to keep what it has. Such a
 //! record is named after the pod's UID, as a sandbox of no network, and gives way to the next one of the pod.
 
+use inpod_types::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
 use tokio::time::Instant;
-use workload::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
 
 use super::{Step, Task};
 use crate::{
@@ -102,7 +102,7 @@ pub(crate) fn unfound(pod: &Pod) -> Result<Record, Failure> {
         netns: NetnsRef::at(""),
         netns_id: None,
         addresses: pod.addresses.clone(),
-        revision: workload::Revision::default(),
+        revision: inpod_types::Revision::default(),
         intent: Intent::Inherited,
         runtime_uid: pod.runtime_uid.clone(),
         let_through: false,

@@ -4,8 +4,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use inpod_proto::types::v1 as types;
+use inpod_types::Failure;
 use tokio::time::Instant;
-use workload::Failure;
 
 use super::{Task, interrupt};
 use crate::{

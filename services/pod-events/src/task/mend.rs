@@ -1,7 +1,7 @@
 //! What was in place and is not any more, mended where it stands.
 
+use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::time::Instant;
-use workload::{Failure, Reason, SandboxRef};
 
 use super::Task;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use workload::{Enrollment, Failure, Reason};
+use inpod_types::{Enrollment, Failure, Reason};
 
 use super::{Step, Task};
 use crate::{checkpoint::Record, pipeline::soon, pod::Pod};

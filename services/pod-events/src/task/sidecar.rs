@@ -2,7 +2,7 @@
 //! without the rules its traffic would go around that in plain text (DECISIONS 54).
 
 use inpod_service::Leave;
-use workload::{Enrollment, SandboxRef};
+use inpod_types::{Enrollment, SandboxRef};
 
 use super::Task;
 use crate::{

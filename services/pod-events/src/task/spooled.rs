@@ -42,7 +42,7 @@ impl From<CheckpointError> for Settled {
 
 impl Task {
     /// A sandbox ended.
-    pub(super) fn ended(&mut self, sandbox: &workload::SandboxRef) -> Settled {
+    pub(super) fn ended(&mut self, sandbox: &inpod_types::SandboxRef) -> Settled {
         let Some(index) = self.index_of(sandbox) else {
             return Settled::Done;
         };

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use inpod_types::{Enrollment, Failure};
 use tokio::time::Instant;
-use workload::{Enrollment, Failure};
 
 use super::{Shared, Task, inherit::unfound};
 use crate::{

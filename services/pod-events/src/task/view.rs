@@ -1,6 +1,6 @@
 use std::time::SystemTime;
 
-use workload::Failure;
+use inpod_types::Failure;
 
 use crate::{checkpoint::Record, drift::Drift, explain::state, plan::Action, timeline::Timeline};
 

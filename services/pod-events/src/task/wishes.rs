@@ -1,7 +1,7 @@
 //! How a pod is to be redirected: what it gets of what its annotations ask for, and that it is told what it does not
 //! get.
 
-use workload::{Enrollment, Failure, Reason, SandboxRef};
+use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 
 use super::{Shared, Task};
 use crate::{
@@ -160,7 +160,7 @@ impl Task {
 
 #[cfg(test)]
 mod tests {
-    use workload::keys;
+    use inpod_types::keys;
 
     use super::*;
     use crate::{

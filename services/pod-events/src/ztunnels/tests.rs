@@ -1,6 +1,6 @@
 use std::sync::Mutex;
 
-use workload::Reason;
+use inpod_types::Reason;
 
 use super::*;
 use crate::testing;

@@ -62,7 +62,7 @@ fn word(step: &Step) -> String {
 
 fn pod(name: &str, label: Option<&str>) -> Pod {
     Pod {
-        pod: workload::PodRef {
+        pod: inpod_types::PodRef {
             namespace: "shop".parse().unwrap(),
             name: name.parse().unwrap(),
             uid: format!("uid-of-{name}").parse().unwrap(),

@@ -12,7 +12,7 @@ fn holds(desired: &Desired) -> Vec<&str> {
     let ids = desired
         .entries()
         .map(|e| &e.workload().sandbox.container_id);
-    ids.map(workload::ContainerId::as_str).collect()
+    ids.map(inpod_types::ContainerId::as_str).collect()
 }
 
 fn add(desired: &mut Desired, it: Workload) -> Result<(), ChangeError> {

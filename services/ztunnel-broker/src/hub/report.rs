@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Instant};
 
+use inpod_types::Workload;
 use tokio::sync::broadcast;
-use workload::Workload;
 
 use super::Hub;
 use crate::{

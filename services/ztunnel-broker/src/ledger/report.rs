@@ -1,6 +1,6 @@
 //! What people and watchers are shown of the ledger.
 
-use workload::{PodUid, SandboxRef};
+use inpod_types::{PodUid, SandboxRef};
 
 use super::Ledger;
 use crate::{

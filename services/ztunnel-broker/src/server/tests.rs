@@ -1,6 +1,6 @@
 use futures_util::StreamExt as _;
 use inpod_proto::{failure_of, ztunnelbroker::v1::watch_sessions_response::Event};
-use workload::{Failure, Reason, SandboxRef};
+use inpod_types::{Failure, Reason, SandboxRef};
 
 use super::*;
 use crate::{descriptors::Descriptors, fixture, peer::Peer};

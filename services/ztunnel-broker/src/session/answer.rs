@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use workload::{PodUid, SandboxRef};
+use inpod_types::{PodUid, SandboxRef};
 
 use super::{Answered, Counts, Phase, Record, Session, SessionEnd, Stage, Subject};
 use crate::{

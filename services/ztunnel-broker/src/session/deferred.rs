@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use workload::PodUid;
+use inpod_types::PodUid;
 
 use super::{Counts, Known, Phase, Session, Subject};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use workload::PodUid;
+use inpod_types::PodUid;
 
 use super::{Record, Session, Subject};
 use crate::{

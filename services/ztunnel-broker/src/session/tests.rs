@@ -8,8 +8,8 @@ use crate::{
     suspects::Blamed,
 };
 use inpod_proto::zds::{WorkloadRequest, workload_request::Payload};
+use inpod_types::{Revision, Workload};
 use prost::Message as _;
-use workload::{Revision, Workload};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const WHO: Ztunnel = Ztunnel::Process(1);

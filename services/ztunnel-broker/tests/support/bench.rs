@@ -23,6 +23,7 @@ use inpod_proto::{
     types::v1::Failure,
     zds::{WorkloadRequest, workload_request::Payload},
 };
+use inpod_types::{NetnsId, Reason, Revision, SandboxRef, Workload, WorkloadInfo};
 use prost::Message as _;
 use sendfd::SendWithFd as _;
 use tokio::{
@@ -32,7 +33,6 @@ use tokio::{
     time::{Instant, timeout},
 };
 use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
-use workload::{NetnsId, Reason, Revision, SandboxRef, Workload, WorkloadInfo};
 use ztunnel_broker::{
     descriptors::Descriptors, error::AddError, hub::Hub, sessions::SessionId, zds::Listener,
 };

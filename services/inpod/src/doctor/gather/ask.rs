@@ -11,9 +11,9 @@ use inpod_proto::{
     types::v1::SandboxRef,
     ztunnelbroker::v1::{ListWorkloadsRequest, ListWorkloadsResponse},
 };
+use inpod_types::{Failure, Reason};
 use tokio::time::{Instant, timeout};
 use tonic::Request;
-use workload::{Failure, Reason};
 
 use super::{super::facts::Findings, PATIENCE};
 use crate::{

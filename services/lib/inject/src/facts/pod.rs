@@ -2,8 +2,8 @@
 
 use std::num::NonZeroU16;
 
+use inpod_types::{keys, lists};
 use serde_json::Value;
-use workload::{keys, lists};
 
 use super::{Pairs, some};
 use crate::{Request, error::InjectError, is_proxy, owner::Owner, proxy::ProxySettings, tree};

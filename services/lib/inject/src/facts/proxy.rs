@@ -1,7 +1,7 @@
 //! What is known of the proxy and its mesh.
 
+use inpod_types::keys;
 use serde_json::{Value, json};
-use workload::keys;
 
 use super::{Pairs, some};
 use crate::{config::Config, proxy::ProxySettings, tree};

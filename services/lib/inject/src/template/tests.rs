@@ -173,7 +173,7 @@ fn every_label_and_annotation_of_the_built_in_templates_is_in_the_table() {
     let mut count = 0;
     for key in keys {
         assert!(
-            workload::keys::table().any(|known| known.name == key),
+            inpod_types::keys::table().any(|known| known.name == key),
             "{key}"
         );
         count += 1;

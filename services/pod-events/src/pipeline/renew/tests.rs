@@ -5,9 +5,9 @@ use inpod_proto::ztunnelbroker::v1::{
     self as wire,
     ztunnel_broker_service_server::{ZtunnelBrokerService, ZtunnelBrokerServiceServer},
 };
+use inpod_types::Reason;
 use tokio::{net::UnixListener, sync::watch, time::timeout};
 use tonic::{Request, Response, Status, transport};
-use workload::Reason;
 
 use super::*;
 use crate::{

@@ -1,8 +1,8 @@
-//! The lists in annotations of pods with a sidecar (`workload::lists`), each by its annotation's name.
+//! The lists in annotations of pods with a sidecar (`inpod_types::lists`), each by its annotation's name.
 
 use std::{collections::BTreeSet, num::NonZeroU16};
 
-use workload::lists::{self, InvalidList};
+use inpod_types::lists::{self, InvalidList};
 
 use super::{Malformed, Network, Selection};
 

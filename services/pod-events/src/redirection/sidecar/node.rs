@@ -9,7 +9,7 @@ use std::{
 };
 
 use inpod_proto::netconfig::v1 as wire;
-use workload::parse_address;
+use inpod_types::parse_address;
 
 use super::Network;
 

@@ -4,8 +4,8 @@ use std::{
     sync::Arc,
 };
 
+use inpod_types::{NetnsId, NetnsRef};
 use tokio::{sync::watch, time::Instant};
-use workload::{NetnsId, NetnsRef};
 
 use inpod_service::Trace;
 

@@ -2,9 +2,9 @@
 
 use std::{fmt, io};
 
+use inpod_types::NodeName;
 use k8s_openapi::api::core::v1 as k8s;
 use serde_json::Value;
-use workload::NodeName;
 
 use crate::{
     pod::{Namespace, Pod, Unusable},

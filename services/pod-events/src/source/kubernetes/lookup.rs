@@ -2,10 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use inpod_types::NamespaceName;
 use k8s_openapi::api::core::v1 as k8s;
 use kube::{Api, Client, core::PartialObjectMeta};
 use tokio::time::{Instant, sleep, timeout_at};
-use workload::NamespaceName;
 
 use super::{Known, pace::Pace, seen_namespace, seen_pod};
 use crate::{

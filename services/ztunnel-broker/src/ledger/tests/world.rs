@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use workload::{Revision, SandboxRef, Workload};
+use inpod_types::{Revision, SandboxRef, Workload};
 
 use super::{
     schedule::{Given, Nature, Op, PODS, ZTUNNELS},

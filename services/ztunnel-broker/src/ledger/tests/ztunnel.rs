@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use inpod_proto::zds::{WorkloadRequest, workload_request::Payload};
+use inpod_types::NetnsId;
 use prost::Message as _;
-use workload::NetnsId;
 
 use crate::{descriptors::Descriptor, message::Message, sessions::SessionId};
 

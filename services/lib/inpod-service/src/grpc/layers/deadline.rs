@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use workload::{Failure, Reason};
+use inpod_types::{Failure, Reason};
 
 use super::{Answer, Call, Next, Step, pass};
 use crate::deadline::timeout;

@@ -1,7 +1,7 @@
 use http::StatusCode;
 use inpod_proto::{Class, class_of};
+use inpod_types::{Failure, Reason};
 use tonic::Status;
-use workload::{Failure, Reason};
 
 use super::{Answer, Call, Next, Step, pass};
 use crate::{

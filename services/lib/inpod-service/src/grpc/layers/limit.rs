@@ -1,8 +1,8 @@
 use std::{sync::Arc, time::Duration};
 
+use inpod_types::{Failure, Reason};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{Semaphore, SemaphorePermit};
-use workload::{Failure, Reason};
 
 use super::{Answer, Call, Next, Step, is_of_grpc, pass};
 use crate::metrics::Calls;

@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use http_body_util::BodyExt as _;
 use inpod_proto::{Class, failure_of};
+use inpod_types::Reason;
 use tokio::sync::{Notify, oneshot};
 use tonic::{Code, Status};
 use tower::{ServiceBuilder, ServiceExt as _, service_fn};
-use workload::Reason;
 
 use super::*;
 use crate::{Readiness, Service as Description, peer::Policy};
