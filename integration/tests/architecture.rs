@@ -95,7 +95,7 @@ fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
         "inpod-proto",
         "inpod-types",
         "inpod-service",
-        "chain",
+        "inpod-cni-config",
         "inject",
     ];
     assert_eq!(used, set(&known));

@@ -31,7 +31,7 @@ fn time_to_install(host: &mut Host, mode: &'static str) -> u64 {
 fn is_in_the_chain(host: &Host, mode: &str, round: usize) -> bool {
     for (path, (content, ..)) in host.tree("etc") {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let is_whole = !chain::is_loaded(&name) || types(&content).is_some();
+        let is_whole = !inpod_cni_config::is_loaded(&name) || types(&content).is_some();
         assert!(is_whole, "{round}: {name}");
     }
     let text = host.read("10-calico.conflist").unwrap();

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use chain::OURS;
+use inpod_cni_config::OURS;
 
 use crate::{error::BinaryError, files};
 

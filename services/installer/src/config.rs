@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use chain::is_loaded;
+use inpod_cni_config::is_loaded;
 use inpod_service::Key;
 use inpod_types::NamespaceName;
 use serde::{Deserialize, Deserializer, de::Error as _};

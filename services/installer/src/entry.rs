@@ -1,7 +1,7 @@
 //! Our entry in the chain, made of settings.
 
-use chain::{Entry, OURS};
 use inpod_cni::config::{AgentUnavailable, Level};
+use inpod_cni_config::{Entry, OURS};
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
@@ -73,8 +73,8 @@ fn level(level: Level) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use chain::{Conf, Conflist};
     use inpod_cni::config::NetworkConfig;
+    use inpod_cni_config::{Conf, Conflist};
 
     use super::*;
     use crate::plan::testing::config;

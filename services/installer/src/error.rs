@@ -81,7 +81,7 @@ pub enum RecordError {
 pub enum ChainError {
     /// The directory cannot be read.
     #[error(transparent)]
-    Read(#[from] chain::ReadError),
+    Read(#[from] inpod_cni_config::ReadError),
     /// There is something to be waited for or to be mended by a person.
     #[error(transparent)]
     Trouble(#[from] Trouble),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use chain::{Conflist, Directory, Entry, INCUMBENT, Loaded, NetworkFile, OURS};
+use inpod_cni_config::{Conflist, Directory, Entry, INCUMBENT, Loaded, NetworkFile, OURS};
 
 use crate::{
     plan::{Aim, Plan, Want},
@@ -134,7 +134,7 @@ fn lists_incumbent(content: &Content) -> bool {
 
 /// Whether a single configuration is the incumbent's.
 fn alone(text: &[u8]) -> bool {
-    chain::Conf::parse(text).is_ok_and(|conf| conf.kind() == INCUMBENT)
+    inpod_cni_config::Conf::parse(text).is_ok_and(|conf| conf.kind() == INCUMBENT)
 }
 
 fn entry(incumbent: &Content) -> Entry {

@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyhow::Context as _;
-use chain::INCUMBENT;
 use inpod_cni::enrolled::EnrolledNamespaces;
+use inpod_cni_config::INCUMBENT;
 use inpod_service::leave::{self, Leave, Marker};
 
 use crate::{error::ChainError, files, leave::Return, reconcile::Installer, record::Record};

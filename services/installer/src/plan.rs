@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use chain::{Conflist, Directory, Entry, INCUMBENT, Loaded, NetworkFile, OURS, same};
+use inpod_cni_config::{Conflist, Directory, Entry, INCUMBENT, Loaded, NetworkFile, OURS, same};
 
 use crate::{
     config::Config,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use chain::{Directory, OURS};
+use inpod_cni_config::{Directory, OURS};
 use nix::fcntl::{Flock, FlockArg};
 
 use inpod_types::with_causes;
@@ -339,7 +339,7 @@ fn alone(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
 
 /// The directories that are asked for, else those of the runtime.
 fn dirs(config: &Config) -> Dirs {
-    let (found, unread) = chain::find(&config.host_root);
+    let (found, unread) = inpod_cni_config::find(&config.host_root);
     for (path, why) in unread {
         tracing::debug!(path = %path.display(), why, "Cannot read the runtime's configuration");
     }

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use chain::{Directory, INCUMBENT};
+use inpod_cni_config::{Directory, INCUMBENT};
 
 /// What is known to help, by what is found in the directory; `None` where nothing is known.
 pub fn remedy(directory: &Directory, others: &[String]) -> Option<&'static str> {
@@ -33,12 +33,14 @@ pub fn remedy(directory: &Directory, others: &[String]) -> Option<&'static str> 
 pub(crate) fn others(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names.filter(|name| !chain::is_loaded(name)).collect()
+    names
+        .filter(|name| !inpod_cni_config::is_loaded(name))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use chain::NetworkFile;
+    use inpod_cni_config::NetworkFile;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use chain::Directory;
+use inpod_cni_config::Directory;
 
 use crate::{
     error::ChainError,

@@ -3,8 +3,8 @@
 
 use std::fs;
 
-pub(crate) use ::chain::OURS as PLUGIN;
-use ::chain::{NetworkFile, is_loaded};
+pub(crate) use inpod_cni_config::OURS as PLUGIN;
+use inpod_cni_config::{NetworkFile, is_loaded};
 
 use crate::root::{Root, Seen};
 

@@ -1,6 +1,6 @@
 //! Settings and directories for tests.
 
-use chain::{Directory, NetworkFile};
+use inpod_cni_config::{Directory, NetworkFile};
 
 use crate::config::{Config, KEYS};
 
