@@ -22,7 +22,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use netns::Netns;
+use inpod_linux::Netns;
 use serde_json::{Value, json};
 use tokio::{
     net::TcpListener,

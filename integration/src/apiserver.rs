@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use netns::Netns;
+use inpod_linux::Netns;
 use serde_json::{Value, json};
 
 pub use image::{Image, VERSION, pack_image};

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use netns::Netns;
+use inpod_linux::Netns;
 
 use crate::{
     Api, ApiServer, guard,

@@ -4,7 +4,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::run;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use netns::Netns;
+use inpod_linux::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// How long one step of a connection may take.

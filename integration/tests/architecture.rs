@@ -58,7 +58,7 @@ fn no_service_depends_on_another() {
 fn only_netconfig_can_enter_a_netns() {
     // The reference ztunnel plays a peer that must enter netns as well; it ships with nothing.
     let allowed = set(&["netconfig", "integration", "reference-ztunnel"]);
-    assert!(users_of(&metadata(), "netns").is_subset(&allowed));
+    assert!(users_of(&metadata(), "inpod-linux").is_subset(&allowed));
 }
 
 #[test]

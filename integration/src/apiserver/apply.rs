@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
-use netns::Netns;
+use inpod_linux::Netns;
 
 use super::ApiServer;
 

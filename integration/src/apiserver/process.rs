@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use netns::Netns;
+use inpod_linux::Netns;
 
 /// A program that the environment names.
 pub(crate) fn tool(variable: &str) -> anyhow::Result<PathBuf> {

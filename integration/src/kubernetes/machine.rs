@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,

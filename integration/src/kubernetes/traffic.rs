@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
-use netns::Netns;
+use inpod_linux::Netns;
 
 use crate::connect;
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use netns::Netns;
+use inpod_linux::Netns;
 
 use super::{NEXT, Node};
 use crate::{Call, Outcome, PATIENCE, Pod, Spec, eventually, process::succeeded};

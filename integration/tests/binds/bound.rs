@@ -13,8 +13,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use integration::{Pod, connect};
-use netns::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// A server that tells each client which port answered, and the source that it saw.

@@ -1,11 +1,11 @@
 //! Pods of a cluster join the mesh and leave it.
 
 use anyhow::ensure;
+use inpod_linux::Netns;
 use integration::{
     Access, eventually,
     kubernetes::{LONG, Report, Traffic, ask, get, text},
 };
-use netns::Netns;
 use serde_json::{Value, json};
 
 use crate::{

@@ -18,8 +18,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use integration::{Access, PATIENCE, Pod, eventually, source_seen};
-use netns::Netns;
 use socket2::{Domain, Socket, Type};
 
 /// How long a connection may take, and its answer.

@@ -8,8 +8,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use integration::{Access, App, Node, Pod, Spec, ask};
-use netns::Netns;
 
 pub(crate) const PORT: u16 = 8080;
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use netns::Netns;
+use inpod_linux::Netns;
 use serde_json::{Value, json};
 
 /// How often a watch looks for what is new.

@@ -15,8 +15,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use integration::{Node, PATIENCE, eventually, run};
-use netns::Netns;
 use serde_json::{Value, json};
 
 use crate::runtime::{Runtime, end};

@@ -8,9 +8,9 @@ use std::{
 };
 
 use anyhow::ensure;
+use inpod_linux::Netns;
 use inpod_proto::podevents::v1::PodState;
 use integration::{App, Node, PATIENCE, Spec, ask, eventually};
-use netns::Netns;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 

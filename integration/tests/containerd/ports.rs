@@ -5,8 +5,8 @@ use std::{
     path::PathBuf,
 };
 
+use inpod_linux::Netns;
 use integration::{App, Node, Spec, ask, counters, run};
-use netns::Netns;
 
 use crate::{
     PORT,

@@ -8,8 +8,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use integration::{Node, PATIENCE, Pod, Spec, eventually, run};
-use netns::Netns;
 use nix::{
     sys::{
         signal::{Signal, kill},

@@ -2,9 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use inpod_linux::Netns;
 use inpod_proto::podevents::v1::PodState;
 use integration::{App, Pod, Spec, ask, connect, exchange, source_seen};
-use netns::Netns;
 
 use crate::{
     PORT,

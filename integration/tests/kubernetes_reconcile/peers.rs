@@ -12,8 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use inpod_linux::Netns;
 use integration::source_seen;
-use netns::Netns;
 use serde_json::json;
 
 use super::*;

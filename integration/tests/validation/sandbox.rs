@@ -9,8 +9,8 @@ use std::{
 };
 
 use anyhow::ensure;
+use inpod_linux::Netns;
 use integration::{PATIENCE, bin_for_all, eventually, guard, is_alone, run};
-use netns::Netns;
 use nix::unistd::{Uid, setfsuid};
 use socket2::{Domain, Protocol, Socket, Type};
 

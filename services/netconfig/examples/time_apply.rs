@@ -13,13 +13,13 @@ use std::{
 };
 
 use anyhow::Context as _;
+use inpod_linux::Netns;
 use inpod_types::SandboxRef;
 use netconfig::{
     Backend, Programs,
     apply::Writer,
     rules::{Ambient, Redirection, scenarios},
 };
-use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
 
 fn main() -> anyhow::Result<()> {

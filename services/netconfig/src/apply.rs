@@ -8,8 +8,8 @@ mod undo;
 pub use observe::Observation;
 pub use remove::{Phase, Removed};
 
+use inpod_linux::Netns;
 use inpod_types::SandboxRef;
-use netns::Netns;
 
 use crate::{
     backend::{Backend, BackendError, Change, Observed},

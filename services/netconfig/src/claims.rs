@@ -12,8 +12,8 @@ use std::{
     time::SystemTime,
 };
 
+use inpod_linux::Netns;
 use inpod_types::{NetnsId, SandboxRef};
-use netns::Netns;
 use tokio::sync::broadcast;
 
 use crate::{apply::Observation, error::ClaimError, events::Queue, inspect};

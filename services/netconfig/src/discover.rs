@@ -9,11 +9,11 @@ use std::{
     sync::Arc,
 };
 
+use inpod_linux::{Netns, OpenError};
 use inpod_types::{
     ContainerId, NetnsRef, NetworkName, PodUid, SandboxRef,
     cgroup::{PodKey, place},
 };
-use netns::{Netns, OpenError};
 
 use crate::{
     claims::{

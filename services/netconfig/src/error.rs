@@ -4,8 +4,8 @@ mod failure;
 
 use std::io;
 
+use inpod_linux::{EnterError, OpenError};
 use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
-use netns::{EnterError, OpenError};
 
 pub(crate) use self::failure::{IntoFailure, reason_of_program};
 pub use crate::{

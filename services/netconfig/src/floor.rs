@@ -245,7 +245,7 @@ mod tests {
     fn a_feature_is_used_in_the_sources_where_the_table_says_so() {
         let own = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut text = String::new();
-        for part in ["src", "../lib/inpod-service/src", "../lib/netns/src"] {
+        for part in ["src", "../lib/inpod-service/src", "../lib/inpod-linux/src"] {
             sources(&own.join(part), &mut text);
         }
         for Feature {

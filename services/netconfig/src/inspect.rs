@@ -22,7 +22,7 @@ pub(crate) use settle::{SETTLING, settle};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 
-use netns::Netns;
+use inpod_linux::Netns;
 
 use crate::error::InspectError;
 

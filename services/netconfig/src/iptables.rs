@@ -25,7 +25,7 @@ pub(crate) use script::jumps;
 
 use std::fmt;
 
-use netns::Netns;
+use inpod_linux::Netns;
 
 use crate::{
     backend::{Backend, BackendError, Change, NewTable, Observed, RuleBackend},

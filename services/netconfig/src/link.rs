@@ -3,7 +3,7 @@
 
 use std::{fs, io, path::Path};
 
-use netns::{EnterError, Netns};
+use inpod_linux::{EnterError, Netns};
 
 use crate::{
     backend::{Backend, BackendError, Change, Observed, RuleBackend},

@@ -16,7 +16,7 @@ mod walk;
 
 use std::{io, net::IpAddr};
 
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::sys::socket::SockProtocol;
 
 use crate::{

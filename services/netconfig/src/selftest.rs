@@ -8,8 +8,8 @@ mod world;
 
 use std::{fmt, net::IpAddr};
 
+use inpod_linux::Netns;
 use inpod_types::SandboxRef;
-use netns::Netns;
 
 use crate::{
     apply::Writer,

@@ -40,7 +40,7 @@ fn on_a_machine_that_can_redirect_every_check_passes() {
 
 /// What fails after a command was run in the pod.
 fn fails_after(program: &'static str, arguments: &str) -> Vec<String> {
-    let interfere = |pod: &netns::Netns| {
+    let interfere = |pod: &inpod_linux::Netns| {
         let mut command = Command::new(program);
         command.args(arguments.split(' '));
         let status = pod.within(move || command.status()).unwrap().unwrap();

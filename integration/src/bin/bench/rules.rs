@@ -9,12 +9,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use integration::{fresh_netns, run};
 use netconfig::{
     apply::{Applied, Writer},
     rules::{Ambient, Redirection},
 };
-use netns::Netns;
 
 use crate::{
     incumbent,

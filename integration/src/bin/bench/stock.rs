@@ -6,12 +6,12 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use inpod_linux::Netns;
 use inpod_proto::zds::{
     AddWorkload, DelWorkload, SnapshotSent, WorkloadInfo, WorkloadRequest,
     workload_request::Payload,
 };
 use integration::{Call, Node, Pod, SERVICES, Spec, eventually};
-use netns::Netns;
 use prost::Message as _;
 use tokio::{runtime::Runtime, time::timeout};
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};

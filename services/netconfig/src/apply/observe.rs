@@ -1,6 +1,6 @@
 //! What a netns bears, without anything to compare it with.
 
-use netns::Netns;
+use inpod_linux::Netns;
 
 use super::Writer;
 use crate::{backend::Backend, error::VerifyError, inspect::Proxies, plan, rules::Tag};

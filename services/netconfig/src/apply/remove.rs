@@ -1,7 +1,7 @@
 //! Takes a netns's redirection away.
 
+use inpod_linux::Netns;
 use inpod_types::{SandboxRef, with_causes};
-use netns::Netns;
 
 use super::{ATTEMPTS, Writer, make_so};
 use crate::{

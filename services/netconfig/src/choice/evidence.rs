@@ -2,7 +2,7 @@
 
 use std::{fs, io, thread};
 
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::sched::{CloneFlags, unshare};
 use serde::{Deserialize, Serialize};
 

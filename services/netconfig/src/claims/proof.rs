@@ -5,8 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use inpod_linux::{Netns, OpenError};
 use inpod_types::NetnsRef;
-use netns::{Netns, OpenError};
 
 use crate::{
     error::ClaimError,

@@ -1,7 +1,7 @@
 //! How an error looks to a caller: its reason, the field to blame, and what is left.
 
+use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
-use netns::OpenError;
 
 use super::{
     ApplyError, BackendError, ClaimError, FindError, InspectError, ProgramError, RemoveError,

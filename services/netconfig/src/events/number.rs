@@ -4,11 +4,11 @@
 
 use std::os::fd::{AsFd as _, AsRawFd as _};
 
+use inpod_linux::Netns;
 use netlink_bindings::{
     traits::{NetlinkRequest, Protocol},
     utils::find_attr,
 };
-use netns::Netns;
 use nix::{libc, sys::socket::SockProtocol};
 
 use crate::netlink::{KernelError, Socket};

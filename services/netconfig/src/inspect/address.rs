@@ -3,7 +3,7 @@ use std::{
     net::{IpAddr, Ipv6Addr},
 };
 
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::{ifaddrs::getifaddrs, sys::socket::SockaddrStorage};
 
 use crate::error::InspectError;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use netns::Netns;
+use inpod_linux::Netns;
 
 use super::{Proxies, diag, flows, or_else, read_tables, tcp::Socket};
 use crate::error::InspectError;

@@ -3,12 +3,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use inpod_linux::Netns;
 use netlink_bindings::{
     inet_diag::{self, IterableReplyAttrs, Msg, OpTcpDiagDump, ReqV2},
     traits::NetlinkRequest,
     utils::find_attr,
 };
-use netns::Netns;
 use nix::sys::socket::SockProtocol;
 
 use super::tcp;

@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use inpod_linux::Netns;
 use netlink_bindings::{
     inet_diag::{IterableReplyAttrs, Msg},
     utils::find_attr,
 };
-use netns::Netns;
 
 use super::diag::{self, CLOSE, LISTEN, TCP, UDP};
 use crate::error::InspectError;

@@ -5,8 +5,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use inpod_linux::Netns;
 use inpod_types::NetnsRef;
-use netns::Netns;
 
 use super::cgroup;
 use crate::error::InspectError;

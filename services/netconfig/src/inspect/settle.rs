@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netns::Netns;
+use inpod_linux::Netns;
 
 use super::{
     Proxies,

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use netns::Netns;
+use inpod_linux::Netns;
 
 use super::{
     ProgramError, Variant,

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use super::{

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netns::Netns;
+use inpod_linux::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::world::{APPLICATION, Sent, World, inside};

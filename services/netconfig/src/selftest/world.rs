@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
+use inpod_linux::{CreateError, EnterError, Netns};
 use netlink_bindings::{
     rt_addr::{self, Ifaddrmsg},
     rt_link::{self, Ifinfomsg},
     rt_route::{self, Rtmsg},
 };
-use netns::{CreateError, EnterError, Netns};
 use nix::sys::socket::SockProtocol;
 use socket2::{Domain, Protocol, Socket as Plain, Type};
 

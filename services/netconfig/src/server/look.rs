@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use inpod_linux::Netns;
 use inpod_proto::{
     Class, addresses_to,
     netconfig::v1::{
@@ -12,7 +13,6 @@ use inpod_proto::{
 };
 use inpod_service::peer::Peer;
 use inpod_types::{ContainerId, with_causes};
-use netns::Netns;
 use tonic::Status;
 
 use super::{

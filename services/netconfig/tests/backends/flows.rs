@@ -12,12 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use inpod_linux::Netns;
 use netconfig::{
     Backend,
     apply::Phase,
     rules::{Ambient, InboundCapture, Redirection},
 };
-use netns::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{

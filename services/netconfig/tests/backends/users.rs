@@ -6,12 +6,12 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use inpod_linux::Netns;
 use netconfig::{
     Backend,
     apply::Phase,
     rules::{Redirection, scenarios},
 };
-use netns::Netns;
 
 use crate::{
     support::{ambient, roots, sandbox},

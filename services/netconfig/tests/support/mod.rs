@@ -7,12 +7,12 @@ use std::{
     thread::JoinHandle,
 };
 
+use inpod_linux::Netns;
 use inpod_types::SandboxRef;
 use netconfig::{
     apply::Writer,
     rules::{Ambient, Redirection},
 };
-use netns::Netns;
 use nix::sched::{CloneFlags, unshare};
 
 /// A netns with `lo` up. It has a path as long as this lives.

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use netns::{Netns, OpenError};
+use inpod_linux::{Netns, OpenError};
 use nix::{
     mount::{MntFlags, MsFlags, mount, umount2},
     sched::{CloneFlags, unshare},
