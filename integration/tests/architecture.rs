@@ -67,7 +67,7 @@ fn kubernetes_is_known_to_pod_events_repair_and_the_client_for_people_alone() {
     for name in ["kube", "k8s-openapi"] {
         assert!(
             users_of(&metadata, name).is_subset(&set(&[
-                "kubernetes",
+                "inpod-kube",
                 "pod-events",
                 "repair",
                 "inpod"
@@ -76,7 +76,7 @@ fn kubernetes_is_known_to_pod_events_repair_and_the_client_for_people_alone() {
         );
     }
     let agents = set(&["pod-events", "repair"]);
-    assert!(users_of(&metadata, "kubernetes").is_subset(&agents));
+    assert!(users_of(&metadata, "inpod-kube").is_subset(&agents));
 }
 
 #[test]

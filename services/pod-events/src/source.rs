@@ -6,13 +6,12 @@ mod shared_map;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use inpod_kube::ReachError;
 use inpod_types::{NamespaceName, NodeName, PodName, PodUid};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{Instant, timeout_at},
 };
-
-use ::kubernetes::ReachError;
 
 use crate::{
     config::{Config, PodsFrom},

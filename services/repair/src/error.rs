@@ -13,12 +13,12 @@ impl ChangeError {
     /// A pod that is not there is 404; one that has another resourceVersion is 409 (a precondition).
     pub(crate) fn of(error: &kube::Error) -> Self {
         let kube::Error::Api(status) = error else {
-            return Self::Failed(kubernetes::told(error));
+            return Self::Failed(inpod_kube::told(error));
         };
         match status.code {
             404 | 409 => Self::Changed,
-            _ if kubernetes::blames_uid(status) => Self::Changed,
-            _ => Self::Failed(kubernetes::told(error)),
+            _ if inpod_kube::blames_uid(status) => Self::Changed,
+            _ => Self::Failed(inpod_kube::told(error)),
         }
     }
 }

@@ -37,7 +37,7 @@ impl Events {
     /// Begins to send what is put there.
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE);
-        let recorder = Recorder::new(client, kubernetes::reporter(REPORTER, node));
+        let recorder = Recorder::new(client, inpod_kube::reporter(REPORTER, node));
         tokio::spawn(inpod_service::vital(
             "events",
             send(recorder, waiting, metrics.clone()),
@@ -60,8 +60,8 @@ impl Events {
 
 async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<Letter>, metrics: Metrics) {
     while let Some(Letter { pod, note, written }) = waiting.recv().await {
-        let (event, regarding) = (event_of(&note), kubernetes::regarding(&pod));
-        match kubernetes::deliver(&recorder, &event, &regarding, written).await {
+        let (event, regarding) = (event_of(&note), inpod_kube::regarding(&pod));
+        match inpod_kube::deliver(&recorder, &event, &regarding, written).await {
             Ok(()) => metrics.event("sent"),
             Err(why) => {
                 tracing::warn!(%pod, reason = note.reason, why, "Could not make an Event");
@@ -79,7 +79,7 @@ fn event_of(note: &Note) -> Event {
             EventType::Normal
         },
         reason: note.reason.to_owned(),
-        note: Some(kubernetes::note(&note.text)),
+        note: Some(inpod_kube::note(&note.text)),
         action: ACTION.to_owned(),
         secondary: None,
     }

@@ -24,9 +24,9 @@ pub mod word;
 
 use std::{path::Path, sync::Arc};
 
+use inpod_kube::ReachError;
 use inpod_service::{Daemon, Service};
 use kube::{Client, client::ClientBuilder};
-use kubernetes::ReachError;
 
 use crate::{
     config::Config, enrollments::Enrollments, keeper::Keeper, metrics::Metrics, pods::Pods,
@@ -72,7 +72,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
 
 /// A client, without asking anybody yet.
 async fn client(kubeconfig: Option<&Path>) -> Result<Client, ReachError> {
-    let config = kubernetes::config(kubeconfig).await?;
+    let config = inpod_kube::config(kubeconfig).await?;
     let builder = ClientBuilder::try_from(config).map_err(ReachError::client(kubeconfig))?;
     Ok(builder.build())
 }

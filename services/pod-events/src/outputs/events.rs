@@ -34,10 +34,10 @@ pub(super) async fn send(
     mut queue: mpsc::Receiver<Letter>,
     counted: Counted,
 ) {
-    let recorder = Recorder::new(client, kubernetes::reporter(super::REPORTER, &node));
+    let recorder = Recorder::new(client, inpod_kube::reporter(super::REPORTER, &node));
     while let Some(letter) = queue.recv().await {
-        let (event, regarding) = (event_of(&letter), kubernetes::regarding(&letter.pod));
-        match kubernetes::deliver(&recorder, &event, &regarding, letter.written).await {
+        let (event, regarding) = (event_of(&letter), inpod_kube::regarding(&letter.pod));
+        match inpod_kube::deliver(&recorder, &event, &regarding, letter.written).await {
             Ok(()) => counted.event("sent"),
             Err(why) => {
                 tracing::warn!(pod = %letter.pod, reason = %letter.reason, message = letter.message, why, "Could not make an Event");
@@ -58,7 +58,7 @@ fn event_of(letter: &Letter) -> Event {
     Event {
         type_,
         reason: camel_case(letter.reason.name()),
-        note: Some(kubernetes::note(&note)),
+        note: Some(inpod_kube::note(&note)),
         action: ACTION.to_owned(),
         secondary: None,
     }

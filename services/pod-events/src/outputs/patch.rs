@@ -39,7 +39,7 @@ pub(super) async fn patch(client: Client, order: &Order) -> Answer {
 }
 
 fn answer_of(error: &kube::Error) -> Answer {
-    let words = kubernetes::told(error);
+    let words = inpod_kube::told(error);
     let kube::Error::Api(status) = error else {
         return Answer::Unanswered(words);
     };
@@ -56,7 +56,7 @@ fn answer_of(error: &kube::Error) -> Answer {
 /// the 409 say so.
 fn is_of_another(status: &Status) -> bool {
     let is_precondition = status.code == 409 && status.message.contains("UID");
-    is_precondition || kubernetes::blames_uid(status)
+    is_precondition || inpod_kube::blames_uid(status)
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use inpod_kube::ReachError;
 use kube::{Client, client::ClientBuilder};
-use kubernetes::ReachError;
 use tower::util::MapResponseLayer;
 
 use super::pace::Pace;
@@ -18,7 +18,7 @@ pub(in crate::source) struct Reached {
 
 /// A client, without asking anybody yet.
 pub(in crate::source) async fn client(kubeconfig: Option<&Path>) -> Result<Reached, ReachError> {
-    let config = kubernetes::config(kubeconfig).await?;
+    let config = inpod_kube::config(kubeconfig).await?;
     let builder = ClientBuilder::try_from(config).map_err(ReachError::client(kubeconfig))?;
     let pace = Pace::default();
     let reads = pace.clone();

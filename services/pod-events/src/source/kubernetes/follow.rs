@@ -85,7 +85,7 @@ impl End {
         } else {
             matches!(error, kube::Error::SerdeError(_))
         };
-        let why = kubernetes::told(error);
+        let why = inpod_kube::told(error);
         if is_of_place {
             Self::Forgotten(why)
         } else {
@@ -249,7 +249,7 @@ where
             WatchEvent::Deleted(object) => (object.resource_version(), Some(Told::Deleted(object))),
             WatchEvent::Bookmark(bookmark) => (Some(bookmark.metadata.resource_version), None),
             WatchEvent::Error(status) => {
-                return Some(End::Forgotten(kubernetes::told(&kube::Error::Api(status))));
+                return Some(End::Forgotten(inpod_kube::told(&kube::Error::Api(status))));
             }
         };
         // Where an object is without one, the place stays as it was.

@@ -154,8 +154,8 @@ impl Lookup {
             }
             sleep(rest).await;
             match timeout_at(until.min(Instant::now() + ANSWER), ask()).await {
-                Ok(Err(error)) if !self.pace.rest().is_zero() => refusal = kubernetes::told(&error),
-                Ok(answer) => return answer.map_err(|error| kubernetes::told(&error)),
+                Ok(Err(error)) if !self.pace.rest().is_zero() => refusal = inpod_kube::told(&error),
+                Ok(answer) => return answer.map_err(|error| inpod_kube::told(&error)),
                 Err(_) => return Err("the API server does not answer in time".to_owned()),
             }
         }

@@ -66,7 +66,7 @@ async fn speaks(client: &Client) -> Result<(), String> {
     let question = question.map_err(|error| error.to_string())?;
     match timeout(ANSWER, client.request_text(question)).await {
         Ok(Ok(_) | Err(kube::Error::Api(_))) => Ok(()),
-        Ok(Err(error)) => Err(kubernetes::told(&error)),
+        Ok(Err(error)) => Err(inpod_kube::told(&error)),
         Err(_) => Err("the API server does not answer".to_owned()),
     }
 }
