@@ -96,7 +96,7 @@ fn the_client_for_people_has_no_right_and_knows_only_the_contracts() {
         "inpod-types",
         "inpod-service",
         "inpod-cni-config",
-        "inject",
+        "inpod-injection",
     ];
     assert_eq!(used, set(&known));
     assert!(!direct(client).contains("nix"));
@@ -118,7 +118,7 @@ fn what_is_injected_is_a_value_and_two_programs_make_it() {
     let metadata = metadata();
     let inject = members(&metadata)
         .into_iter()
-        .find(|package| package.name == "inject")
+        .find(|package| package.name == "inpod-injection")
         .unwrap();
     let allowed = [
         "json-patch",
@@ -129,7 +129,7 @@ fn what_is_injected_is_a_value_and_two_programs_make_it() {
         "inpod-types",
     ];
     assert!(direct(inject).is_subset(&set(&allowed)));
-    assert!(users_of(&metadata, "inject").is_subset(&set(&["injector", "inpod"])));
+    assert!(users_of(&metadata, "inpod-injection").is_subset(&set(&["injector", "inpod"])));
 }
 
 #[test]

@@ -184,7 +184,7 @@ fn every_page_leads_to_what_is_there() {
         "services/SIDECARS.md",
         "services/inpod/README.md",
         "services/netconfig/README.md",
-        "services/lib/inject/README.md",
+        "services/lib/inpod-injection/README.md",
         "proto/README.md",
         "proto/istio/workload/zds/README.md",
         "deploy/README.md",

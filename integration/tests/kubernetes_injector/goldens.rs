@@ -22,7 +22,7 @@ fn every_golden_passes_the_servers_own_validation() {
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "goldens"}});
     server.create("/api/v1/namespaces", &namespace).unwrap();
     let directory =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../services/lib/inject/tests/goldens");
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../services/lib/inpod-injection/tests/goldens");
     let mut count = 0;
     let mut refused = Vec::new();
     for entry in fs::read_dir(directory).unwrap() {

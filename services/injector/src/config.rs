@@ -1,4 +1,4 @@
-//! The settings of this service. What is injected stands in a file of its own (`inject::Config`).
+//! The settings of this service. What is injected stands in a file of its own (`inpod_injection::Config`).
 
 use std::{
     net::SocketAddr,
@@ -25,7 +25,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "config_file",
         default: Some("/etc/inpod/injector/config/inject.yaml"),
-        help: "What is injected, followed without a restart; a missing file is the default (services/lib/inject/README.md)",
+        help: "What is injected, followed without a restart; a missing file is the default (services/lib/inpod-injection/README.md)",
     },
     Key {
         name: "reload_seconds",

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use inject::Injector;
+use inpod_injection::Injector;
 use inpod_service::Readiness;
 
 use crate::{
@@ -136,7 +136,7 @@ fn configuration(
     if seen.text.as_ref() == Some(&text) {
         return;
     }
-    let injector = inject::Config::parse(&text).and_then(Injector::new);
+    let injector = inpod_injection::Config::parse(&text).and_then(Injector::new);
     let result = injector.map(|injector| current.replace(injector));
     told(
         (what, conditions, metrics),

@@ -1,7 +1,7 @@
 //! An AdmissionReview and its answer (Kubernetes, admission.k8s.io/v1 and v1beta1): pure, but for the clock.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use inject::{Injector, Request, Why};
+use inpod_injection::{Injector, Request, Why};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -206,11 +206,12 @@ fn inject(
         environment,
     };
     match injector.inject(&request) {
-        Ok(inject::Outcome::Skipped(why)) => (allowed(), Outcome::Skipped(why)),
-        Ok(inject::Outcome::Injected { patch, .. }) if patch.0.is_empty() => {
+        Ok(inpod_injection::Outcome::Skipped(why)) => (allowed(), Outcome::Skipped(why)),
+        Ok(inpod_injection::Outcome::Injected { patch, .. }) if patch.0.is_empty() => {
             (allowed(), Outcome::Unchanged)
         }
-        Ok(inject::Outcome::Injected { patch, .. }) => match serde_json::to_string(&patch) {
+        Ok(inpod_injection::Outcome::Injected { patch, .. }) => match serde_json::to_string(&patch)
+        {
             Ok(text) => {
                 let response = Response {
                     patch: Some(text),

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use inject::{Config, Injector, files};
+use inpod_injection::{Config, Injector, files};
 use serde_json::{Value, json};
 
 use crate::{error::AskError, out::Out};

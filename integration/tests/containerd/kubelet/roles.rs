@@ -89,7 +89,7 @@ impl Role {
         }
     }
 
-    /// As an injector writes it into an unprivileged pod (services/lib/inject/src/templates).
+    /// As an injector writes it into an unprivileged pod (services/lib/inpod-injection/src/templates).
     pub(super) fn security(self) -> ContainerSecurity {
         ContainerSecurity {
             capabilities: Some(Capabilities {

@@ -3,7 +3,7 @@ use json_patch::Patch;
 use super::*;
 
 fn injector() -> Injector {
-    Injector::new(inject::Config::default()).unwrap()
+    Injector::new(inpod_injection::Config::default()).unwrap()
 }
 
 fn review(version: &str, object: &Value) -> Value {

@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
-use inject::{Config, Injector, files, previous};
+use inpod_injection::{Config, Injector, files, previous};
 use serde_json::Value;
 
 fn directory() -> PathBuf {

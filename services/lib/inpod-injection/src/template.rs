@@ -283,7 +283,7 @@ fn check_text(text: &str) -> Result<(), Fault> {
                 if facts::is_known(name) || name == bootstrap::FACT.0 => {}
             render::Part::Fact { name, .. } => {
                 let why = format!(
-                    "there is no {name:?}; services/lib/inject/README.md lists what there is"
+                    "there is no {name:?}; services/lib/inpod-injection/README.md lists what there is"
                 );
                 return Err(fault(name, why));
             }

@@ -9,7 +9,7 @@
 
 use std::sync::LazyLock;
 
-use inject::{Config, Injector, Outcome, Request, previous};
+use inpod_injection::{Config, Injector, Outcome, Request, previous};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 

@@ -1,5 +1,5 @@
 //! The bootstrap of the template `standalone`: by the schema of what Envoy takes (`model`), and by an Envoy where one is
-//! named: `ENVOY=/path/to/envoy cargo test -p inject --test bootstrap -- --ignored`.
+//! named: `ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored`.
 // cfg(test), so that clippy sees that all of this is a test.
 #![cfg(test)]
 
@@ -8,7 +8,7 @@ mod mutations;
 
 use std::net::IpAddr;
 
-use inject::{Config, Injector, Outcome, Request};
+use inpod_injection::{Config, Injector, Outcome, Request};
 use model::{Bootstrap, Way};
 use mutations::{mutations, places};
 use serde_json::{Value, json};
@@ -368,7 +368,7 @@ fn the_built_in_templates_redirect_alike() {
 }
 
 #[test]
-#[ignore = "needs an Envoy: ENVOY=/path/to/envoy cargo test -p inject --test bootstrap -- --ignored"]
+#[ignore = "needs an Envoy: ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored"]
 #[expect(clippy::disallowed_methods, reason = "asks for an Envoy")]
 fn a_real_envoy_takes_every_variant() {
     let envoy = std::env::var("ENVOY").expect("ENVOY names no Envoy");
