@@ -205,7 +205,7 @@ fn every_page_leads_to_what_is_there() {
 }
 
 /// The numbers of the incumbent's quirks that are about redirection to a sidecar and its repair, in its list of 24
-/// (shared facts: istio-sidecar-install.md, 12); the others are the installer's, ambient's or the injector's.
+/// (shared facts: services/docs/facts/istio-sidecar.md, 12); the others are the installer's, ambient's or the injector's.
 const QUIRKS: [&str; 15] = [
     "1", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "22", "23", "24",
 ];

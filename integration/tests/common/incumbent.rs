@@ -1,5 +1,5 @@
 //! What Istio's node agent leaves behind: its rules in a pod, and a session in which it gave the pod to ztunnel (shared
-//! facts: istio-ambient.md, 6.1, 6.3 and 7.3).
+//! facts: services/docs/facts/istio-ambient.md, 6.1, 6.3 and 7.3).
 
 use std::{
     fs::File,

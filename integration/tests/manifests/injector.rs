@@ -66,7 +66,7 @@ fn the_injectors_own_pods_wait_for_no_injector() {
     }
 }
 
-/// istio-sidecar-install.md, 6.1: which pods, by labels of their namespace and of themselves.
+/// services/docs/facts/istio-sidecar.md, 6.1: which pods, by labels of their namespace and of themselves.
 #[test]
 fn the_selectors_are_those_of_istios_webhook() {
     let is = |key: &str, operator: &str, value: &str| json!({"key": key, "operator": operator, "values": [value]});

@@ -1,4 +1,4 @@
-//! Environment that the webhook's path says for the proxy (istio-sidecar-install.md, 6.2): a cluster that is served by
+//! Environment that the webhook's path says for the proxy (services/docs/facts/istio-sidecar.md, 6.2): a cluster that is served by
 //! an injector elsewhere says there who it is.
 
 /// The path of the webhook, and what every other begins with.

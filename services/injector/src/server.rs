@@ -1,4 +1,4 @@
-//! How reviews are heard: HTTP/1.1 over TLS, a bound on everything (istio-sidecar-install.md, 6.2).
+//! How reviews are heard: HTTP/1.1 over TLS, a bound on everything (services/docs/facts/istio-sidecar.md, 6.2).
 
 use std::{
     convert::Infallible,
@@ -38,7 +38,7 @@ use crate::{
     review::{self, Answer, Outcome},
 };
 
-/// The longest body (istio-sidecar-install.md, 6.2); a pod of 3 MB, twice over, with its review.
+/// The longest body (services/docs/facts/istio-sidecar.md, 6.2); a pod of 3 MB, twice over, with its review.
 const LONGEST: usize = 6 * 1024 * 1024;
 
 /// How long a handshake may take.

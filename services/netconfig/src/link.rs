@@ -127,7 +127,7 @@ impl<'a> Link<'a> {
     /// Whether another user namespace owns the netns (`hostUsers: false`), as far as that can be told: where its root is
     /// the same user as root of ours, it is taken for ours. From outside of that one the kernel lets
     /// iptables not ask for users and groups (owner_check in net/netfilter/xt_owner.c); nf_tables may, and both mean
-    /// the numbers of that namespace (kernel-facts.md, 15).
+    /// the numbers of that namespace (services/docs/facts/kernel.md, 15).
     pub(crate) fn has_other_users(&self) -> bool {
         self.facts.root != ROOT
     }

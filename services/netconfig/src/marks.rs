@@ -1,5 +1,5 @@
 //! The numbers that inpod and a ztunnel must agree on. ztunnel's are fixed in its source; Istio's node agent uses the
-//! same (shared facts: istio-ambient.md, 1.8).
+//! same (shared facts: services/docs/facts/istio-ambient.md, 1.8).
 
 use std::fmt;
 
@@ -65,7 +65,7 @@ pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
 /// On what a sidecar's proxy sends to the application in a client's name, and on the connections that it makes so. The
-/// proxy sets it on its sockets (shared facts: istio-sidecar-install.md, 4.4.2).
+/// proxy sets it on its sockets (shared facts: services/docs/facts/istio-sidecar.md, 4.4.2).
 pub(crate) const OF_PROXY: Mark = Mark::ours(0x539);
 
 /// On what is delivered to this netns for a sidecar's proxy by way of [`PROXY_TABLE`]. Istio has the one above for that

@@ -26,14 +26,14 @@ use crate::{
     rules::{Ruleset, Table, ambient::TABLES},
 };
 
-/// The tables of Istio's node agent (shared facts: istio-ambient.md, 1.8).
+/// The tables of Istio's node agent (shared facts: services/docs/facts/istio-ambient.md, 1.8).
 const INCUMBENT_TABLES: [&str; 3] = [
     "istio-ambient-nat",
     "istio-ambient-mangle",
     "istio-ambient-raw",
 ];
 
-/// The tables of Istio's sidecar installer (shared facts: istio-sidecar-install.md, 4.8).
+/// The tables of Istio's sidecar installer (shared facts: services/docs/facts/istio-sidecar.md, 4.8).
 const SIDECAR_TABLES: [&str; 3] = ["istio-proxy-nat", "istio-proxy-mangle", "istio-proxy-raw"];
 
 /// In bytes; ten thousand elements of a set with the longest comments.

@@ -53,7 +53,7 @@ pub(crate) enum Part {
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
     Rule(Way),
     /// What Istio's sidecar installer writes for the same, at that priority: for its own mark, the whole of it, and once more
-    /// each time that it runs (shared facts: istio-sidecar-install.md, 4.4.2).
+    /// each time that it runs (shared facts: services/docs/facts/istio-sidecar.md, 4.4.2).
     IncumbentRule(u32),
 }
 

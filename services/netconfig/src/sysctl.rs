@@ -22,7 +22,7 @@ use nix::{
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 
 /// Connections that wait to be accepted are given to another listener of the port when theirs closes, which is what
-/// a ztunnel that takes over from another one needs: 88 of 200 were reset without it (kernel-facts.md, 6). Since Linux
+/// a ztunnel that takes over from another one needs: 88 of 200 were reset without it (services/docs/facts/kernel.md, 6). Since Linux
 /// 5.14.
 const TCP_MIGRATE_REQ: &str = "sys/net/ipv4/tcp_migrate_req";
 

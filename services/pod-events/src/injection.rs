@@ -1,7 +1,7 @@
 //! What an injector has left in a pod: whether the pod's traffic is to be redirected to its sidecar, and how.
 //!
 //! Istio's plugin asks six questions, and one of ours follows; the first that has an answer leaves the pod alone
-//! (istio-sidecar-install.md, 3.2).
+//! (services/docs/facts/istio-sidecar.md, 3.2).
 
 use std::collections::BTreeMap;
 

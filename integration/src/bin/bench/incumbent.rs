@@ -1,5 +1,5 @@
 //! What Istio's node agent does for a pod whose rules are there already, with the same programs (shared facts:
-//! istio-ambient.md, 6.2 and 6.4): it saves both families' rules and has every expected rule checked by a process of
+//! services/docs/facts/istio-ambient.md, 6.2 and 6.4): it saves both families' rules and has every expected rule checked by a process of
 //! its own. Its own work between the processes is not counted.
 
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The annotations of a pod that is to be injected, checked before anything is made of them (istio-sidecar-install.md,
+//! The annotations of a pod that is to be injected, checked before anything is made of them (services/docs/facts/istio-sidecar.md,
 //! 6.5). The lists are read by the same code as on the node.
 
 use inpod_types::{keys, lists};

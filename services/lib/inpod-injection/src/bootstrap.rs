@@ -1,5 +1,5 @@
 //! The bootstrap of an Envoy that has no control plane: it is told here once what istiod tells Istio's proxy for inbound
-//! forwarding (istio-sidecar-install.md, 7), and nothing else. What the client dialled is dialled on, from 127.0.0.6 or
+//! forwarding (services/docs/facts/istio-sidecar.md, 7), and nothing else. What the client dialled is dialled on, from 127.0.0.6 or
 //! ::6, which the node's rules let pass; outbound connections go where they were going.
 //!
 //! Names of fields are those of Envoy's API v3 (envoy/config/bootstrap/v3/bootstrap.proto and what it imports), those of
@@ -28,7 +28,7 @@ pub(crate) const FACT: (&str, &str) = (
     "JSON: the bootstrap of an Envoy without a control plane and without an agent; INSTANCE_IP has to be in its environment",
 );
 
-/// Where outbound connections are led, and inbound ones (istio-sidecar-install.md, 4.1).
+/// Where outbound connections are led, and inbound ones (services/docs/facts/istio-sidecar.md, 4.1).
 const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 

@@ -182,7 +182,7 @@ impl Default for Config {
 }
 
 impl Default for Proxy {
-    /// Names and numbers of Istio's chart (istio-sidecar-install.md, 6.6).
+    /// Names and numbers of Istio's chart (services/docs/facts/istio-sidecar.md, 6.6).
     fn default() -> Self {
         let text = str::to_owned;
         let resources = json!({

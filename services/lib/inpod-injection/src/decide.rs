@@ -1,4 +1,4 @@
-//! Whether a pod is injected: Istio's selection policy, in its order (istio-sidecar-install.md, 6.3). Labels of namespaces
+//! Whether a pod is injected: Istio's selection policy, in its order (services/docs/facts/istio-sidecar.md, 6.3). Labels of namespaces
 //! are asked by the API server's selectors, before the webhook is.
 
 use inpod_types::keys;

@@ -1,4 +1,4 @@
-//! The order of containers (istio-sidecar-install.md, 6.4): by it the kubelet starts them.
+//! The order of containers (services/docs/facts/istio-sidecar.md, 6.4): by it the kubelet starts them.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! A container that a template has and the pod declares too: what the pod says wins (istio-sidecar-install.md, 6.4 step 8).
+//! A container that a template has and the pod declares too: what the pod says wins (services/docs/facts/istio-sidecar.md, 6.4 step 8).
 
 use inpod_types::keys;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
 //! What makes a pod, as telemetry names it: by the controller that owns it, looked through to the object that a person
-//! wrote (istio-sidecar-install.md, 6.4 step 2).
+//! wrote (services/docs/facts/istio-sidecar.md, 6.4 step 2).
 
 use serde_json::Value;
 

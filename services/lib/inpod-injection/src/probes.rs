@@ -1,5 +1,5 @@
 //! Probes of the application, led through the proxy's agent, which asks the application at the pod's own address
-//! (istio-sidecar-install.md, 6.9): the kubelet has no certificate of the mesh.
+//! (services/docs/facts/istio-sidecar.md, 6.9): the kubelet has no certificate of the mesh.
 //!
 //! HTTP, TCP and gRPC probes and the HTTP and TCP hooks of a lifecycle become HTTP at the agent's port; what they were is
 //! told to the agent in [`PROBERS`]. A probe whose port has a name that its container does not declare is left alone:

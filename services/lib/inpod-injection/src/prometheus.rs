@@ -1,4 +1,4 @@
-//! Metrics of application, proxy and agent at one address, the agent's (istio-sidecar-install.md, 6.8): Prometheus has no
+//! Metrics of application, proxy and agent at one address, the agent's (services/docs/facts/istio-sidecar.md, 6.8): Prometheus has no
 //! certificate of the mesh. Where the application's are is told to the agent in [`SCRAPED`].
 
 use inpod_types::{keys, lists};

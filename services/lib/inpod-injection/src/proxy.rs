@@ -19,7 +19,7 @@ pub const ISTIO_INIT: &str = "istio-init";
 /// The container that waits for the node's redirection.
 pub const ISTIO_VALIDATION: &str = "istio-validation";
 
-/// Istio's own user and group, which TPROXY runs with (istio-sidecar-install.md, 6.6 and 6.7).
+/// Istio's own user and group, which TPROXY runs with (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
 const ISTIO_ID: u32 = 1337;
 
 /// How inbound TCP is led to the proxy.
@@ -317,7 +317,7 @@ fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
     }
 }
 
-/// `-u USER` of `istio-iptables` (istio-sidecar-install.md, 4.1).
+/// `-u USER` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
 fn tell_user(container: &mut Value, user: Option<u64>) {
     let arguments = container.get_mut("args").and_then(Value::as_array_mut);
     let (Some(arguments), Some(user)) = (arguments, user) else {

@@ -32,7 +32,7 @@ enum Operator {
 }
 
 impl Selector {
-    /// Whether it requires nothing. Such a one is ignored (istio-sidecar-install.md, 6.3).
+    /// Whether it requires nothing. Such a one is ignored (services/docs/facts/istio-sidecar.md, 6.3).
     pub fn is_empty(&self) -> bool {
         self.match_labels.is_empty() && self.match_expressions.is_empty()
     }

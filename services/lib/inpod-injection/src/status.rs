@@ -1,5 +1,5 @@
 //! What was injected, written down in the pod: for the node's plugin and repair, which look for the annotation, and for
-//! the next injection, which goes by it (istio-sidecar-install.md, 6.6). Beyond Istio's fields it holds what the pod said
+//! the next injection, which goes by it (services/docs/facts/istio-sidecar.md, 6.6). Beyond Istio's fields it holds what the pod said
 //! before, so that an injection can be taken back.
 
 use std::collections::BTreeMap;

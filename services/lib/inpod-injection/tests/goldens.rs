@@ -1,4 +1,4 @@
-//! Twins of the injection goldens of Istio's tests that the template language covers (istio-sidecar-install.md, 10.2);
+//! Twins of the injection goldens of Istio's tests that the template language covers (services/docs/facts/istio-sidecar.md, 10.2);
 //! README.md lists what it does not cover. `UPDATE_GOLDEN=1` writes them.
 #![expect(
     clippy::unwrap_used,

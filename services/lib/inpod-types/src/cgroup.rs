@@ -1,4 +1,4 @@
-//! Which pod and container a process belongs to, from proc(5)'s cgroup file (shared facts: istio-ambient.md, 5.2).
+//! Which pod and container a process belongs to, from proc(5)'s cgroup file (shared facts: services/docs/facts/istio-ambient.md, 5.2).
 //! Read by hand in linear time: whoever may make cgroups inside a container chooses part of the text.
 
 use crate::ContainerId;

@@ -1,4 +1,4 @@
-//! The lists in annotations of pods with a sidecar, taken as Istio's plugin takes them (istio-sidecar-install.md, 3.4), but
+//! The lists in annotations of pods with a sidecar, taken as Istio's plugin takes them (services/docs/facts/istio-sidecar.md, 3.4), but
 //! for what it takes and no rule can be made of. Injector and node read them here: what the one lets through the other can
 //! carry out.
 
@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, net::IpAddr, num::NonZeroU16};
 
 use crate::parse_address;
 
-/// Ports of the proxy that are never captured: telemetry, health, metrics (istio-sidecar-install.md, 3.4).
+/// Ports of the proxy that are never captured: telemetry, health, metrics (services/docs/facts/istio-sidecar.md, 3.4).
 pub const NEVER_CAPTURED: [u16; 3] = [15020, 15021, 15090];
 
 /// How many entries a list may have (`netconfig.v1.SidecarRedirection`).

@@ -1,5 +1,5 @@
 //! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network, and the host side of its veth,
-//! alive (kernel-facts.md, 7). A name that goes is seen at once; what is not seen, a process that ends after that for
+//! alive (services/docs/facts/kernel.md, 7). A name that goes is seen at once; what is not seen, a process that ends after that for
 //! example, is found by looking through all claims every so often.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};

@@ -1,7 +1,7 @@
 //! Through which sockets each claimed netns is heard.
 //!
 //! Two sockets in this process's own netns hear all of them, each by its number. Where the kernel refuses that (it
-//! takes CAP_NET_BROADCAST), two more are opened in each claimed netns. These keep it alive (kernel-facts.md, 7), as
+//! takes CAP_NET_BROADCAST), two more are opened in each claimed netns. These keep it alive (services/docs/facts/kernel.md, 7), as
 //! the claim itself does, and are closed with the claim.
 
 use std::{collections::BTreeMap, io, sync::Arc};

@@ -1,4 +1,4 @@
-//! Pods with an interface of AWS's own ("branch ENI", for security groups of pods; shared facts: istio-ambient.md,
+//! Pods with an interface of AWS's own ("branch ENI", for security groups of pods; shared facts: services/docs/facts/istio-ambient.md,
 //! 6.8). What the node sends to such a pod leaves the node, by an ip rule of AWS's that sees no address, and comes back
 //! as a stranger's. Two ip rules keep probes on the node: packets to the pod use the pod's own route table, and what
 //! the pod answers is for the node. They are needed, and AWS's agent is set up for probes of this kind at all, where

@@ -39,7 +39,7 @@ impl Settings {
     }
 }
 
-/// Istio's addresses, and its choice of packets where it uses iptables (shared facts: istio-ambient.md, 6.7).
+/// Istio's addresses, and its choice of packets where it uses iptables (shared facts: services/docs/facts/istio-ambient.md, 6.7).
 impl Default for Settings {
     fn default() -> Self {
         Self {

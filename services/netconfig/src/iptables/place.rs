@@ -27,11 +27,11 @@ const CHAINS: [(&str, &str, &str, Hook); 2] = [
     ("INPOD_OUTPUT", "output", "OUTPUT", Hook::Output),
 ];
 
-/// The chains of Istio's node agent (shared facts: istio-ambient.md, 1.8).
+/// The chains of Istio's node agent (shared facts: services/docs/facts/istio-ambient.md, 1.8).
 pub(super) const INCUMBENT_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
 /// A chain of Istio's sidecar, whose nat table always has it and whose `ISTIO_OUTPUT` is none of the node agent's
-/// (shared facts: istio-sidecar-install.md, 4.3).
+/// (shared facts: services/docs/facts/istio-sidecar.md, 4.3).
 pub(super) const SIDECAR_CHAIN: &str = "ISTIO_REDIRECT";
 
 /// iptables' name for the table that one of ours stands in.

@@ -1,4 +1,4 @@
-//! What of iptables' tables Istio's sidecar installer made (shared facts: istio-sidecar-install.md, 4.3 and 4.4).
+//! What of iptables' tables Istio's sidecar installer made (shared facts: services/docs/facts/istio-sidecar.md, 4.3 and 4.4).
 
 use super::save::{Saved, SavedRule};
 

@@ -43,7 +43,7 @@ pub(crate) enum Step {
     /// A route, ip rule or address goes.
     Delete(Item),
     /// Connection tracking forgets the questions for names that go another way than from now on, where those of these
-    /// families go to ztunnel: a socket that lives on would go on as before (kernel-facts.md, 5).
+    /// families go to ztunnel: a socket that lives on would go on as before (services/docs/facts/kernel.md, 5).
     ForgetNames(Vec<Family>),
 }
 

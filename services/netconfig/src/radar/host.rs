@@ -29,7 +29,7 @@ use crate::{
 const SYSCTLS: &str = "/proc/sys/net";
 
 /// Sources outside of any pod: one that no host has (RFC 5737), and that of host probes (shared facts:
-/// istio-ambient.md, 6.7).
+/// services/docs/facts/istio-ambient.md, 6.7).
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PROBES: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 

@@ -8,7 +8,7 @@ const OUR_TABLES: &str = "inpod-";
 /// How the names of our chains in the tables of iptables begin.
 const OUR_CHAINS: &str = "INPOD_";
 
-/// How the names of the tables of Istio's node agent begin, of family inet too (shared facts: istio-ambient.md, 6.3).
+/// How the names of the tables of Istio's node agent begin, of family inet too (shared facts: services/docs/facts/istio-ambient.md, 6.3).
 const INCUMBENTS_TABLES: &str = "istio-ambient-";
 
 /// Its chains in the tables of iptables (6.2). The second one alone may be a sidecar's.

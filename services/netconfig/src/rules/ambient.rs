@@ -1,4 +1,4 @@
-//! The redirection of ambient mesh, as Istio's node agent writes it (shared facts: istio-ambient.md, 6.1 to 6.3; for
+//! The redirection of ambient mesh, as Istio's node agent writes it (shared facts: services/docs/facts/istio-ambient.md, 6.1 to 6.3; for
 //! TPROXY the rules of Istio 1.21), in tables of our own.
 
 mod inbound;
@@ -50,7 +50,7 @@ pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {
 
 /// What takes its place while a pod is withdrawn: no new connection is captured, and what is captured lives on. The
 /// one rule in each chain of the nat table keeps the netns's connection tracking alive, without which every captured
-/// connection would be reset (kernel-facts.md, 1).
+/// connection would be reset (services/docs/facts/kernel.md, 1).
 pub(crate) fn drain() -> Ruleset {
     let idle = || vec![Rule(vec![Expr::NewConnection, Expr::Counter])];
     Ruleset {

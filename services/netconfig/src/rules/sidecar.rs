@@ -1,4 +1,4 @@
-//! The redirection of a sidecar, as `istio-iptables` writes it (shared facts: istio-sidecar-install.md, 4.3 and 4.4),
+//! The redirection of a sidecar, as `istio-iptables` writes it (shared facts: services/docs/facts/istio-sidecar.md, 4.3 and 4.4),
 //! in base chains of our own tables. Where it differs, that is said at the rule.
 
 mod inbound;

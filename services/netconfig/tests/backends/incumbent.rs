@@ -67,7 +67,7 @@ fn what_is_left_of_the_incumbent_is_removed_and_chains_of_others_beside_it_stay(
     }
 }
 
-/// As istio-init writes it, in part (istio-sidecar-install.md, 4.4.1).
+/// As istio-init writes it, in part (services/docs/facts/istio-sidecar.md, 4.4.1).
 #[test]
 fn a_sidecars_chains_are_not_touched() {
     for form in crate::tools::IPTABLES {

@@ -149,7 +149,7 @@ fn toggle(world: &World, base: &Ambient, toggled: &Ambient) -> Vec<String> {
 }
 
 /// Where IPv6 is no longer captured, there are no rules left by which what ztunnel says in a client's name comes back;
-/// and with the last rule of a table of its own the address translation of IPv6 ends (kernel-facts.md, 1), and
+/// and with the last rule of a table of its own the address translation of IPv6 ends (services/docs/facts/kernel.md, 1), and
 /// connections are no longer tracked: ztunnel's own ones, too, are from before when IPv6 is captured once more.
 fn ends_with_ipv6(backend: Backend, what: &str) -> bool {
     let in_a_clients_name = what.starts_with("IPv6: TCP of ztunnel in the name of");

@@ -1,5 +1,5 @@
 //! What Istio's node agent leaves in a pod with both families and DNS capture, in each of the three forms in which it
-//! writes (shared facts: istio-ambient.md, 6.1 to 6.3).
+//! writes (shared facts: services/docs/facts/istio-ambient.md, 6.1 to 6.3).
 
 use netconfig::Backend;
 

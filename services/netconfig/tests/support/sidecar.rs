@@ -1,5 +1,5 @@
 //! What Istio's sidecar installer leaves in a pod with both families, in each of the three forms in which it writes
-//! (shared facts: istio-sidecar-install.md, 4.3 to 4.8).
+//! (shared facts: services/docs/facts/istio-sidecar.md, 4.3 to 4.8).
 
 use netconfig::Backend;
 

@@ -1,7 +1,7 @@
 //! Who joins the mesh by labels: the setting `enablement_selectors`, as Istio's `AMBIENT_ENABLEMENT_SELECTOR`.
 //!
 //! An entry selects a pod when both of its selectors do; a pod joins when any entry selects it. A selector that says
-//! nothing selects everything (istio-ambient.md, 1.5).
+//! nothing selects everything (services/docs/facts/istio-ambient.md, 1.5).
 
 mod parse;
 

@@ -12,14 +12,14 @@ use tokio::sync::watch;
 use super::Metric;
 use crate::source::{Inventory, SharedMap};
 
-/// Requests of the plugin. Istio's plugin asks its agent only for pods of the mesh (istio-ambient.md section 3).
+/// Requests of the plugin. Istio's plugin asks its agent only for pods of the mesh (services/docs/facts/istio-ambient.md section 3).
 pub(super) const REQUESTS: Metric = Metric {
     name: "istio_cni_plugin_requests",
     labels: "response_code",
     help: "ADDs of pods of the mesh, and every ADD that failed: 200 where they succeeded, 400 where the request could not be read, else 500",
 };
 
-/// Events of pods and namespaces (istio-ambient.md section 4.1).
+/// Events of pods and namespaces (services/docs/facts/istio-ambient.md section 4.1).
 pub(super) const EVENTS: Metric = Metric {
     name: "nodeagent_reconcile_events",
     labels: "type",

@@ -1,7 +1,7 @@
 //! What a pod is to bear: a pure function of where it stands and what is wanted of it.
 //!
 //! Peers use HBONE with a pod that bears `enabled`. It changes only at enrollment, withdrawal and a new sandbox: whether
-//! a ztunnel is there at the moment is nothing that it tells (Istio's agent: istio-ambient.md sections 1.7 and 3.1).
+//! a ztunnel is there at the moment is nothing that it tells (Istio's agent: services/docs/facts/istio-ambient.md sections 1.7 and 3.1).
 
 use inpod_types::{Enrollment, Failure, Reason, SandboxRef, keys};
 

@@ -1,5 +1,5 @@
 //! Where the proxy leads connections to ports of the pod, as Istio's `Sidecar` has it (`ingress.defaultEndpoint`;
-//! istio-sidecar-install.md, 7.1).
+//! services/docs/facts/istio-sidecar.md, 7.1).
 
 use std::{
     collections::BTreeMap,

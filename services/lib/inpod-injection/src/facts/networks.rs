@@ -1,5 +1,5 @@
 //! Networks of Multus: where the node's plugin is in no chain, but a network of its own, pods have to name it
-//! (istio-sidecar-install.md, 6.6).
+//! (services/docs/facts/istio-sidecar.md, 6.6).
 
 use inpod_types::keys;
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
 //! A sidecar's redirections by name: one for every capture scenario of Istio's own tests, by Istio's name for it (shared
-//! facts: istio-sidecar-install.md, 10.2), and some of both families and of rules that none of those has.
+//! facts: services/docs/facts/istio-sidecar.md, 10.2), and some of both families and of rules that none of those has.
 
 use std::str::FromStr;
 

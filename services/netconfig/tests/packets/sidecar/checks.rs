@@ -1,5 +1,5 @@
 //! What a sidecar's redirection has to do, said a second time and independently of its rules (shared facts:
-//! istio-sidecar-install.md, 3.4, 4 and 7.2).
+//! services/docs/facts/istio-sidecar.md, 3.4, 4 and 7.2).
 
 mod fate;
 

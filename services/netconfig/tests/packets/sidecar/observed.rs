@@ -1,4 +1,4 @@
-//! What was observed of Istio's own rules, row by row (shared facts: istio-sidecar-install.md, 7.2), holds with ours.
+//! What was observed of Istio's own rules, row by row (shared facts: services/docs/facts/istio-sidecar.md, 7.2), holds with ours.
 
 use std::{io::ErrorKind, net::IpAddr};
 

@@ -1,4 +1,4 @@
-//! Random pods, decided by the code and by a plain reading of the reference (istio-sidecar-install.md, 3.2 to 3.4) that
+//! Random pods, decided by the code and by a plain reading of the reference (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that
 //! shares nothing with it but the names of annotations. Where `services/SIDECARS.md` says that something is mended it is
 //! mended here too, with the number of the quirk.
 

@@ -1,5 +1,5 @@
 //! What the node's settings say for every pod with a sidecar. With Istio these are variables of the proxy's init
-//! container, and of the container runtime where a plugin takes its place (istio-sidecar-install.md, 3.4 and 3.5).
+//! container, and of the container runtime where a plugin takes its place (services/docs/facts/istio-sidecar.md, 3.4 and 3.5).
 
 use std::{
     collections::BTreeSet,
