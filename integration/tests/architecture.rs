@@ -195,6 +195,7 @@ fn the_top_level_holds_what_the_design_says() {
         "integration",
         "plugin",
         "proto",
+        "rustfmt.toml",
         "services",
     ];
     assert_eq!(visible, set(&designed));

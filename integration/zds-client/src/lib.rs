@@ -42,6 +42,7 @@
 //! The client checks what can be checked without knowing a single pod: sizes, descriptors, the
 //! encoding, and the order of the snapshot. It does not reconnect, retry or keep pods; that is
 //! the ztunnel's part, for which `integration/reference-ztunnel` is an example.
+#![warn(missing_docs)]
 
 mod client;
 mod error;

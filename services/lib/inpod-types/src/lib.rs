@@ -3,6 +3,7 @@
 //! A value of one of these types has been checked: whoever receives a [`PodRef`] need not ask again whether its
 //! namespace is a legal one. There is no I/O here and no serialisation; the conversions to and from the wire stand
 //! beside the generated code in `inpod-proto`.
+#![warn(missing_docs)]
 
 pub mod cgroup;
 mod enrollment;
