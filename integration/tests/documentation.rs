@@ -161,7 +161,7 @@ fn the_readme_lists_every_label_and_annotation() {
 
 #[test]
 fn every_metric_of_pod_events_is_listed_with_its_labels() {
-    compare("services/README.md", METRICS_MARK, &metrics_table());
+    compare("services/docs/architecture.md", METRICS_MARK, &metrics_table());
 }
 
 /// Every relative link of every page.
@@ -179,9 +179,9 @@ fn links(page: &str) -> impl Iterator<Item = &str> {
 fn every_page_leads_to_what_is_there() {
     for page in [
         "README.md",
-        "services/README.md",
+        "services/docs/architecture.md",
         "services/DECISIONS.md",
-        "services/SIDECARS.md",
+        "services/docs/sidecars.md",
         "services/inpod/README.md",
         "services/netconfig/README.md",
         "services/lib/inpod-injection/README.md",
@@ -212,7 +212,7 @@ const QUIRKS: [&str; 15] = [
 
 #[test]
 fn every_quirk_of_sidecars_is_kept_or_mended_and_why_is_said() {
-    let page = fs::read_to_string(root().join("services/SIDECARS.md")).unwrap();
+    let page = fs::read_to_string(root().join("services/docs/sidecars.md")).unwrap();
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<_> = line
             .split(" | ")

@@ -190,7 +190,7 @@ fn tells_pidfds_of_peers() -> bool {
     !matches!(getsockopt(&one, PeerPidfd), Err(nix::Error::ENOPROTOOPT))
 }
 
-/// Before Linux 6.5 it cannot be told from the ztunnel, as services/README.md says.
+/// Before Linux 6.5 it cannot be told from the ztunnel, as services/docs/architecture.md says.
 #[test]
 fn a_connection_whose_pid_is_by_now_a_ztunnels_is_given_nothing() {
     let scene = Scene::served().unwrap();

@@ -1,5 +1,5 @@
 //! The redirection to a proxy in the pod, read from the pod's annotations as Istio's plugin reads them
-//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). What is kept of its quirks and what is not stands in `services/SIDECARS.md`.
+//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). What is kept of its quirks and what is not stands in `services/docs/sidecars.md`.
 
 mod lists;
 mod node;

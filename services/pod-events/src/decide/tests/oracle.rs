@@ -1,5 +1,5 @@
 //! Random pods, decided by the code and by a plain reading of the reference (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that
-//! shares nothing with it but the names of annotations. Where `services/SIDECARS.md` says that something is mended it is
+//! shares nothing with it but the names of annotations. Where `services/docs/sidecars.md` says that something is mended it is
 //! mended here too, with the number of the quirk.
 
 mod pods;
