@@ -1,9 +1,23 @@
-# What the demo and the tests need, fetched where it is missing. Sourced, not run.
+# What the demo and the tests need, fetched if it is missing. Sourced, not run, from the root of the tree.
 #
 # Packages are installed as root; without root, the one line that installs them is printed. Tools go to the user's cache.
+# A script that sources this answers --help with its head, and --version.
 
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 die() { printf '%s\n' "$*" >&2; exit 1; }
+
+# Scripts change to the root of the tree first.
+case $0 in
+  /*) script=$0 ;;
+  *) script=${OLDPWD:-$PWD}/$0 ;;
+esac
+version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+usage() { sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$script"; }
+wrong_usage() { printf '%s\n\n' "$*" >&2; usage >&2; exit 2; }
+case "$#${1:-}" in
+  ?-h | ?--help) usage; exit 0 ;;
+  1--version) printf '%s of inpod %s\n' "$(basename "$0")" "$version"; exit 0 ;;
+esac
 
 # Each word: a command or the path of one and, after a colon, the Debian package that has it.
 need_commands() {

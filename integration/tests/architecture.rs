@@ -186,6 +186,7 @@ fn the_top_level_holds_what_the_design_says() {
         .filter(|name| !name.starts_with('.') && name != "target")
         .collect();
     let designed = [
+        "CHANGELOG.md",
         "Cargo.lock",
         "Cargo.toml",
         "LICENSE",

@@ -10,6 +10,7 @@ use std::{
     fmt::Write as _,
     fs,
     path::Path,
+    process::Command,
     sync::{Mutex, PoisonError},
 };
 
@@ -150,18 +151,22 @@ fn the_page_of_the_tests_names_each_of_them() {
 }
 
 #[test]
-fn the_readme_lists_every_setting_with_its_default() {
-    compare("README.md", SETTINGS, &table());
+fn the_page_of_settings_lists_each_with_its_default() {
+    compare("deploy/docs/settings.md", SETTINGS, &table());
 }
 
 #[test]
-fn the_readme_lists_every_label_and_annotation() {
-    compare("README.md", KEYS, &keys_table());
+fn the_page_of_labels_lists_each_label_and_annotation() {
+    compare("deploy/docs/labels.md", KEYS, &keys_table());
 }
 
 #[test]
 fn every_metric_of_pod_events_is_listed_with_its_labels() {
-    compare("services/docs/architecture.md", METRICS_MARK, &metrics_table());
+    compare(
+        "services/docs/architecture.md",
+        METRICS_MARK,
+        &metrics_table(),
+    );
 }
 
 /// Every relative link of every page.
@@ -170,35 +175,52 @@ fn links(page: &str) -> impl Iterator<Item = &str> {
         .split("](")
         .skip(1)
         .filter_map(|rest| rest.split(')').next());
-    targets
-        .filter(|target| !target.contains("://"))
-        .map(|target| target.split('#').next().unwrap())
+    targets.filter(|target| !target.contains("://"))
+}
+
+/// Every page that is tracked.
+fn pages() -> Vec<String> {
+    let git = Command::new("git")
+        .args(["ls-files", "-z", "*.md"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(git.status.success());
+    let names = String::from_utf8(git.stdout).unwrap();
+    names.split_terminator('\0').map(str::to_owned).collect()
+}
+
+/// An anchor as GitHub makes it of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = |letter: &char| letter.is_alphanumeric() || "-_ ".contains(*letter);
+    let text: String = heading.to_lowercase().chars().filter(kept).collect();
+    text.trim().replace(' ', "-")
 }
 
 #[test]
-fn every_page_leads_to_what_is_there() {
-    for page in [
-        "README.md",
-        "services/docs/architecture.md",
-        "services/DECISIONS.md",
-        "services/docs/sidecars.md",
-        "services/inpod/README.md",
-        "services/netconfig/README.md",
-        "services/lib/inpod-injection/README.md",
-        "proto/README.md",
-        "proto/istio/workload/zds/README.md",
-        "deploy/README.md",
-        "deploy/CHANGELOG.md",
-        "integration/README.md",
-        "integration/SCENARIOS.md",
-        "integration/bench/README.md",
-    ] {
-        let path = root().join(page);
-        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{page}: {error}"));
+fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
+    let pages = pages();
+    assert!(pages.len() > 20, "{pages:?}");
+    for page in pages {
+        let path = root().join(&page);
+        let text = fs::read_to_string(&path).unwrap();
         for link in links(&text) {
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let file = if file.is_empty() {
+                path.clone()
+            } else {
+                path.parent().unwrap().join(file)
+            };
+            assert!(file.exists(), "{page} leads to {link}");
+            if heading.is_empty() {
+                continue;
+            }
+            let target = fs::read_to_string(&file).unwrap();
+            let headings = target.lines().filter(|line| line.starts_with('#'));
+            let mut anchors = headings.map(|line| anchor(line.trim_start_matches('#')));
             assert!(
-                path.parent().unwrap().join(link).exists(),
-                "{page} leads to {link}"
+                anchors.any(|anchor| anchor == heading),
+                "{page} leads to {link}, which is no heading"
             );
         }
     }

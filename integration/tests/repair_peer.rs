@@ -1,4 +1,4 @@
-//! repair asks pod-events from another pod. The policy that lets it (deploy/README.md, "Combined or split") takes every
+//! repair asks pod-events from another pod. The policy that lets it (deploy/docs/install.md, "Combined or split") takes every
 //! root process that can open the socket for a service; what that gives it changes nothing.
 #![expect(clippy::unwrap_used, reason = "a test that fails panics")]
 

@@ -57,7 +57,7 @@ fn select(rendering: &str, is_meant: impl Fn((&str, &str)) -> bool) -> String {
 }
 
 impl Turn<'_> {
-    /// `kubectl create namespace`, `kubectl label namespace` and `helm install`, as `deploy/README.md` has it.
+    /// `kubectl create namespace`, `kubectl label namespace` and `helm install`, as `deploy/docs/install.md` has it.
     pub(crate) fn install(&self) {
         self.make_system();
         self.upgrade(&[]);

@@ -33,7 +33,7 @@ const VALUES: [&str; 3] = [
     "excludeNamespaces={kube-system,left}",
 ];
 
-/// Where containers see the node's own names of cgroups, peers are told by these (`splitPeer`, deploy/README.md).
+/// Where containers see the node's own names of cgroups, peers are told by these (`splitPeer`, deploy/docs/install.md).
 fn peer() -> &'static str {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
         "splitPeer=cgroup:/.."

@@ -1,4 +1,4 @@
-//! From a real istio-cni to inpod and back, by the steps of `deploy/README.md`: Istio's own agent and plugin with the
+//! From a real istio-cni to inpod and back, by the steps of `deploy/docs/migrate-from-istio-cni.md`: Istio's own agent and plugin with the
 //! settings and rights of its own chart, a real API server, and the chain on a node's disk. Nobody here runs DaemonSets:
 //! the test starts and ends what a kubelet would.
 #![cfg(feature = "kubernetes")]
@@ -29,7 +29,7 @@ const PORT: u16 = 8080;
 /// ztunnel looks again for its agent within 15 s, and istio-cni's pods end within 30 s.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Takes our rules out of a pod, as `deploy/README.md` has it.
+/// Takes our rules out of a pod, as `deploy/docs/migrate-from-istio-cni.md` has it.
 const REMOVE: &str = "nft list tables | grep -o 'inet inpod-.*' | while read -r table; do nft delete table $table; done";
 
 const REDIRECTION: &str = "/metadata/annotations/ambient.istio.io~1redirection";

@@ -1,17 +1,14 @@
 //! What the pages say of rights, values, alerts and reasons.
 
-use std::{
-    collections::BTreeSet,
-    fmt::Write as _,
-    fs,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeSet, fmt::Write as _, fs};
 
 use inpod_types::Reason;
 
 use crate::{monitoring::alerts, read, root, table::RIGHTS, text};
 
-const PAGE: &str = "deploy/README.md";
+const SECURITY: &str = "deploy/docs/security.md";
+const MONITORING: &str = "deploy/docs/monitoring.md";
+const MIGRATION: &str = "deploy/docs/migrate-from-istio-cni.md";
 
 /// The cells of the rows of the table below a heading.
 fn rows(page: &str, heading: &str) -> Vec<Vec<String>> {
@@ -49,11 +46,8 @@ fn capabilities(container: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_readme_gives_each_process_the_rights_of_the_table() {
-    let rows = rows(
-        "README.md",
-        "Separate processes, because there are separate sets of rights",
-    );
+fn the_page_gives_each_process_the_rights_of_the_table() {
+    let rows = rows(SECURITY, "Processes and their rights");
     for rights in &RIGHTS {
         let name = format!("`{}`", rights.container);
         let row = rows.iter().find(|row| row[0] == name);
@@ -65,7 +59,7 @@ fn the_readme_gives_each_process_the_rights_of_the_table() {
 
 #[test]
 fn the_page_names_a_call_for_each_capability() {
-    let rows = rows(PAGE, "Rights per container");
+    let rows = rows(SECURITY, "Rights per container");
     let mut container = String::new();
     let mut found = Vec::new();
     for row in rows {
@@ -89,7 +83,7 @@ fn the_page_names_a_call_for_each_capability() {
 
 #[test]
 fn the_page_names_every_path_of_the_node_that_a_container_is_given() {
-    let rows = rows(PAGE, "Paths of the node");
+    let rows = rows(SECURITY, "Paths of the node");
     for rights in &RIGHTS {
         let of: BTreeSet<_> = rows
             .iter()
@@ -116,7 +110,7 @@ fn the_page_names_every_path_of_the_node_that_a_container_is_given() {
 
 #[test]
 fn every_alert_has_its_paragraph() {
-    let page = read(PAGE);
+    let page = read(MONITORING);
     for alert in alerts() {
         let name = text(&alert, "/alert");
         assert!(page.contains(&format!("\n### {name}\n")), "{name}");
@@ -128,18 +122,15 @@ fn every_alert_has_its_paragraph() {
     clippy::disallowed_methods,
     reason = "asks whether to rewrite the page"
 )]
-fn compare(mark: &str, table: &str) {
-    // Two tests of one process write the page.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+fn compare(page: &str, mark: &str, table: &str) {
     let mark = format!(
         "<!-- {mark}: integration/tests/manifests/pages.rs compares this table with the code -->\n"
     );
-    let page = read(PAGE);
-    let (before, rest) = page.split_once(&mark).unwrap();
+    let text = read(page);
+    let (before, rest) = text.split_once(&mark).unwrap();
     let (written, after) = rest.split_at(rest.find("\n\n").unwrap() + 1);
     if std::env::var("UPDATE_DOCS").is_ok() {
-        fs::write(root().join(PAGE), format!("{before}{mark}{table}{after}")).unwrap();
+        fs::write(root().join(page), format!("{before}{mark}{table}{after}")).unwrap();
         return;
     }
     assert_eq!(
@@ -149,12 +140,12 @@ fn compare(mark: &str, table: &str) {
 }
 
 #[test]
-fn every_reason_is_told_of_with_what_to_do() {
+fn every_reason_is_listed_with_its_remedy() {
     let mut table = "| Reason | What to do |\n|---|---|\n".to_owned();
     for reason in Reason::ALL {
         writeln!(table, "| `{}` | {} |", reason.name(), reason.remedy()).unwrap();
     }
-    compare("reasons", &table);
+    compare("deploy/docs/troubleshooting.md", "reasons", &table);
 }
 
 /// A number that the code that follows the API server declares.
@@ -172,7 +163,7 @@ fn the_load_at_the_api_server_is_what_the_code_makes_of_it() {
     let [objects, metadata] = ["PAGE_OF_OBJECTS", "PAGE_OF_METADATA"].map(declared);
     // Less 0 to a quarter, each second as likely as another.
     let mean = f64::from(lasts) - f64::from(lasts / 4 - 1) / 2.0;
-    let mut table = "| Nodes | Namespaces | Watches that are open | Requests a second, at rest | Requests of one agent's start | Requests of all agents' starts | Messages of one namespace's change |\n|---|---|---|---|---|---|---|\n".to_owned();
+    let mut table = "| Nodes | Namespaces | Open watches | Requests/s at rest | Requests per agent start | Requests, all agents starting | Messages per namespace change |\n|---|---|---|---|---|---|---|\n".to_owned();
     for (nodes, namespaces) in [(100, 100), (1_000, 1_000), (5_000, 10_000)] {
         let watches = 2 * nodes;
         let rest = f64::from(watches) / mean;
@@ -184,10 +175,10 @@ fn the_load_at_the_api_server_is_what_the_code_makes_of_it() {
         )
         .unwrap();
     }
-    compare("load", &table);
+    compare("deploy/docs/scale.md", "load", &table);
 }
 
-/// Values of istio-cni (istio-sidecar-install, 8.5).
+/// The values of the chart istio-cni at the compared commit.
 const OF_ISTIO: [&str; 53] = [
     "hub",
     "tag",
@@ -246,11 +237,11 @@ const OF_ISTIO: [&str; 53] = [
 
 #[test]
 fn the_page_says_of_every_value_of_istio_cni_what_it_is_here() {
-    let rows = rows(PAGE, "Values of istio-cni");
-    let told: BTreeSet<_> = rows.iter().flat_map(|row| quoted(&row[0])).collect();
+    let rows = rows(MIGRATION, "Values of istio-cni");
+    let listed: BTreeSet<_> = rows.iter().flat_map(|row| quoted(&row[0])).collect();
     let missing: Vec<_> = OF_ISTIO
         .iter()
-        .filter(|name| !told.contains(**name))
+        .filter(|name| !listed.contains(**name))
         .collect();
     assert!(missing.is_empty(), "{missing:?}");
 }

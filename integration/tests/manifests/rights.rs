@@ -370,7 +370,7 @@ fn gke_has_a_quota_for_critical_pods_and_nobody_else() {
     }
 }
 
-/// What deploy/README.md says that `peer=cgroup:/..` proves, seen from a container with a cgroup namespace of its own.
+/// What deploy/docs/install.md says that `peer=cgroup:/..` proves, seen from a container with a cgroup namespace of its own.
 #[test]
 fn the_peer_of_split_is_any_process_but_those_of_the_container_itself() {
     let is_service = |path: &str| Cgroup::parse(&format!("0::{path}\n")).is_below("/..");

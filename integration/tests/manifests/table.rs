@@ -1,4 +1,4 @@
-//! The rights table (README, deploy/README.md) as data.
+//! The rights table (deploy/docs/security.md) as data.
 
 /// What one container may do, and what it is given of the node.
 pub(crate) struct Rights {

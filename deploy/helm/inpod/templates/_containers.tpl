@@ -100,7 +100,7 @@
   {{- include "inpod.inPod" . | trim | nindent 2 }}
 {{- end }}
 
-{{/* Volumes of the pod that has pod-events, netconfig and installer. */}}
+{{/* Volumes of the pod with pod-events, netconfig and installer. */}}
 {{- define "inpod.volumes" -}}
 {{- $values := .Values }}
 {{- range $name := list "pod-events" "netconfig" "installer" "ztunnel-broker" }}
@@ -139,7 +139,7 @@
         items: [{path: namespace, fieldRef: {fieldPath: metadata.namespace}}]
 {{- end }}
 
-{{/* What repair does and looks for, as settings; its rights follow from them. */}}
+{{/* Settings of repair; its rights follow from them. */}}
 {{- define "inpod.repairSettings" -}}
 {{- with .Values.repair }}
 {{- $chart := dict "repair_pods" .repairPods "label_pods" .labelPods "delete_pods" .deletePods "init_container_name" .initContainerName "broken_pod_label_key" .brokenPodLabelKey "broken_pod_label_value" (toString .brokenPodLabelValue) }}

@@ -6,7 +6,7 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* (root, component, image in full): what a container runs. */}}
+{{/* (root, component, full image reference): a container's image. */}}
 {{- define "inpod.image" -}}
 {{- $root := index . 0 }}
 {{- $image := index . 2 | default (printf "%s/%s:%s" $root.Values.hub (index . 1) (default $root.Chart.AppVersion $root.Values.tag)) -}}
@@ -16,13 +16,13 @@ imagePullPolicy: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Whether AppArmor is told of by the annotation, for servers that do not know the field. */}}
+{{/* Whether to set AppArmor profiles by annotation, for servers without the field. */}}
 {{- define "inpod.appArmorAnnotation" -}}
 {{- if kindIs "bool" .Values.useAppArmorAnnotation }}{{ ternary "yes" "" .Values.useAppArmorAnnotation }}
 {{- else if semverCompare "<1.30.0-0" .Capabilities.KubeVersion.Version }}yes{{ end }}
 {{- end }}
 
-{{/* (root, capabilities, whether AppArmor has to let it go): what a container may do. */}}
+{{/* (root, capabilities, whether AppArmor is unconfined): a container's security context. */}}
 {{- define "inpod.rights" -}}
 {{- $root := index . 0 -}}
 securityContext:
@@ -46,7 +46,7 @@ securityContext:
   {{- end }}
 {{- end }}
 
-{{/* A map of settings as variables, the way each service reads them. */}}
+{{/* Settings as environment variables. */}}
 {{- define "inpod.settings" -}}
 {{- range $name, $value := . }}
 - name: INPOD_{{ upper $name }}
@@ -61,7 +61,7 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* (root, what the chart says, what is said of the service): the settings of a service. */}}
+{{/* (root, the chart's settings, the user's settings of the service): a service's effective settings. */}}
 {{- define "inpod.env" -}}
 {{- $values := (index . 0).Values }}
 {{- $common := dict "log_level" $values.logging.level "log_format" (ternary "json" "text" $values.logAsJson) "run_dir" $values.runDir }}
@@ -69,7 +69,7 @@ securityContext:
 {{- include "inpod.settings" (mergeOverwrite $common (index . 1) (deepCopy $values.settings) (deepCopy (default dict (index . 2)))) }}
 {{- end }}
 
-{{/* A service is asked by its own binary, which reads the same settings. */}}
+{{/* Probes run the service's own binary, which reads the same settings. */}}
 {{- define "inpod.probes" -}}
 startupProbe:
   exec: {command: [/{{ . }}, --check-live]}
@@ -93,14 +93,14 @@ readinessProbe:
 resources: {{ default dict $resources | toJson }}
 {{- end }}
 
-{{/* What a pod of inpod is told of where it runs. */}}
+{{/* Scheduling of pods that share the node's network. */}}
 {{- define "inpod.pod" -}}
 hostNetwork: true
 hostPID: true
 {{ include "inpod.plainPod" . }}
 {{- end }}
 
-{{/* The same of one that shares nothing of the node. */}}
+{{/* Scheduling of pods that share nothing with the node. */}}
 {{- define "inpod.plainPod" -}}
 dnsPolicy: Default
 enableServiceLinks: false
@@ -149,12 +149,12 @@ container.apparmor.security.beta.kubernetes.io/netconfig: unconfined
   hostPath: {path: {{ index . 1 }}, type: {{ index . 2 }}}
 {{- end }}
 
-{{/* A service whose pod has no token takes this for the sign that it is in a pod at all (setting peer=pod). */}}
+{{/* Shows a service without a token that it runs in a pod (setting peer=pod). */}}
 {{- define "inpod.inPod" -}}
 - {name: in-pod, mountPath: /var/run/secrets/kubernetes.io/pod, readOnly: true}
 {{- end }}
 
-{{/* Of the objects that helm makes before it deletes the others. */}}
+{{/* Annotations of the objects that helm creates before it deletes the others. */}}
 {{- define "inpod.hook" }}
   annotations:
     helm.sh/hook: pre-delete

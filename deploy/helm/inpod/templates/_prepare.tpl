@@ -1,5 +1,5 @@
-{{/* The values as they count: what a person said, then the platform's file, then values.yaml. Each template begins with
-this; whichever comes first does it, and the others find it done. */}}
+{{/* The effective values: the user's, then the platform's file, then values.yaml. Every template includes this first; only
+the first inclusion does anything. */}}
 {{- define "inpod.prepare" -}}
 {{- if not .Values.prepared }}
 {{- $values := .Values }}
@@ -10,7 +10,7 @@ this; whichever comes first does it, and the others find it done. */}}
 {{- if $platform }}
 {{- $file := .Files.Get (printf "profiles/%s.yaml" $platform) }}
 {{- if not $file }}
-{{- fail (printf "platform %q is not known; there are gke, k3d, k3s, microk8s, minikube and openshift; leave it empty for one that keeps to the usual directories" $platform) }}
+{{- fail (printf "unknown platform %q: use gke, k3d, k3s, microk8s, minikube or openshift, or leave it empty if the CNI directories are the usual ones" $platform) }}
 {{- end }}
 {{- include "inpod.fill" (list $values (fromYaml $file)) }}
 {{- end }}
@@ -19,7 +19,7 @@ this; whichever comes first does it, and the others find it done. */}}
 {{- end }}
 {{- end }}
 
-{{/* What is empty in values.yaml, because a platform may have a word. */}}
+{{/* Defaults of values that a platform may set. */}}
 {{- define "inpod.defaults" -}}
 cniBinDir: /opt/cni/bin
 cniConfDir: /etc/cni/net.d
@@ -34,7 +34,7 @@ istioOwnedCNIConfigFileName: 02-inpod.conflist
 cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- end }}
 
-{{/* Puts a second map's values where the first has none. */}}
+{{/* Adds the second map's values to the first where it has none. */}}
 {{- define "inpod.fill" -}}
 {{- $into := index . 0 }}
 {{- range $key, $value := index . 1 }}
@@ -47,7 +47,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- end }}
 {{- end }}
 
-{{/* Puts a second map's values over the first's. */}}
+{{/* Overrides the first map's values with the second's. */}}
 {{- define "inpod.over" -}}
 {{- $into := index . 0 }}
 {{- range $key, $value := index . 1 }}
@@ -60,7 +60,7 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- end }}
 {{- end }}
 
-{{/* Istio's names for what has another place here. */}}
+{{/* Translates Istio's names of values. */}}
 {{- define "inpod.istio" -}}
 {{- $global := default dict .global }}
 {{- $hub := coalesce $global.hub .hub }}{{ $_ := set . "hub" $hub }}
@@ -75,41 +75,41 @@ cniConfFileName: {{ if eq .chained false }}inpod.conflist{{ else }}""{{ end }}
 {{- end }}
 {{- end }}
 
-{{/* What istio-cni has and inpod cannot do as it is meant there. */}}
+{{/* Refuses values of istio-cni that inpod cannot honor. */}}
 {{- define "inpod.refuse" -}}
 {{- $global := default dict .global }}
 {{- $no := dict }}
-{{- if eq (toString .ambient.enabled) "false" }}{{ $_ := set $no "ambient.enabled=false" "inpod is an agent of ambient mode; keep istio-cni where only sidecars are wanted" }}{{ end }}
-{{- if eq (toString .ambient.reconcileIptablesOnStartup) "false" }}{{ $_ := set $no "ambient.reconcileIptablesOnStartup=false" "rules of running pods are always verified and mended" }}{{ end }}
-{{- if eq (toString .ambient.enableAmbientDetectionRetry) "false" }}{{ $_ := set $no "ambient.enableAmbientDetectionRetry=false" "a pod that nobody can tell of always waits or is written down; see inpod.io/on-unknown" }}{{ end }}
-{{- if eq (toString .ambient.shareHostNetworkNamespace) "false" }}{{ $_ := set $no "ambient.shareHostNetworkNamespace=false" "inpod's pods always share the node's network, so that no runtime calls CNI for them; leave it out" }}{{ end }}
-{{- if .ambient.configDir }}{{ $_ := set $no "ambient.configDir" "nobody reads it, in istio-cni either; leave it out" }}{{ end }}
+{{- if eq (toString .ambient.enabled) "false" }}{{ $_ := set $no "ambient.enabled=false" "inpod needs ambient mode; keep istio-cni for clusters with sidecars only" }}{{ end }}
+{{- if eq (toString .ambient.reconcileIptablesOnStartup) "false" }}{{ $_ := set $no "ambient.reconcileIptablesOnStartup=false" "inpod always verifies and repairs the rules of running pods" }}{{ end }}
+{{- if eq (toString .ambient.enableAmbientDetectionRetry) "false" }}{{ $_ := set $no "ambient.enableAmbientDetectionRetry=false" "inpod always makes a pod of unknown state wait, or records it; see the annotation inpod.io/on-unknown" }}{{ end }}
+{{- if eq (toString .ambient.shareHostNetworkNamespace) "false" }}{{ $_ := set $no "ambient.shareHostNetworkNamespace=false" "inpod's pods always share the node's network, so that no runtime calls CNI for them; remove this value" }}{{ end }}
+{{- if .ambient.configDir }}{{ $_ := set $no "ambient.configDir" "istio-cni does not read it either; remove this value" }}{{ end }}
 {{- range $name := list "hub" "tag" }}
-{{- if hasKey $.repair $name }}{{ $_ := set $no (printf "repair.%s" $name) "nobody reads it, in istio-cni either; repair.image names an image in full" }}{{ end }}
+{{- if hasKey $.repair $name }}{{ $_ := set $no (printf "repair.%s" $name) "istio-cni does not read it either; set repair.image to a full image reference" }}{{ end }}
 {{- end }}
-{{- range $key, $value := default dict .env }}{{ $_ := set $no (printf "env.%s" $key) "inpod has none of istio-cni's variables; podEvents.settings and netconfig.settings have the names of inpod's settings (HOST_PROBE_SNAT_IP is netconfig.settings.probe_source_v4)" }}{{ end }}
+{{- range $key, $value := default dict .env }}{{ $_ := set $no (printf "env.%s" $key) "inpod does not use istio-cni's variables; use podEvents.settings and netconfig.settings (HOST_PROBE_SNAT_IP is netconfig.settings.probe_source_v4)" }}{{ end }}
 {{- if .variant }}{{ $_ := set $no "variant" "inpod's images have no variants: each is one static binary" }}{{ end }}
-{{- if .image }}{{ $_ := set $no "image" "inpod has an image for each container: podEvents.image, netconfig.image, ztunnelBroker.image, installer.image, repair.image" }}{{ end }}
-{{- if .revision }}{{ $_ := set $no "revision" "a node has one agent; leave it out" }}{{ end }}
-{{- if .ownerName }}{{ $_ := set $no "ownerName" "it is a label of Istio's operator; podLabels and daemonSetLabels add labels" }}{{ end }}
+{{- if .image }}{{ $_ := set $no "image" "inpod has one image per container: set podEvents.image, netconfig.image, ztunnelBroker.image, installer.image or repair.image" }}{{ end }}
+{{- if .revision }}{{ $_ := set $no "revision" "a node has one agent; remove this value" }}{{ end }}
+{{- if .ownerName }}{{ $_ := set $no "ownerName" "it is a label for Istio's operator; use podLabels and daemonSetLabels" }}{{ end }}
 {{- if eq (toString .provider) "multus" }}{{ $_ := set $no "provider=multus" "its NetworkAttachmentDefinition is for injected sidecars; set chained=false" }}{{ end }}
-{{- if dig "networkPolicy" "enabled" false $global }}{{ $_ := set $no "global.networkPolicy.enabled" "a NetworkPolicy does not hold pods that share the node's network" }}{{ end }}
-{{- if ne (default "all" $global.resourceScope) "all" }}{{ $_ := set $no "global.resourceScope" "the chart makes all its objects at once" }}{{ end }}
+{{- if dig "networkPolicy" "enabled" false $global }}{{ $_ := set $no "global.networkPolicy.enabled" "a NetworkPolicy does not apply to pods that share the node's network" }}{{ end }}
+{{- if ne (default "all" $global.resourceScope) "all" }}{{ $_ := set $no "global.resourceScope" "the chart installs all its objects together" }}{{ end }}
 {{- range $service := list "podEvents" "netconfig" "ztunnelBroker" "installer" "repair" }}
 {{- range $name := list "run_dir" "peer" "node_name" "pods_from" "kubeconfig" "plugin_state_dir" "zds_socket" "leave_file" "receipt_file" "host_root" "conf_dir" "bin_dir" "record_dir" "agent_socket" }}
-{{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it, so that it is what is mounted; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology and splitPeer" }}{{ end }}
+{{- if or (hasKey $.settings $name) (hasKey (default dict (get $ $service).settings) $name) }}{{ $_ := set $no (printf "settings.%s" $name) "the chart sets it to match the mounts; see runDir, stateDir, ztunnelDir, cniConfDir, cniBinDir, topology and splitPeer" }}{{ end }}
 {{- end }}
 {{- end }}
 {{- range $name, $value := dict "repair_pods" "repairPods" "label_pods" "labelPods" "delete_pods" "deletePods" "init_container_name" "initContainerName" "broken_pod_label_key" "brokenPodLabelKey" "broken_pod_label_value" "brokenPodLabelValue" }}
-{{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "rights follow from the value; set repair.%s" $value) }}{{ end }}
+{{- if hasKey (default dict $.repair.settings) $name }}{{ $_ := set $no (printf "repair.settings.%s" $name) (printf "the chart derives the rights from a value; set repair.%s" $value) }}{{ end }}
 {{- end }}
-{{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "it is combined or split" }}{{ end }}
+{{- if not (has .topology (list "combined" "split")) }}{{ $_ := set $no "topology" "must be combined or split" }}{{ end }}
 {{- if .metrics.podMonitor.enabled }}
-{{- if or (not .metrics.address) (hasPrefix "127." .metrics.address) (hasPrefix "[::1]" .metrics.address) }}{{ $_ := set $no "metrics.podMonitor.enabled" "Prometheus does not reach metrics.address, which is the node's own; set it to 0.0.0.0:15014 or [::]:15014" }}{{ end }}
+{{- if or (not .metrics.address) (hasPrefix "127." .metrics.address) (hasPrefix "[::1]" .metrics.address) }}{{ $_ := set $no "metrics.podMonitor.enabled" "Prometheus cannot reach metrics.address, which is local to the node; set it to 0.0.0.0:15014 or [::]:15014" }}{{ end }}
 {{- end }}
 {{- if $no }}
 {{- $lines := list }}
 {{- range $key, $why := $no }}{{ $lines = append $lines (printf "%s: %s" $key $why) }}{{ end }}
-{{- fail (printf "values that cannot be used:\n  %s" (join "\n  " $lines)) }}
+{{- fail (printf "unsupported values:\n  %s" (join "\n  " $lines)) }}
 {{- end }}
 {{- end }}
