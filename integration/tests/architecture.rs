@@ -192,6 +192,7 @@ fn the_top_level_holds_what_the_design_says() {
         "LICENSE",
         "README.md",
         "buf.yaml",
+        "deny.toml",
         "deploy",
         "integration",
         "plugin",
