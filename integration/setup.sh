@@ -163,6 +163,20 @@ need_buf() {
   mv "$tools/buf" "$tools/buf-$BUF"
 }
 
+# cargo-deny, which checks what dependencies may be (deny.toml).
+CARGO_DENY_VERSION=0.20.2
+need_cargo_deny() {
+  CARGO_DENY=$tools/cargo-deny-$CARGO_DENY_VERSION
+  [ -x "$CARGO_DENY" ] && return
+  say "Building cargo-deny $CARGO_DENY_VERSION (about a minute, once)"
+  local root
+  root=$(mktemp -d)
+  CARGO_TARGET_DIR=$root/target cargo install -q --locked --debug --root "$root" --version "$CARGO_DENY_VERSION" cargo-deny >&2 &&
+    mkdir -p "$tools" && install -m 755 "$root/bin/cargo-deny" "$CARGO_DENY"
+  rm -rf "$root"
+  [ -x "$CARGO_DENY" ] || die "cargo could not build cargo-deny $CARGO_DENY_VERSION"
+}
+
 # helm, which renders and lints the chart. Whoever can do without asks for it in a subshell.
 HELM_VERSION=v3.19.0
 need_helm() {
