@@ -1,4 +1,4 @@
-//! One JSON line when a connection is accepted and one when it ends.
+//! Writes the access log: one JSON line when a connection is accepted and one when it ends.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -13,13 +13,13 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::listeners::{Direction, Listener};
 
-/// What a line says. A field that is not known (yet) is null.
+/// A line of the log. Fields that are not known yet are null.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     /// RFC 3339, UTC, microseconds.
     time: String,
     event: Event,
-    /// Counts connections since the start of the process: it ties the two lines together.
+    /// Counts connections since the process started; links the two lines.
     connection: u64,
     uid: &'a str,
     listener: u16,
@@ -40,8 +40,8 @@ enum Event {
     Closed,
 }
 
-/// Where the lines go. Each is written with one call, so lines of several processes that append
-/// to one file do not mix.
+/// The log file or standard output. Each line is one write, so lines of several processes that append to one
+/// file do not mix.
 #[derive(Clone)]
 pub(crate) struct AccessLog(Arc<Inner>);
 
@@ -51,7 +51,7 @@ struct Inner {
 }
 
 impl AccessLog {
-    /// Appends to the file, or to standard output without one.
+    /// Appends to `path`, or to standard output without one.
     pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
         let output: Box<dyn Write + Send> = match path {
             Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
@@ -78,8 +78,8 @@ impl AccessLog {
     }
 }
 
-/// One connection's entry. It closes itself when it is dropped, so that a connection which is
-/// cut together with its pod is logged like any other.
+/// A connection's entry. Dropping it writes the last line, so a connection that is cut together with its
+/// pod is logged too.
 pub(crate) struct Entry {
     log: AccessLog,
     connection: u64,
@@ -89,13 +89,11 @@ pub(crate) struct Entry {
     original_destination: Option<SocketAddr>,
     upstream_source: Option<SocketAddr>,
     error: Option<String>,
-    /// Bytes from the source to the destination.
     pub(crate) from_source: AtomicU64,
-    /// Bytes from the destination to the source.
     pub(crate) from_destination: AtomicU64,
 }
 
-/// What is known of a connection when it is accepted.
+/// The facts that are known when a connection is accepted.
 pub(crate) struct Accepted {
     pub(crate) uid: Arc<str>,
     pub(crate) listener: Listener,
@@ -105,7 +103,6 @@ pub(crate) struct Accepted {
 }
 
 impl Entry {
-    /// Writes the first line.
     pub(crate) fn accepted(log: AccessLog, accepted: Accepted) -> Self {
         let entry = Self {
             connection: log.0.connections.fetch_add(1, Ordering::Relaxed),
@@ -115,7 +112,7 @@ impl Entry {
             source: accepted.source,
             original_destination: accepted.original_destination,
             upstream_source: None,
-            // Stands until the connection's own end replaces it.
+            // Replaced when the connection ends by itself.
             error: Some("cut by ztunnel".to_owned()),
             from_source: AtomicU64::new(0),
             from_destination: AtomicU64::new(0),
@@ -132,7 +129,6 @@ impl Entry {
         self.upstream_source = Some(upstream_source);
     }
 
-    /// Writes the last line.
     pub(crate) fn close(mut self, error: Option<String>) {
         self.error = error;
     }

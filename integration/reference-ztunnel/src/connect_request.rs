@@ -1,4 +1,4 @@
-//! The stand-in for HBONE: an HTTP/1.1 CONNECT in plaintext.
+//! Parses the stand-in for HBONE: an HTTP/1.1 CONNECT in plaintext.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,19 +6,15 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-const LONGEST_HEAD: usize = 4096;
+const MAX_HEAD_BYTES: usize = 4096;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 const END_OF_HEAD: &[u8] = b"\r\n\r\n";
 
-/// The answer before the bytes.
 pub(crate) const ACCEPTED: &[u8] = b"HTTP/1.1 200 OK\r\n\r\n";
-/// The answer to what is no request for this pod.
 pub(crate) const REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n";
-/// The answer when the application does not.
 pub(crate) const UNAVAILABLE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n\r\n";
 
-/// Why there is no request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error("failed to read the CONNECT request: {0}")]
@@ -27,14 +23,13 @@ pub(crate) enum RequestError {
     Malformed,
 }
 
-/// A request, and what was received after it already.
+/// A parsed request, and the bytes that followed it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ConnectRequest {
     pub(crate) target: SocketAddr,
     pub(crate) early: Vec<u8>,
 }
 
-/// Reads the request from a new connection.
 pub(crate) async fn receive(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> Result<ConnectRequest, RequestError> {
@@ -44,7 +39,7 @@ pub(crate) async fn receive(
 }
 
 async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Result<ConnectRequest, RequestError> {
-    let mut received = Vec::with_capacity(LONGEST_HEAD);
+    let mut received = Vec::with_capacity(MAX_HEAD_BYTES);
     loop {
         if let Some(request) = parse(&received)? {
             return Ok(request);
@@ -55,13 +50,13 @@ async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> Result<ConnectReque
     }
 }
 
-/// `None` asks for more bytes.
+/// Returns `None` if more bytes are needed.
 fn parse(received: &[u8]) -> Result<Option<ConnectRequest>, RequestError> {
     let end = received
         .windows(END_OF_HEAD.len())
         .position(|window| window == END_OF_HEAD);
     let Some((head, rest)) = end.and_then(|end| received.split_at_checked(end)) else {
-        let too_long = received.len() >= LONGEST_HEAD;
+        let too_long = received.len() >= MAX_HEAD_BYTES;
         return if too_long {
             Err(RequestError::Malformed)
         } else {
@@ -118,7 +113,7 @@ mod tests {
             "CONNECT app.example:80 HTTP/1.1\r\n\r\n",
             "CONNECT 10.0.0.2:80 HTTP/2\r\n\r\n",
             "\r\n\r\n",
-            &"x".repeat(LONGEST_HEAD),
+            &"x".repeat(MAX_HEAD_BYTES),
         ] {
             assert!(parse(head.as_bytes()).is_err(), "{head}");
         }

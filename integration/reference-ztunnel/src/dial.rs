@@ -1,4 +1,4 @@
-//! Reaching the agent: one attempt after the other, with growing pauses.
+//! Connects to the agent, with growing pauses between attempts.
 
 use std::error::Error;
 use std::future::pending;
@@ -9,14 +9,14 @@ use tokio_seqpacket::UnixSeqpacket;
 use zds_client::Client;
 
 const FIRST: Duration = Duration::from_millis(20);
-const LONGEST: Duration = Duration::from_secs(15);
+const MAX_PAUSE: Duration = Duration::from_secs(15);
 
-/// Connects and says hello, however long it takes.
+/// Connects and sends the hello, and retries until that succeeds.
 pub(crate) async fn connect(path: &Path) -> Client {
     insist(async || Client::connect(path).await).await
 }
 
-/// The fault: connects and then does nothing, for ever.
+/// Injects a fault: connects and then never sends or reads anything.
 pub(crate) async fn connect_silently<T>(path: &Path) -> T {
     let _connected = insist(async || UnixSeqpacket::connect(path).await).await;
     pending().await
@@ -36,13 +36,13 @@ async fn insist<T, E: Error>(mut attempt: impl AsyncFnMut() -> Result<T, E>) -> 
     }
 }
 
-/// An error with its causes, on one line.
+/// Formats an error and its causes on one line.
 fn chain(error: &dyn Error) -> String {
     let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
-/// Doubling pauses, as the stock ztunnel makes them. One of these serves one outage.
+/// Doubling pauses like stock ztunnel's, for one outage.
 #[derive(Debug)]
 struct Backoff(Duration);
 
@@ -51,9 +51,8 @@ impl Backoff {
         Self(FIRST)
     }
 
-    /// The next pause.
     fn pause(&mut self) -> Duration {
-        let pause = self.0.min(LONGEST);
+        let pause = self.0.min(MAX_PAUSE);
         self.0 = pause.saturating_mul(2);
         pause
     }

@@ -1,8 +1,7 @@
-//! The one door into a pod's network namespace.
+//! Enters a pod's network namespace. No other module does.
 //!
-//! A socket belongs to the netns of the thread that made it, for ever. So each pod has a thread
-//! that lives inside and makes sockets, while the runtime's thread, which uses them, stays
-//! outside.
+//! A socket stays in the netns of the thread that created it. Each pod therefore has a thread inside its netns that
+//! creates sockets, while the runtime's thread, which uses them, stays outside.
 
 use std::fs::File;
 use std::io;
@@ -15,14 +14,14 @@ use nix::sched::CloneFlags;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
-/// What makes two descriptors the same netns for ztunnel.
+/// The identity by which ztunnel compares network namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct NetnsId {
     dev: u64,
     ino: u64,
 }
 
-/// A netns as it was handed over. Whether it is one shows when somebody enters it.
+/// A descriptor as the agent passed it. Only entering shows if it is a network namespace.
 #[derive(Debug, Clone)]
 pub(crate) struct Netns {
     id: NetnsId,
@@ -30,7 +29,7 @@ pub(crate) struct Netns {
 }
 
 impl Netns {
-    /// Looks at the descriptor's identity, and at nothing else: neither does the stock ztunnel.
+    /// Reads the descriptor's identity and checks nothing else, like stock ztunnel.
     pub(crate) fn new(descriptor: OwnedFd) -> io::Result<Self> {
         let file = File::from(descriptor);
         let metadata = file.metadata()?;
@@ -49,8 +48,7 @@ impl Netns {
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A thread that lives in a netns and runs what it is given. It ends with its last handle, and
-/// with it the hold on the netns.
+/// A thread inside a netns that runs jobs. It ends when its last handle is dropped, and releases the netns.
 #[derive(Debug, Clone)]
 pub(crate) struct Inside(mpsc::Sender<Job>);
 
@@ -61,7 +59,7 @@ impl Inside {
         let (entered, outcome) = oneshot::channel();
         in_netns(netns, move |result| {
             let inside = result.is_ok();
-            // Nobody waits any more if the session ended: then the queue is closed, too.
+            // The receiver is gone if the session ended; then the queue is closed as well.
             drop(entered.send(result));
             if inside {
                 queue.into_iter().for_each(|job| job());
@@ -71,14 +69,14 @@ impl Inside {
         Ok(Self(jobs))
     }
 
-    /// Runs `job` inside and returns what it returned.
+    /// Runs `job` inside the netns and returns its result.
     pub(crate) async fn run<T, F>(&self, job: F) -> io::Result<T>
     where
         T: Send + 'static,
         F: FnOnce() -> io::Result<T> + Send + 'static,
     {
         let (done, outcome) = oneshot::channel();
-        // A caller that went away wants no result.
+        // The caller may have been cancelled.
         let job: Job = Box::new(move || drop(done.send(job())));
         self.0.send(job).map_err(|_| gone())?;
         outcome.await.map_err(|_| gone())?
@@ -89,9 +87,8 @@ fn gone() -> io::Error {
     io::Error::other("the netns's thread ended")
 }
 
-/// Runs `body` on a new thread, told whether that thread has entered `netns`. The thread ends
-/// with `body`: one that changed namespace never goes back to a pool, so there is nothing to
-/// restore.
+/// Runs `body` on a new thread, after an attempt to enter `netns`, with the result of that attempt. The thread ends
+/// with `body`: a thread that changed its namespace never returns to a pool, so there is nothing to restore.
 fn in_netns<F>(netns: Netns, body: F) -> io::Result<()>
 where
     F: FnOnce(io::Result<()>) + Send + 'static,
@@ -100,7 +97,7 @@ where
     thread.spawn(move || body(enter(netns))).map(drop)
 }
 
-/// Enters, and lets go of the descriptor: from here on the thread itself holds the netns.
+/// Enters and closes the descriptor: from here on, the thread itself keeps the netns alive.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "the descriptor is closed once the thread is inside"

@@ -1,4 +1,4 @@
-//! One connection, from its listener to its destination.
+//! Forwards one connection from its listener to its destination.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,14 +17,13 @@ use crate::upstream::Upstream;
 
 const COPY_BUFFER: usize = 16 * 1024;
 
-/// A connection that was just accepted.
+/// A connection that a listener just accepted.
 pub(crate) struct Incoming {
     pub(crate) listener: Listener,
     pub(crate) stream: TcpStream,
     pub(crate) source: SocketAddr,
 }
 
-/// Why a connection ended early.
 #[derive(Debug, thiserror::Error)]
 enum ForwardError {
     #[error("refused: {0} is a listener of ztunnel itself")]
@@ -39,7 +38,7 @@ enum ForwardError {
     Copy(#[from] io::Error),
 }
 
-/// Where a connection wanted to go, and where it arrived.
+/// The original destination of a connection, and the address it arrived at.
 #[derive(Debug, Clone, Copy)]
 struct Route {
     source: SocketAddr,
@@ -86,14 +85,14 @@ fn route(stream: &TcpStream, source: SocketAddr) -> io::Result<Route> {
 /// A dual-stack socket shows an IPv4 peer as an IPv6 address (`::ffff:10.0.0.1`).
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
-        // Built anew only for IPv4: an IPv6 address would lose its scope.
+        // Only for IPv4: an IPv6 address would lose its scope id.
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
         _ => address,
     }
 }
 
-/// What the client dialled, from conntrack. Which of the two options answers depends on the
-/// connection, not on the socket: a dual-stack socket has both.
+/// Returns the address that the client dialed, from conntrack. The connection, not the socket, decides which of the
+/// two socket options answers: a dual-stack socket has both.
 fn original_destination(stream: &TcpStream, local: SocketAddr) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let original = if local.is_ipv4() {
@@ -104,8 +103,8 @@ fn original_destination(stream: &TcpStream, local: SocketAddr) -> Option<SocketA
     original.ok()?.as_socket()
 }
 
-/// Refuses what would come back to us. A connection that nothing redirected was made to the
-/// listener itself; one to another listener of the same pod would run through both for ever.
+/// Refuses connections that would come back to ztunnel. A connection that was not redirected was made to the listener
+/// itself; one to another listener of the same pod would pass through both for ever.
 fn refuse_loop(listener: Listener, route: Route) -> Result<(), ForwardError> {
     let direct = route.original == route.local;
     let inward = listener != Listener::Outbound && Listener::has(route.original.port());
@@ -155,7 +154,7 @@ async fn tunnelled(
     }
 }
 
-/// A tunnel ends in the pod that it was opened to: another target would make us a relay.
+/// Accepts only targets in the pod to which the tunnel was opened; any other would make ztunnel a relay.
 fn accept_target(
     request: ConnectRequest,
     route: Route,
@@ -176,7 +175,7 @@ fn accept_target(
     Ok((request, upstream))
 }
 
-/// Answers, as far as the client still listens, and passes the reason on.
+/// Sends `answer` if the client still reads, and returns `error`.
 async fn refuse(mut stream: TcpStream, answer: &[u8], error: ForwardError) -> ForwardError {
     if let Err(error) = stream.write_all(answer).await {
         tracing::debug!(%error, "the client went away before its answer");
@@ -197,7 +196,7 @@ async fn connect(
     Ok(stream)
 }
 
-/// Copies both ways until both sides are done, or one fails.
+/// Copies both directions until both are done or one fails.
 async fn exchange(
     mut source: TcpStream,
     mut destination: TcpStream,
@@ -219,8 +218,8 @@ async fn exchange(
     Ok(())
 }
 
-/// Copies one direction and counts as it goes, so that a connection which is cut has numbers,
-/// too. The end of one direction is passed on and leaves the other one open.
+/// Copies one direction and counts while it does, so that a connection that is cut has byte counts too. Half-closes
+/// the other side at the end of this direction.
 async fn copy(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),

@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 const BACKLOG: i32 = 1024;
 
-/// Which way a connection goes, seen from the pod.
+/// A connection's direction as seen from the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Direction {
@@ -16,14 +16,13 @@ pub(crate) enum Direction {
     Outbound,
 }
 
-/// One of ztunnel's listeners in a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Listener {
-    /// What the pod sends, redirected.
+    /// Redirected traffic from the pod.
     Outbound,
-    /// What is sent to the pod in plaintext, redirected.
+    /// Redirected plaintext traffic to the pod.
     Inbound,
-    /// What other ztunnels send to the pod, addressed to this port.
+    /// Traffic of other ztunnels to the pod, addressed to this port.
     Hbone,
 }
 
@@ -45,17 +44,16 @@ impl Listener {
         }
     }
 
-    /// Whether one of the listeners has this port.
+    /// Returns whether one of the listeners uses this port.
     pub(crate) fn has(port: u16) -> bool {
         Self::ALL.iter().any(|listener| listener.port() == port)
     }
 
-    /// The dual-stack address.
     pub(crate) fn address(self) -> SocketAddr {
         (Ipv6Addr::UNSPECIFIED, self.port()).into()
     }
 
-    /// Opens the listener in the calling thread's netns, for both families where IPv6 exists.
+    /// Opens the listener in the calling thread's netns, for both families if IPv6 exists.
     pub(crate) fn open(self) -> io::Result<TcpListener> {
         match listen(self.address()) {
             Err(error) if lacks_ipv6(&error) => listen((Ipv4Addr::UNSPECIFIED, self.port()).into()),
@@ -64,8 +62,8 @@ impl Listener {
     }
 }
 
-/// The kernel was booted with `ipv6.disable=1`, or has no IPv6. A netns in which only the
-/// `disable_ipv6` setting is on still takes `[::]`, and IPv4 connections through it.
+/// Detects a kernel without IPv6, or booted with `ipv6.disable=1`. A netns with only `disable_ipv6` set still accepts
+/// `[::]`, and IPv4 connections through it.
 fn lacks_ipv6(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     [nix::libc::EAFNOSUPPORT, nix::libc::EADDRNOTAVAIL]
@@ -79,7 +77,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
-    // Connections of an earlier listener may still linger on the port.
+    // Connections of an earlier listener may linger on the port.
     socket.set_reuse_address(true)?;
     // A second ztunnel can take over while this one still runs: both listen for a while.
     socket.set_reuse_port(true)?;

@@ -1,4 +1,4 @@
-//! The command line.
+//! Parses the command line.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -6,34 +6,32 @@ use std::time::Duration;
 
 use clap::{Arg, ArgMatches, Command, value_parser};
 
-/// Everything that can be set.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The agent's ZDS socket.
     pub uds: PathBuf,
-    /// Where the access log goes; standard output if unset.
+    /// The access log's path; standard output if unset.
     pub access_log: Option<PathBuf>,
-    /// Where the state file is kept; nowhere if unset.
+    /// The state file's path; none if unset.
     pub status: Option<PathBuf>,
-    /// How long live connections may go on after SIGTERM.
+    /// The time that live connections have after SIGTERM.
     pub termination_deadline: Duration,
-    /// What to do wrong on purpose.
+    /// The fault to inject.
     pub fault: Fault,
 }
 
-/// Behaviour that no ztunnel should show and every agent has to survive.
+/// Misbehavior that every agent must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fault {
-    /// Behave like the stock ztunnel.
+    /// Behave like stock ztunnel.
     #[default]
     None,
-    /// Receive each request and drop it: nothing is carried out, nothing is answered.
+    /// Receive each request and drop it: carry out nothing, answer nothing.
     NeverAck,
     /// Fail to start any proxy, so that every Add is refused and its pod stays pending.
     NackAdds,
-    /// Carry out each request, then wait this long before the answer.
+    /// Carry out each request, then wait this long before answering.
     AckDelay(Duration),
-    /// Connect and never say hello nor read anything.
+    /// Connect and never send the hello or read anything.
     Silent,
 }
 
@@ -55,7 +53,7 @@ impl FromStr for Fault {
 }
 
 impl Options {
-    /// Reads the command line of this process, which ends here when it is wrong.
+    /// Reads the command line of this process; exits if it is wrong.
     #[must_use]
     pub fn parse() -> Self {
         Self::from_matches(&command().get_matches())

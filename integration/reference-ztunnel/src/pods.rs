@@ -1,7 +1,6 @@
-//! The pods of the node, and what each request of the agent does to them.
+//! Decides what each request of the agent does to the node's pods.
 //!
-//! Nothing in here starts or stops anything: a method says what has to be started, and hands out
-//! what has to be stopped.
+//! This module starts and stops nothing: a method returns what to start and what to stop.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,21 +17,21 @@ pub(crate) struct Workload {
     pub(crate) netns: Netns,
 }
 
-/// What an Add asks for.
+/// The result of an Add.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Admission<P> {
-    /// Nothing: the pod runs in this netns already. Its info stays as it was.
+    /// No change: the pod already runs in this netns. Its info stays as it was.
     Running,
-    /// Start the pod, after the proxy of its former netns is stopped.
+    /// Start the pod, after stopping the proxy of its former netns.
     Start { replaced: Option<P> },
 }
 
-/// The pods, each with its proxy `P` while it runs.
+/// The node's pods, each with its proxy `P` while it runs.
 #[derive(Debug)]
 pub(crate) struct Pods<P> {
     running: BTreeMap<String, Running<P>>,
     pending: BTreeMap<String, Workload>,
-    /// The UIDs that this connection named before its snapshot was complete.
+    /// The UIDs named on this connection before its snapshot was complete.
     named: BTreeSet<String>,
     snapshot_complete: bool,
 }
@@ -54,14 +53,14 @@ impl<P> Pods<P> {
         }
     }
 
-    /// A new connection: pods run on, all else starts over.
+    /// Starts a new connection: pods keep running, everything else starts over.
     pub(crate) fn reconnected(&mut self) {
         self.pending.clear();
         self.named.clear();
         self.snapshot_complete = false;
     }
 
-    /// An Add. To be followed by [`Self::started`] or [`Self::failed`] if it says so.
+    /// Handles an Add. On [`Admission::Start`], call [`Self::started`] or [`Self::failed`] next.
     pub(crate) fn add(&mut self, workload: &Workload) -> Admission<P> {
         self.name(&workload.uid);
         if self.runs(workload) {
@@ -84,7 +83,7 @@ impl<P> Pods<P> {
         }
     }
 
-    /// The pod's listeners are open.
+    /// Records that the pod's listeners are open.
     pub(crate) fn started(&mut self, workload: Workload, proxy: P) {
         self.pending.remove(&workload.uid);
         let running = Running {
@@ -95,18 +94,18 @@ impl<P> Pods<P> {
         self.running.insert(workload.uid, running);
     }
 
-    /// The pod's listeners could not be opened: it is tried again.
+    /// Records that the pod's listeners could not be opened, for a retry.
     pub(crate) fn failed(&mut self, workload: Workload) {
         self.pending.insert(workload.uid.clone(), workload);
     }
 
-    /// A Keep. One of an unknown pod does nothing.
+    /// Handles a Keep. A Keep of an unknown pod does nothing.
     pub(crate) fn keep(&mut self, uid: &str) {
         self.name(uid);
     }
 
-    /// A Del: the proxy to stop now. Before the snapshot is complete there is none, since only
-    /// then it is known what stays.
+    /// Handles a Del and returns the proxy to stop now. Before the snapshot is complete there is none: only then is
+    /// it known which pods stay.
     pub(crate) fn del(&mut self, uid: &str) -> Option<P> {
         self.pending.remove(uid);
         self.named.remove(uid);
@@ -116,7 +115,7 @@ impl<P> Pods<P> {
         self.running.remove(uid).map(|running| running.proxy)
     }
 
-    /// A SnapshotSent: the proxies to stop.
+    /// Handles a SnapshotSent and returns the proxies to stop.
     pub(crate) fn complete_snapshot(&mut self) -> Vec<P> {
         self.snapshot_complete = true;
         let named = std::mem::take(&mut self.named);
@@ -124,13 +123,12 @@ impl<P> Pods<P> {
         unnamed.map(|(_, running)| running.proxy).collect()
     }
 
-    /// The end: every proxy.
+    /// Removes and returns every proxy.
     pub(crate) fn take(&mut self) -> Vec<P> {
         let running = std::mem::take(&mut self.running);
         running.into_values().map(|running| running.proxy).collect()
     }
 
-    /// The pods that want another try.
     pub(crate) fn pending(&self) -> Vec<Workload> {
         self.pending.values().cloned().collect()
     }
@@ -143,7 +141,6 @@ impl<P> Pods<P> {
         self.snapshot_complete
     }
 
-    /// Every pod, by UID.
     pub(crate) fn states(&self) -> Vec<PodState> {
         let running = self
             .running

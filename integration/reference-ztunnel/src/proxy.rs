@@ -1,4 +1,4 @@
-//! One pod: its listeners, and the connections that came through them.
+//! Serves one pod: its listeners, and the connections through them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,11 +14,10 @@ use crate::enter::{Inside, Netns};
 use crate::forward::{Incoming, forward};
 use crate::listeners::Listener;
 
-/// How long accepting rests when the kernel refuses, for want of descriptors, say.
+/// Pause after the kernel refuses to accept, for example for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Why a pod cannot be served (now). The text follows the stock ztunnel's "failure to start
-/// proxy : ".
+/// The reason that a pod cannot be served now. The text follows stock ztunnel's "failure to start proxy : ".
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StartError {
     #[error("Enter({0:?})")]
@@ -29,7 +28,7 @@ pub(crate) enum StartError {
     Fault,
 }
 
-/// What the connections of a pod share.
+/// State that a pod's connections share.
 pub(crate) struct Pod {
     pub(crate) uid: Arc<str>,
     pub(crate) inside: Inside,
@@ -66,7 +65,7 @@ impl Proxy {
         Self { listeners, close }
     }
 
-    /// Closes the listeners and lets the connections go on.
+    /// Closes the listeners and leaves connections open.
     pub(crate) fn close(&self) {
         self.close.send_replace(true);
     }
@@ -76,8 +75,8 @@ impl Proxy {
         while self.listeners.join_next().await.is_some() {}
     }
 
-    /// Closes the listeners and cuts the connections: a Del gives no grace. The listeners are
-    /// closed on return.
+    /// Closes the listeners and cuts the connections: a Del grants no grace period. The listeners
+    /// are closed on return.
     pub(crate) async fn stop(mut self) {
         self.listeners.shutdown().await;
     }
@@ -88,7 +87,7 @@ async fn bind(inside: &Inside, listener: Listener) -> io::Result<TcpListener> {
 }
 
 /// Serves one listener until it is closed, then waits for its connections. They end with this
-/// future, whichever way it ends.
+/// future, however it ends.
 async fn accept(
     listener: Listener,
     socket: TcpListener,

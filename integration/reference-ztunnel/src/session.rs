@@ -1,5 +1,4 @@
-//! The life of a ztunnel: connections to the agent, one after the other, until it is told to
-//! stop or the agent breaks the protocol.
+//! Runs ztunnel: one connection to the agent after the other, until SIGTERM or until the agent breaks the protocol.
 
 use std::future::pending;
 use std::io;
@@ -17,10 +16,9 @@ use crate::pods::{Admission, Pods, Workload};
 use crate::proxy::{Proxy, StartError};
 use crate::state_file::{State, StateFile};
 
-/// How often a pod that could not be started is tried again.
+/// Interval between attempts to start a pending pod.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Why the ztunnel ends with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The access log or the signal handlers could not be set up.
@@ -35,7 +33,7 @@ pub enum ServeError {
 ///
 /// # Errors
 ///
-/// The process has to exit with 1, as the stock ztunnel does.
+/// The process must exit with 1, like stock ztunnel.
 pub async fn serve(options: Options) -> Result<(), ServeError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -44,7 +42,7 @@ pub async fn serve(options: Options) -> Result<(), ServeError> {
         violation = ztunnel.sessions() => Err(violation.into()),
         () = either(&mut terminate, &mut interrupt) => Ok(()),
     };
-    // A protocol error gives no grace.
+    // A protocol error grants no grace period.
     let grace = stopped
         .as_ref()
         .map_or(Duration::ZERO, |()| ztunnel.options.termination_deadline);
@@ -68,9 +66,8 @@ struct Ztunnel {
     retry_at: Option<Instant>,
 }
 
-/// How a connection ended.
 enum End {
-    /// To be followed by the next one, at once.
+    /// The agent closed it: reconnect at once.
     Closed,
     Violation(ProtocolError),
 }
@@ -89,7 +86,7 @@ impl Ztunnel {
         Ok(ztunnel)
     }
 
-    /// One connection after the other. Returns only when the agent broke the protocol.
+    /// Connects again and again. Returns only when the agent breaks the protocol.
     async fn sessions(&mut self) -> ProtocolError {
         if self.options.fault == Fault::Silent {
             return dial::connect_silently(&self.options.uds).await;
@@ -127,7 +124,7 @@ impl Ztunnel {
         }
     }
 
-    /// Carries out a request and acknowledges it, which may be the end of the connection.
+    /// Carries out a request and acknowledges it, which may end the connection.
     async fn answer(
         &mut self,
         client: &mut Client,
@@ -135,7 +132,7 @@ impl Ztunnel {
     ) -> Option<End> {
         let (outcome, end) = match received {
             Ok(None) => return Some(End::Closed),
-            // Nothing is answered, and the request with its descriptor is dropped.
+            // The request is dropped with its descriptor, without an answer.
             Ok(Some(_)) if self.options.fault == Fault::NeverAck => return None,
             Ok(Some(request)) => (self.carry_out(request).await, None),
             Err(error) => (Err(error.to_string()), Some(end_of(&error))),
@@ -177,7 +174,7 @@ impl Ztunnel {
             }
         };
         self.plan_retry();
-        // Before the answer: whoever waits for it finds the file up to date.
+        // Before the answer: an agent that receives it finds the file up to date.
         self.publish();
         outcome.map_err(|error| format!("failure to start proxy : {error}"))
     }
@@ -226,7 +223,7 @@ impl Ztunnel {
         None
     }
 
-    /// One clock for all pending pods: it starts with the first and stops with the last.
+    /// Sets one timer for all pending pods: it starts with the first and stops with the last.
     fn plan_retry(&mut self) {
         self.retry_at = match (self.pods.has_pending(), self.retry_at) {
             (false, _) => None,
@@ -234,7 +231,7 @@ impl Ztunnel {
         };
     }
 
-    /// Closes the listeners, gives live connections their time, then cuts them.
+    /// Closes the listeners, waits for live connections, then cuts them.
     async fn drain(&mut self, grace: Duration) {
         self.connected = false;
         let mut proxies = self.pods.take();

@@ -1,4 +1,4 @@
-//! The state, for whoever looks from outside: one JSON file, replaced as a whole.
+//! Writes ztunnel's state as one JSON file, replaced atomically.
 
 use std::fs;
 use std::io;
@@ -8,16 +8,15 @@ use serde::Serialize;
 
 use crate::enter::NetnsId;
 
-/// What ztunnel knows.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct State {
-    /// Whether there is a connection to the agent, with the hello said.
+    /// Connected to the agent, with the hello sent.
     pub(crate) connected: bool,
     /// Connected, the snapshot complete, and no pod pending.
     pub(crate) ready: bool,
-    /// Whether the snapshot of the last connection was complete.
+    /// The snapshot of the last connection was complete.
     pub(crate) snapshot_complete: bool,
-    /// By UID.
+    /// The pods, sorted by UID.
     pub(crate) pods: Vec<PodState>,
 }
 
@@ -31,17 +30,15 @@ pub(crate) struct PodState {
     pub(crate) netns: NetnsId,
 }
 
-/// Whether a pod is served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Phase {
-    /// Its listeners are open.
     Running,
-    /// They could not be opened; this is tried again.
+    /// Its listeners could not be opened; ztunnel retries.
     Pending,
 }
 
-/// The file, if one is wanted.
+/// The file, if `--status` names one.
 #[derive(Debug)]
 pub(crate) struct StateFile {
     path: Option<PathBuf>,
@@ -67,8 +64,8 @@ impl StateFile {
     }
 }
 
-/// A reader sees the old content or the new one, never a part: rename replaces at once. It would replace a device, too:
-/// what is there must be a file.
+/// Replaces the file by rename, so a reader sees the old or the new content, never a part. Refuses to replace
+/// anything but a regular file: rename would replace a device too.
 fn replace(path: &Path, state: &State) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(io::Error::other("what is there is no regular file"));

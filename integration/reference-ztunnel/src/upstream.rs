@@ -1,4 +1,4 @@
-//! Connections that ztunnel itself makes from inside a pod.
+//! Makes ztunnel's own connections from inside a pod.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdTcpStream};
@@ -9,16 +9,16 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::enter::Inside;
 
-/// Packets with this mark are ztunnel's own: the redirection lets them pass.
+/// The mark of ztunnel's own packets, which the redirection exempts.
 const MARK: u32 = 0x539;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a connection goes, and as whom.
+/// The destination of a connection, and the source address to keep.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Upstream {
     pub(crate) destination: SocketAddr,
-    /// The client whose address is kept; the pod's own address if unset.
+    /// The client whose address is kept; if unset, the pod's own address is used.
     pub(crate) client: Option<SocketAddr>,
 }
 
@@ -30,7 +30,7 @@ impl Upstream {
         tokio::time::timeout(CONNECT_TIMEOUT, connect).await?
     }
 
-    /// Makes the socket, not connected yet, in the calling thread's netns.
+    /// Creates the unconnected socket in the calling thread's netns.
     fn socket(self) -> io::Result<StdTcpStream> {
         let domain = Domain::for_address(self.destination);
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
@@ -44,15 +44,15 @@ impl Upstream {
     }
 }
 
-/// Binds to the client's address, which is not the pod's, hence transparent.
+/// Binds to the client's address, which is not the pod's and therefore needs a transparent socket.
 fn keep_source(socket: &Socket, client: SocketAddr) -> io::Result<()> {
     if client.is_ipv4() {
         socket.set_ip_transparent_v4(true)?;
     } else {
         socket.set_ip_transparent_v6(true)?;
     }
-    // Not to the client's port: with it, this connection would be the same tuple as the client's
-    // own in conntrack, which would redirect it to our listener again.
+    // Not to the client's port: this connection would then have the same tuple as the client's own in conntrack,
+    // which would redirect it to our listener again.
     let mut source = client;
     source.set_port(0);
     socket.bind(&source.into())

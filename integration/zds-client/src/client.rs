@@ -1,4 +1,4 @@
-//! The connection: one hello, then requests and answers in step.
+//! Connects to the agent: one hello, then requests and answers in order.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,14 +12,13 @@ use crate::error::{AckError, ConnectError, ProtocolError, ReadError, RecvError};
 use crate::proto::{Ack, Version, WorkloadResponse, ZdsHello, workload_response};
 use crate::request::{Received, parse};
 
-/// The size of the stock ztunnel's receive buffer, and so the longest request it can read.
+/// The size of stock ztunnel's receive buffer, and therefore the longest request that it can read.
 pub const DEFAULT_RECEIVE_BUFFER: usize = 1024;
 
-/// The longest error text that is sent: with it, an answer fits the 1024 bytes into which
-/// Istio's agent reads.
+/// The longest error text that is sent: an answer with it fits the 1024 bytes of Istio's receive buffer.
 const MAX_ERROR_TEXT: usize = 1000;
 
-/// How to connect.
+/// Options for a connection to the agent.
 #[derive(Debug, Clone)]
 pub struct Options {
     receive_buffer: usize,
@@ -34,14 +33,14 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Sets the longest request that can be received; a longer one is a read error.
+    /// Sets the maximum size of a request; receiving a longer one is a read error.
     #[must_use]
     pub const fn receive_buffer(mut self, bytes: usize) -> Self {
         self.receive_buffer = bytes;
         self
     }
 
-    /// Connects to the agent's socket and says hello.
+    /// Connects to the agent's socket and sends the hello.
     ///
     /// # Errors
     ///
@@ -56,7 +55,7 @@ impl Options {
     }
 }
 
-/// One connection to the agent.
+/// A connection to the agent that receives requests.
 #[derive(Debug)]
 pub struct Client {
     socket: UnixSeqpacket,
@@ -65,18 +64,17 @@ pub struct Client {
     owed: usize,
 }
 
-/// Room for two descriptors, as the stock ztunnel has it: space for one, rounded up to the
-/// alignment of the control header.
+/// Room for two descriptors, as in stock ztunnel: space for one, rounded up to the alignment of the control header.
 #[derive(Default)]
 #[repr(align(8))]
 struct Control([u8; 24]);
 
 impl Client {
-    /// Connects with the stock ztunnel's settings and says hello. The agent does not answer it.
+    /// Connects with stock ztunnel's settings and sends the hello. The agent does not answer it.
     ///
     /// # Errors
     ///
-    /// As [`Options::connect`].
+    /// Returns the errors of [`Options::connect`].
     pub async fn connect(path: impl AsRef<Path>) -> Result<Self, ConnectError> {
         Options::default().connect(path).await
     }
@@ -97,15 +95,15 @@ impl Client {
         self.send(&hello.encode_to_vec()).await
     }
 
-    /// Receives the next request, or `None` at the end of the connection. An empty packet reads
-    /// as the end, too: a kernel fact of `SOCK_SEQPACKET`.
+    /// Receives the next request, or `None` at the end of the connection. An empty packet also reads as the end,
+    /// because `SOCK_SEQPACKET` does not distinguish the two.
     ///
-    /// Safe to cancel: a request is either returned or still in the socket.
+    /// Cancel safe: a request is either returned or still in the socket.
     ///
     /// # Errors
     ///
-    /// Each error wants to be answered like a request (with its text) before the connection is
-    /// dropped; nothing can be received after it.
+    /// Answer each error like a request, with its text, before you drop the connection; nothing can
+    /// be received after it.
     pub async fn recv(&mut self) -> Result<Option<Received>, RecvError> {
         let received = self.next().await;
         if !matches!(received, Ok(None)) {
@@ -130,7 +128,7 @@ impl Client {
             .socket
             .recv_with_ancillary(&mut self.buffer, &mut control.0)
             .await?;
-        // No await from here on, or a cancelled call would lose the request.
+        // No await from here on: a cancelled call would lose the request.
         let descriptors = own(ancillary);
         if message.bytes_read() == 0 {
             return Ok(None);
@@ -144,7 +142,7 @@ impl Client {
         Ok(Some((message.bytes_read(), descriptors)))
     }
 
-    /// Tracks the one piece of order that the protocol has: before and after the snapshot.
+    /// Tracks the only order in the protocol: before and after the snapshot.
     fn check_order(&mut self, received: &Received) -> Result<(), ProtocolError> {
         match received {
             Received::Keep { .. } if self.snapshot_sent => Err(ProtocolError::KeepAfterSnapshot),
@@ -157,12 +155,11 @@ impl Client {
         }
     }
 
-    /// Answers the oldest request that has no answer yet: carried out, or why not. A text longer
-    /// than the agent's buffer is cut.
+    /// Answers the oldest unanswered request: done, or why not. Cuts a text that is longer than the agent's buffer.
     ///
     /// # Errors
     ///
-    /// The connection is of no further use; connect again.
+    /// The connection is unusable; connect again.
     pub async fn ack(&mut self, outcome: Result<(), &str>) -> Result<(), AckError> {
         self.owed = self.owed.checked_sub(1).ok_or(AckError::NothingOwed)?;
         let error = outcome.err().map(cut).unwrap_or_default().to_owned();
@@ -174,12 +171,12 @@ impl Client {
     }
 
     async fn send(&self, packet: &[u8]) -> io::Result<()> {
-        // A packet is sent whole or not at all, so the count says nothing.
+        // A packet is sent whole or not at all, so the count carries no information.
         self.socket.send(packet).await.map(drop)
     }
 }
 
-/// Takes every descriptor, so that those nobody asked for are closed and not leaked.
+/// Takes ownership of every descriptor, so that unexpected ones are closed instead of leaked.
 fn own(ancillary: AncillaryMessageReader<'_>) -> Vec<OwnedFd> {
     let mut owned = Vec::new();
     for message in ancillary.into_messages() {

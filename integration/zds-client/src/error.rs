@@ -1,39 +1,39 @@
-//! What can go wrong on a ZDS connection, by whose fault it is.
+//! Errors of a ZDS connection, by which side is at fault.
 
 use std::io;
 
-/// Why there is no connection.
+/// The reason that no connection was made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody listens on the socket, or it is of another type.
+    /// No process listens on the socket, or it has another type.
     #[error("failed to connect to the agent")]
     Dial(#[source] io::Error),
-    /// The agent accepted and went away before the hello.
+    /// The agent accepted and closed the connection before the hello.
     #[error("failed to say hello to the agent")]
     Hello(#[source] io::Error),
 }
 
-/// Why no request could be received. Its text is what the stock ztunnel answers.
+/// The reason that no request was received. Its text is what stock ztunnel answers.
 #[derive(Debug, thiserror::Error)]
 pub enum RecvError {
     /// The packet could not be read. Answer, close the connection and connect again at once.
     #[error("failure to read message : {0}")]
     Read(#[from] ReadError),
-    /// The agent broke the protocol. Answer and give up: the stock ztunnel exits.
+    /// The agent broke the protocol. Answer and give up: stock ztunnel exits.
     #[error("failure to process message : ProtocolError({:?})", .0.to_string())]
     Protocol(#[from] ProtocolError),
 }
 
-/// What was wrong with a packet.
+/// A packet that could not be read, and why.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The socket failed.
+    /// The socket returned an error.
     #[error("{0}")]
     Socket(#[from] io::Error),
-    /// The packet was longer than the receive buffer, and the rest of it is lost.
+    /// The packet was longer than the receive buffer; the rest is lost.
     #[error("received truncated message")]
     Truncated,
-    /// An Add came without a descriptor.
+    /// An Add arrived without a descriptor.
     #[error("No control message")]
     NoDescriptor,
     /// The packet carried more than one descriptor.
@@ -45,35 +45,35 @@ pub enum ReadError {
     /// A request other than Add came with a descriptor.
     #[error("Unexpected control message")]
     UnexpectedDescriptor,
-    /// The packet is no message of ZDS.
+    /// The packet is not a ZDS message.
     #[error("{0}")]
     Decode(#[from] prost::DecodeError),
-    /// The message says nothing, or something that this version does not know.
+    /// The message has no payload, or one that this version does not know.
     #[error("no payload")]
     NoPayload,
 }
 
-/// Which rule of the protocol the agent broke.
+/// The rule of the protocol that the agent broke.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
-    /// An Add did not say which pod it is about.
+    /// An Add did not name its pod.
     #[error("workload_info is required")]
     MissingWorkloadInfo,
-    /// A Keep came after the snapshot of this connection was complete.
+    /// A Keep arrived after the snapshot of this connection was complete.
     #[error("keep is not allowed after the snapshot was sent")]
     KeepAfterSnapshot,
-    /// The snapshot of this connection was complete already.
+    /// A second SnapshotSent arrived on this connection.
     #[error("the snapshot was sent already")]
     SecondSnapshot,
 }
 
-/// Why an answer could not be given.
+/// The reason that an answer could not be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum AckError {
-    /// Every request is answered: one more answer would be taken for the next request's.
+    /// Every request is answered: the agent would take another answer for that of the next request.
     #[error("every request is answered already")]
     NothingOwed,
-    /// The agent went away.
+    /// The agent closed the connection.
     #[error("failed to send the answer")]
     Socket(#[source] io::Error),
 }

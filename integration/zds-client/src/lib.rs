@@ -1,9 +1,9 @@
 //! A client of ZDS, the protocol by which a ztunnel receives the pods of its node.
 //!
-//! The node agent listens on a Unix socket of type `SOCK_SEQPACKET`; a ztunnel connects, says
+//! The node agent listens on a Unix socket of type `SOCK_SEQPACKET`; a ztunnel connects, sends a
 //! hello, and from then on receives one request per packet: add this pod, keep it, delete it, and
 //! once per connection "the snapshot is complete". An Add carries the pod's network namespace as
-//! a descriptor. Whoever writes a ztunnel of their own starts here: connect, receive, open the
+//! a descriptor. To write a ztunnel, start here: connect, receive, open the
 //! listeners in that namespace, acknowledge.
 //!
 //! ```no_run
@@ -18,7 +18,7 @@
 //!         Ok(Some(Received::Keep { .. } | Received::Del { .. } | Received::SnapshotSent)) => Ok(()),
 //!         // The agent closed the connection: connect again at once, pods keep running.
 //!         Ok(None) => break Ok(()),
-//!         // Say why, then leave. The stock ztunnel reconnects after a read error and exits after a
+//!         // Answer why, then leave. The stock ztunnel reconnects after a read error and exits after a
 //!         // protocol error.
 //!         Err(error) => {
 //!             client.ack(Err(&error.to_string())).await?;

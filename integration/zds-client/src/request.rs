@@ -1,4 +1,4 @@
-//! A packet becomes a request, or an error of the class that the stock ztunnel gives it.
+//! Parses a packet into a request, or into an error of the class that stock ztunnel gives it.
 
 use std::os::fd::OwnedFd;
 
@@ -8,33 +8,33 @@ use crate::error::{ProtocolError, ReadError, RecvError};
 use crate::proto::workload_request::Payload;
 use crate::proto::{AddWorkload, WorkloadInfo, WorkloadRequest};
 
-/// One request of the agent. Each wants exactly one answer.
+/// One request of the agent. Each needs exactly one answer.
 #[derive(Debug)]
 pub enum Received {
-    /// Serve this pod.
+    /// Start serving this pod.
     Add {
-        /// The pod's UID. May be empty: the stock ztunnel takes it as a UID like any other.
+        /// The pod's UID. May be empty: stock ztunnel treats that like any other UID.
         uid: String,
-        /// Who the pod is.
+        /// The pod's name and identity.
         info: WorkloadInfo,
-        /// The pod's network namespace, if the agent is right: nothing has looked at it yet.
+        /// The descriptor of the pod's network namespace, not verified yet.
         netns: OwnedFd,
     },
-    /// Go on serving this pod, if it is known.
+    /// Continue to serve this pod, if it is known.
     Keep {
-        /// The pod's UID.
+        /// The UID of the pod.
         uid: String,
     },
-    /// Stop serving this pod, at once.
+    /// Stop serving this pod at once.
     Del {
-        /// The pod's UID.
+        /// The UID of the pod.
         uid: String,
     },
-    /// Every pod of the node was named: stop the others.
+    /// Every pod of the node was named: stop all others.
     SnapshotSent,
 }
 
-/// Parses one packet. Descriptors that belong to no request are closed.
+/// Parses one packet and closes descriptors that belong to no request.
 pub(crate) fn parse(packet: &[u8], descriptors: Vec<OwnedFd>) -> Result<Received, RecvError> {
     let descriptor = at_most_one(descriptors)?;
     let request = WorkloadRequest::decode(packet).map_err(ReadError::from)?;
@@ -70,7 +70,7 @@ fn parse_add(add: AddWorkload, netns: OwnedFd) -> Result<Received, ProtocolError
 mod tests {
     use super::*;
 
-    // The bytes were recorded from the stock ztunnel's peer.
+    // Recorded from stock ztunnel's peer.
     const ADD: &[u8] =
         b"\x0a\x25\x0a\x05uid-1\x12\x1c\x0a\x06client\x12\x07default\x1a\x09sa-client";
     const ADD_WITHOUT_INFO: &[u8] = b"\x0a\x07\x0a\x05uid-1";

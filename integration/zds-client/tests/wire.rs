@@ -55,7 +55,7 @@ impl Agent {
     }
 }
 
-/// A connection on which the hello has been said.
+/// Returns a connection after the hello.
 async fn connection(options: Options) -> (Client, Agent) {
     let directory = tempfile::tempdir().expect("tempdir");
     let path = directory.path().join("zds.sock");
@@ -128,11 +128,11 @@ async fn more_descriptors_than_fit_are_a_read_error_and_are_closed() {
             assert!(error.contains(text), "{error}");
         }
     }
-    // The other tests of this binary open a handful of descriptors at the same time.
+    // Other tests of this binary open a few descriptors at the same time.
     assert!(open_descriptors() < before + 40);
 }
 
-/// A Del of exactly this many bytes.
+/// Builds a Del of exactly this many bytes.
 fn del_of(bytes: usize) -> Vec<u8> {
     let uid = "u".repeat(bytes - 6);
     let mut packet = vec![0x12, 0, 0, 0x12, 0, 0];
@@ -142,7 +142,6 @@ fn del_of(bytes: usize) -> Vec<u8> {
     packet
 }
 
-/// A varint of two bytes.
 fn write_length(bytes: &mut [u8], length: usize) {
     bytes[0] = u8::try_from(length % 128).expect("seven bits") | 0x80;
     bytes[1] = u8::try_from(length / 128).expect("seven bits");

@@ -1,4 +1,4 @@
-//! The agent's side of ZDS, packet by packet and with no understanding of its own.
+//! Plays the agent's side of ZDS, packet by packet, without logic of its own.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -18,7 +18,6 @@ use crate::network::{DEADLINE, Netns};
 
 pub(crate) const ACK: &str = "";
 
-/// The listening socket.
 pub(crate) struct Agent(Socket);
 
 impl Agent {
@@ -27,12 +26,12 @@ impl Agent {
         let address = SockAddr::unix(path).expect("a short path");
         socket.bind(&address).expect("bind");
         socket.listen(1).expect("listen");
-        // Bounds accept as well.
+        // Limits accept as well.
         socket.set_read_timeout(Some(DEADLINE)).expect("timeout");
         Self(socket)
     }
 
-    /// Waits for a ztunnel, and for nothing that it says.
+    /// Waits for a connection and reads nothing.
     pub(crate) fn accept_silent(&self) -> Connection {
         let (socket, _) = self.0.accept().expect("a ztunnel");
         socket.set_read_timeout(Some(DEADLINE)).expect("timeout");
@@ -47,11 +46,10 @@ impl Agent {
     }
 }
 
-/// A connected ztunnel.
 pub(crate) struct Connection(pub(crate) Socket);
 
 impl Connection {
-    /// One packet; an empty one is the end.
+    /// Receives one packet; an empty one is the end.
     pub(crate) fn receive(&mut self) -> Vec<u8> {
         let mut buffer = vec![0; 4096];
         let length = self.0.read(&mut buffer).expect("a packet in time");
@@ -79,7 +77,7 @@ impl Connection {
         .expect("sendmsg");
     }
 
-    /// The error text of the next answer.
+    /// Returns the error text of the next answer.
     pub(crate) fn ack(&mut self) -> String {
         let packet = self.receive();
         let response = WorkloadResponse::decode(&*packet).expect("a response");

@@ -1,4 +1,4 @@
-//! The faults, as an agent sees them.
+//! The faults as an agent sees them.
 
 use std::time::{Duration, Instant};
 

@@ -9,8 +9,8 @@ use crate::agent::{ACK, Connection};
 use crate::network::{DEADLINE, Netns};
 use crate::ztunnel::Ztunnel;
 
-/// What matters here of the redirection that the agent sets up: everything to the listeners but
-/// ztunnel's own packets, and the answers to those back to ztunnel.
+/// The part of the agent's redirection that matters here: everything goes to the listeners except ztunnel's own
+/// packets, and the answers to those go back to ztunnel.
 const RULES: &str = "
 table inet redirection {
   chain nat_prerouting {
@@ -37,7 +37,6 @@ table inet redirection {
 const A: [&str; 2] = ["10.7.0.1", "fd07::1"];
 const B: [&str; 2] = ["10.7.0.2", "fd07::2"];
 
-/// Two pods on one wire.
 fn pods() -> (Netns, Netns) {
     let (a, b) = (Netns::new(), Netns::new());
     a.ip(&format!(
@@ -52,7 +51,7 @@ fn pods() -> (Netns, Netns) {
     (a, b)
 }
 
-/// What the agent does with an ambient pod.
+/// Plays the agent's part in enrolling an ambient pod.
 fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
     assert_eq!(connection.add(uid, pod), ACK);
     for family in ["-4", "-6"] {
@@ -66,7 +65,7 @@ fn enroll(connection: &mut Connection, uid: &str, pod: &Netns) {
     pod.nft(RULES);
 }
 
-/// An application that tells each client its address, until the test is over.
+/// Starts an application that replies with the client's address until the test ends.
 fn application(pod: &Netns, port: u16) {
     let any = (std::net::Ipv6Addr::UNSPECIFIED, port);
     let listener = pod.within(|| TcpListener::bind(any)).expect("bind");
@@ -197,7 +196,7 @@ fn a_connection_to_a_listener_itself_is_refused_and_logged() {
     let (ztunnel, agent) = Ztunnel::start(&[]);
     let mut connection = agent.accept();
     let (a, b) = pods();
-    // No rules: nothing redirects, and everything arrives where it was sent.
+    // No rules: nothing is redirected, and everything arrives at its destination.
     assert_eq!(connection.add("b", &b), ACK);
     for port in [15001, 15006] {
         assert_eq!(read_all(connect(&a, address(B[0], port))), "");

@@ -1,6 +1,6 @@
-//! The real binary against an agent played packet by packet, with pods that are nothing but
-//! network namespaces. Needs root, or `unshare --user --map-root-user --net` in front of
-//! `cargo test`; nothing is done in the network namespace it is started in.
+//! Runs the real binary against an agent played packet by packet, with network namespaces as pods. Needs root, or
+//! `unshare --user --map-root-user --net` in front of `cargo test`; changes nothing in the network namespace that
+//! it is started in.
 #![expect(
     clippy::expect_used,
     clippy::indexing_slicing,

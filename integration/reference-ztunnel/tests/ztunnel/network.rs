@@ -1,4 +1,4 @@
-//! Network namespaces, and what is done in them.
+//! Creates network namespaces and runs code in them.
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A network namespace of this test's own. It lives as long as somebody holds it.
+/// A network namespace of this test. It lives as long as a descriptor is open.
 pub(crate) struct Netns(pub(crate) File);
 
 impl Netns {
@@ -26,7 +26,7 @@ impl Netns {
         netns
     }
 
-    /// Runs `f` on a thread of its own inside.
+    /// Runs `f` on a new thread inside.
     #[expect(
         clippy::disallowed_methods,
         reason = "called on a thread that ends with the closure"
@@ -41,7 +41,7 @@ impl Netns {
         })
     }
 
-    /// A path by which `ip` finds this namespace.
+    /// Returns a path by which `ip` finds this namespace.
     pub(crate) fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
@@ -68,7 +68,7 @@ impl Netns {
         assert!(status.success(), "{command:?}: {status}");
     }
 
-    /// The TCP ports that something listens on inside, each as often as it is listened on.
+    /// Returns the listening TCP ports inside, one entry per listener.
     pub(crate) fn listening(&self) -> Vec<u16> {
         let read = |name| move || fs::read_to_string(name).expect("/proc/thread-self/net");
         let v4 = self.within(read("/proc/thread-self/net/tcp"));
@@ -78,14 +78,14 @@ impl Netns {
         ports
     }
 
-    /// Waits for what ztunnel does in its own time.
+    /// Waits until ztunnel has opened or closed its listeners.
     pub(crate) fn awaits_listening(&self, ports: &[u16]) {
         let expected = || (self.listening() == ports).then_some(());
         eventually("the listeners", expected);
     }
 }
 
-/// The port of a line that describes a listener.
+/// Returns the port of a line that describes a listener.
 fn listener(line: &str) -> Option<u16> {
     let mut fields = line.split_whitespace();
     let (local, state) = (fields.nth(1)?, fields.nth(1)?);
@@ -93,7 +93,7 @@ fn listener(line: &str) -> Option<u16> {
     (state == "0A").then(|| u16::from_str_radix(port, 16).expect("a port"))
 }
 
-/// Polls until there is something, or the deadline has passed.
+/// Polls until there is a result or the deadline has passed.
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + DEADLINE;
     loop {

@@ -1,4 +1,4 @@
-//! What the stock ztunnel was seen to do, done by this one.
+//! Behavior that stock ztunnel was observed to have.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -229,7 +229,7 @@ fn the_end_of_a_connection_is_followed_by_the_next_hello_at_once() {
     for _ in 0..200 {
         drop(agent.accept());
     }
-    // With the shortest backoff it would be four seconds.
+    // The shortest backoff would take four seconds.
     assert!(start.elapsed() < Duration::from_secs(4));
     drop(ztunnel);
 }
@@ -309,7 +309,7 @@ fn sigterm_closes_listeners_and_leaves_live_connections_their_time() {
     let start = Instant::now();
     ztunnel.terminate();
     assert!(connection.receive().is_empty(), "the end of the session");
-    // The application of the live connection was a listener, too, and is gone already.
+    // The application of the live connection was a listener too, and is gone.
     netns.awaits_listening(&[]);
     assert_echoes(&mut live);
     assert_ends(&mut live);
@@ -326,7 +326,7 @@ fn sigterm_without_connections_ends_at_once() {
     assert_eq!(ztunnel.awaits_exit().code(), Some(0));
 }
 
-/// A connection through the HBONE stand-in to an application that echoes.
+/// Opens a connection through the HBONE stand-in to an application that echoes.
 fn live_connection(netns: &Netns) -> TcpStream {
     let application = netns
         .within(|| TcpListener::bind("127.0.0.1:0"))
@@ -341,7 +341,7 @@ fn live_connection(netns: &Netns) -> TcpStream {
     let (mut server, _) = eventually("the application", || application.accept().ok());
     std::thread::spawn(move || {
         let mut other = server.try_clone().expect("clone");
-        // Ends with the connection, however that ends.
+        // Ends with the connection.
         drop(std::io::copy(&mut server, &mut other));
     });
     let mut answer = [0; 19];

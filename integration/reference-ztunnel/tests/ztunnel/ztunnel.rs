@@ -1,4 +1,4 @@
-//! The binary, its files, and its end.
+//! Runs the binary and reads its files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::agent::Agent;
 use crate::network::{Netns, eventually};
 
-/// A running reference ztunnel. It is killed with its test.
+/// A running reference ztunnel, killed at the end of its test.
 pub(crate) struct Ztunnel {
     pub(crate) process: Child,
     directory: TempDir,
@@ -38,7 +38,7 @@ impl Ztunnel {
             .arg(path("state.json"))
             .args(options)
             .env("RUST_LOG", "error");
-        // A node's netns of its own: whatever goes wrong, the machine's is not touched.
+        // In a netns of its own: whatever goes wrong, the machine's is unaffected.
         let process = Netns::new().within(|| command.spawn()).expect("spawn");
         Self { process, directory }
     }
@@ -47,13 +47,12 @@ impl Ztunnel {
         self.directory.path().join(name)
     }
 
-    /// The state file.
     pub(crate) fn state(&self) -> Value {
         let text = fs::read(self.path("state.json")).expect("a state file");
         serde_json::from_slice(&text).expect("JSON")
     }
 
-    /// The states of all pods, by UID.
+    /// Returns the states of all pods by UID.
     pub(crate) fn pods(&self) -> Vec<(String, String)> {
         let text = |pod: &Value, field: &str| pod[field].as_str().expect(field).to_owned();
         let state = self.state();
@@ -93,7 +92,7 @@ impl Ztunnel {
 
 impl Drop for Ztunnel {
     fn drop(&mut self) {
-        // It may have exited, as many tests want it to.
+        // Many tests expect it to have exited.
         drop(self.process.kill());
         drop(self.process.wait());
     }
