@@ -1,4 +1,4 @@
-//! What the pages say, compared with the code. `UPDATE_DOCS=1` writes the generated parts.
+//! Compares the pages with the code. `UPDATE_DOCS=1` writes the generated parts.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -169,7 +169,7 @@ fn every_metric_of_pod_events_is_listed_with_its_labels() {
     );
 }
 
-/// Every relative link of every page.
+/// Returns the relative links of a page.
 fn links(page: &str) -> impl Iterator<Item = &str> {
     let targets = page
         .split("](")
@@ -178,7 +178,7 @@ fn links(page: &str) -> impl Iterator<Item = &str> {
     targets.filter(|target| !target.contains("://"))
 }
 
-/// Every page that is tracked.
+/// Returns every tracked page.
 fn pages() -> Vec<String> {
     let git = Command::new("git")
         .args(["ls-files", "-z", "*.md"])
@@ -190,7 +190,7 @@ fn pages() -> Vec<String> {
     names.split_terminator('\0').map(str::to_owned).collect()
 }
 
-/// An anchor as GitHub makes it of a heading.
+/// Returns the anchor that GitHub makes of a heading.
 fn anchor(heading: &str) -> String {
     let kept = |letter: &char| letter.is_alphanumeric() || "-_ ".contains(*letter);
     let text: String = heading.to_lowercase().chars().filter(kept).collect();
@@ -226,14 +226,14 @@ fn every_link_of_every_page_leads_to_a_file_and_a_heading() {
     }
 }
 
-/// The numbers of the incumbent's quirks that are about redirection to a sidecar and its repair, in its list of 24
-/// (shared facts: services/docs/facts/istio-sidecar.md, 12); the others are the installer's, ambient's or the injector's.
+/// The numbers of Istio's quirks that concern redirection to a sidecar and its repair, of the 24 in
+/// services/docs/facts/istio-sidecar.md, 12. The others concern the installer, ambient mode or the injector.
 const QUIRKS: [&str; 15] = [
     "1", "7", "8", "9", "10", "11", "12", "13", "14", "15", "16", "17", "22", "23", "24",
 ];
 
 #[test]
-fn every_quirk_of_sidecars_is_kept_or_mended_and_why_is_said() {
+fn every_quirk_of_sidecars_is_kept_or_fixed_with_a_reason() {
     let page = fs::read_to_string(root().join("services/docs/sidecars.md")).unwrap();
     let rows = page.lines().filter_map(|line| {
         let cells: Vec<_> = line
@@ -247,7 +247,7 @@ fn every_quirk_of_sidecars_is_kept_or_mended_and_why_is_said() {
     let numbers: Vec<_> = numbers.into_iter().filter(|it| *it != "-").collect();
     assert_eq!(numbers, QUIRKS);
     for [number, quirk, here, why] in rows {
-        let is_decided = ["kept", "mended"].iter().any(|word| here.starts_with(word));
+        let is_decided = ["kept", "fixed"].iter().any(|it| here.starts_with(it));
         assert!(
             is_decided && !quirk.is_empty() && !why.is_empty(),
             "{number}: {quirk}"
@@ -257,19 +257,41 @@ fn every_quirk_of_sidecars_is_kept_or_mended_and_why_is_said() {
 
 #[test]
 fn decisions_are_numbered_without_a_gap() {
-    let page = fs::read_to_string(root().join("services/DECISIONS.md")).unwrap();
-    let numbers = page.lines().filter_map(|line| {
-        line.strip_prefix("## ")?
-            .split('.')
-            .next()?
-            .parse::<usize>()
-            .ok()
-    });
-    assert!(
-        numbers
-            .enumerate()
-            .all(|(index, number)| number == index + 1)
-    );
+    let directory = root().join("services/docs/decisions");
+    let index = fs::read_to_string(directory.join("README.md")).unwrap();
+    let mut rows = index.lines().filter(|line| line.starts_with("| ["));
+    let entries = fs::read_dir(&directory).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let decisions: BTreeSet<_> = names.filter(|name| name != "README.md").collect();
+    for (number, name) in (1..).zip(&decisions) {
+        assert!(
+            name.starts_with(&format!("{number:03}-")),
+            "{name} is in the place of decision {number}"
+        );
+        let text = fs::read_to_string(directory.join(name)).unwrap();
+        let mut lines = text.lines().filter(|line| !line.is_empty());
+        let title = lines.next().unwrap();
+        let title = title.strip_prefix(&format!("# {number}. "));
+        let title = title.unwrap_or_else(|| panic!("{name} has no title"));
+        let status = lines.next().unwrap().strip_prefix("Status: ").unwrap();
+        if status != "accepted" {
+            let successor = status.strip_prefix("superseded by [").unwrap();
+            let (successor, link) = successor.split_once("](").unwrap();
+            let link = link.strip_suffix(')').unwrap();
+            assert!(
+                link.starts_with(&format!("{successor}-")) && decisions.contains(link),
+                "{name} is superseded by {link}"
+            );
+        }
+        let headings = lines.filter_map(|line| line.strip_prefix("## "));
+        assert!(
+            headings.eq(["Context", "Decision", "Consequences"]),
+            "{name} has other headings"
+        );
+        let row = format!("| [{number:03}]({name}) | {title} | {status} |");
+        assert_eq!(rows.next(), Some(row.as_str()), "README.md of decisions");
+    }
+    assert_eq!(rows.next(), None, "README.md of decisions");
 }
 
 /// What stands between backticks in a row of a table.
@@ -337,7 +359,8 @@ fn every_row_of_the_scenarios_names_a_test() {
     }
     let firsts = |row: &&str| row.split(" | ").next().unwrap()[2..].to_owned();
     let firsts: Vec<_> = rows.iter().map(firsts).collect();
-    // Those with priority A of peers-and-demand.md, section 3; the four areas of which each line is a scenario.
+    // The reports of services/docs/facts/demands.md, 3; the areas of Istio's tests of which each line is a scenario
+    // (services/docs/facts/istio-ambient.md, 10).
     let demands = [1, 2, 3, 4, 5, 6, 7, 24, 35, 46, 50, 57, 68].map(|number| number.to_string());
     let areas = ["selectors", "informers", "dataplane", "event server"].map(str::to_owned);
     for wanted in demands.iter().chain(&areas) {
