@@ -1,5 +1,6 @@
-//! The kit as ztunnels: what an agent has to do.
+//! The cases for agents; the kit plays ztunnels.
 
+pub mod acknowledging;
 mod answers;
 pub mod bench;
 pub mod driver;
@@ -7,7 +8,6 @@ mod exec;
 mod hello;
 mod inpod;
 mod load;
-pub mod obedient;
 pub mod peer;
 mod refusals;
 mod sessions;
@@ -17,7 +17,7 @@ mod workloads;
 use crate::case::Case;
 use bench::Bench;
 
-/// Every case, in the order in which they run.
+/// Returns every case, in the order in which they run.
 pub fn cases() -> Vec<&'static Case<Bench>> {
     let all = [
         hello::CASES,

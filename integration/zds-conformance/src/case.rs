@@ -1,4 +1,4 @@
-//! What a case is, and how it ends.
+//! Cases and their results.
 
 use std::io;
 
@@ -7,32 +7,32 @@ use std::io;
 pub struct Case<B> {
     /// Its name on the command line.
     pub name: &'static str,
-    /// What it shows, in one sentence.
+    /// The behavior that it checks, in one sentence.
     pub about: &'static str,
-    /// The rules of the contract that it proves.
+    /// The rules of the contract that it covers.
     pub rules: &'static [&'static str],
     /// Runs it on a bench of its own.
     pub run: fn(&mut B) -> Outcome,
 }
 
-/// How a case ends.
+/// The result of a case, or of one of its steps.
 pub type Outcome<T = ()> = Result<T, Stop>;
 
-/// Why a case did not come to its end.
+/// The reason that a case stopped early.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stop {
     /// The peer broke the contract.
     #[error("expected {expected}; seen: {seen}")]
     Failed {
-        /// What the contract says.
+        /// The behavior that the contract requires.
         expected: String,
-        /// What was there instead.
+        /// The behavior that was observed.
         seen: String,
     },
-    /// It does not apply here.
+    /// The case does not apply here.
     #[error("{0}")]
     Skipped(String),
-    /// The kit itself could not go on.
+    /// The kit itself could not continue.
     #[error("{0}")]
     Broken(String),
 }
@@ -43,7 +43,7 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// A failure with its evidence.
+/// Returns a failure with its evidence.
 pub fn failed<T>(expected: impl Into<String>, seen: impl Into<String>) -> Outcome<T> {
     Err(Stop::Failed {
         expected: expected.into(),
@@ -51,11 +51,6 @@ pub fn failed<T>(expected: impl Into<String>, seen: impl Into<String>) -> Outcom
     })
 }
 
-/// Goes on if what the contract says is so.
-///
-/// # Errors
-///
-/// A failure otherwise.
 pub fn check(holds: bool, expected: &str, seen: impl FnOnce() -> String) -> Outcome {
     if holds {
         Ok(())
@@ -64,19 +59,14 @@ pub fn check(holds: bool, expected: &str, seen: impl FnOnce() -> String) -> Outc
     }
 }
 
-/// What became of one case.
+/// The record of one case.
 #[derive(Debug)]
 pub struct Record {
-    /// Its name.
     pub name: &'static str,
-    /// Its sentence.
     pub about: &'static str,
-    /// Its rules.
     pub rules: &'static [&'static str],
-    /// How it ended.
     pub outcome: Outcome,
-    /// What it saw that is neither right nor wrong.
+    /// Observations that are neither right nor wrong.
     pub notes: Vec<String>,
-    /// How long it took, in milliseconds.
     pub milliseconds: u128,
 }

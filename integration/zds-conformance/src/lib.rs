@@ -1,8 +1,8 @@
-//! Shows whether a ztunnel, or an agent, keeps the contract of ZDS (`proto/istio/workload/zds/README.md`).
+//! Checks whether a ztunnel, or an agent, keeps the contract of ZDS (`proto/istio/workload/zds/README.md`).
 //!
 //! Against a ztunnel the kit plays the agent ([`ztunnel`]), against an agent it plays ztunnels ([`agent`]). Both are
-//! lists of cases ([`case`]); a case is a plain function that talks over real sockets ([`wire`]) about real network
-//! namespaces ([`netns`]) and stops at the first thing that is not as the contract says. Every wait has a deadline.
+//! lists of cases ([`case`]). A case is a plain function that communicates over real sockets ([`wire`]) about real
+//! network namespaces ([`netns`]) and stops at the first deviation from the contract. Every wait has a deadline.
 
 pub mod agent;
 pub mod case;

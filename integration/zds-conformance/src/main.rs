@@ -1,4 +1,4 @@
-//! Shows whether a ztunnel, or an agent, keeps the contract of ZDS.
+//! Checks whether a ztunnel, or an agent, keeps the contract of ZDS.
 #![expect(
     clippy::print_stdout,
     clippy::print_stderr,
@@ -12,10 +12,10 @@ use zds_conformance::{options::Options, process, report, run};
 fn main() -> ExitCode {
     let options = match Options::parse(std::env::args_os()) {
         Ok(options) => options,
-        Err(told) => {
-            // Help goes to standard output, the rest to standard error.
-            drop(told.print());
-            return ExitCode::from(if told.use_stderr() { 2 } else { 0 });
+        Err(error) => {
+            // Help goes to standard output, errors to standard error.
+            drop(error.print());
+            return ExitCode::from(if error.use_stderr() { 2 } else { 0 });
         }
     };
     if let Err(error) = process::end_with_us() {

@@ -1,5 +1,5 @@
-//! Network namespaces that stand for pods. The kit makes each and enters none: a namespace has a thread that was
-//! moved into it when it was made, and stays there.
+//! Network namespaces that represent pods. The kit creates each and enters none: a namespace has a thread that was
+//! moved into it at creation and stays there.
 
 use std::{
     fs::{self, File},
@@ -27,21 +27,19 @@ use nix::{
 /// The ports of ztunnel's listeners in a pod: outbound, inbound plaintext, HBONE.
 pub const PORTS: [u16; 3] = [15001, 15006, 15008];
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A TCP listener as the kernel shows it.
+/// A TCP listener as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listening {
-    /// Its port.
     pub port: u16,
-    /// The inode of its socket: another one is another socket.
+    /// The inode of its socket: another inode means another socket.
     pub inode: u64,
 }
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A network namespace. It lives as long as this, unless somebody else holds it.
+/// A network namespace. It lives as long as this value and any other descriptor.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -50,11 +48,7 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Makes one, with its loopback interface up.
-    ///
-    /// # Errors
-    ///
-    /// Not root, or the machine has no room for it.
+    /// Creates one, with its loopback interface up. Fails if not root.
     pub fn make() -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let (made, making) = mpsc::channel();
@@ -62,7 +56,7 @@ impl Netns {
         thread.spawn(move || {
             let outcome = move_out();
             let inside = outcome.is_ok();
-            // Who made it waits.
+            // The creator waits for it.
             drop(made.send(outcome));
             if inside {
                 queue.into_iter().for_each(|job| job());
@@ -72,11 +66,7 @@ impl Netns {
         Ok(Self { file, thread, jobs })
     }
 
-    /// Runs something inside, and waits for it.
-    ///
-    /// # Errors
-    ///
-    /// What it returned.
+    /// Runs `job` inside and waits for it.
     pub fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -89,31 +79,23 @@ impl Netns {
         outcome.recv().map_err(io::Error::other)?
     }
 
-    /// The descriptor, opened read-only.
+    /// Returns the descriptor, opened read-only.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// `st_dev` and `st_ino`.
-    ///
-    /// # Errors
-    ///
-    /// As `fstat`.
+    /// Returns `st_dev` and `st_ino`.
     pub fn identity(&self) -> io::Result<(u64, u64)> {
         let metadata = self.file.metadata()?;
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// A path by which another process can open it while this lives.
+    /// Returns a path by which another process can open it while this value lives.
     pub fn path(&self) -> PathBuf {
         self.thread.join("ns/net")
     }
 
-    /// What listens inside, over both IP versions, by port.
-    ///
-    /// # Errors
-    ///
-    /// `/proc` cannot be read.
+    /// Returns the listeners inside, for both IP versions, sorted by port.
     pub fn listening(&self) -> io::Result<Vec<Listening>> {
         let read = |name| fs::read_to_string(self.thread.join(name));
         let v4 = read("net/tcp")?;
@@ -124,21 +106,13 @@ impl Netns {
         Ok(found)
     }
 
-    /// Which of ztunnel's ports are listened on, each as often as it is.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::listening`].
+    /// Returns those of ztunnel's ports that have listeners, one entry per listener.
     pub fn ports(&self) -> io::Result<Vec<u16>> {
         let ports = self.listening()?.into_iter().map(|found| found.port);
         Ok(ports.filter(|port| PORTS.contains(port)).collect())
     }
 
-    /// Waits until exactly these of ztunnel's ports are listened on; gives what was there at last.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::listening`].
+    /// Waits until exactly these of ztunnel's ports have listeners; returns the last ports seen.
     pub fn await_ports(&self, wanted: &[u16], within: Duration) -> io::Result<Vec<u16>> {
         let end = Instant::now() + within;
         loop {
@@ -146,15 +120,11 @@ impl Netns {
             if ports == wanted || Instant::now() >= end {
                 return Ok(ports);
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Takes the HBONE port, so that no proxy can start here. It is free again when the listener is dropped.
-    ///
-    /// # Errors
-    ///
-    /// It is taken already.
+    /// Occupies the HBONE port, so that no proxy can start here, until the listener is dropped.
     pub fn take_hbone_port(&self) -> io::Result<TcpListener> {
         self.run(|| TcpListener::bind((Ipv6Addr::UNSPECIFIED, 15008)))
     }
@@ -173,7 +143,8 @@ fn move_out() -> io::Result<(File, PathBuf)> {
     Ok((file, thread.into()))
 }
 
-/// `RTM_NEWLINK` of interface 1 with `IFF_UP`, acknowledged (rtnetlink(7)). A pod without it has no 127.0.0.1.
+/// Sends `RTM_NEWLINK` for interface 1 with `IFF_UP` (rtnetlink(7)) and waits for the ack. Without it, a
+/// pod has no 127.0.0.1.
 fn set_loopback_up() -> io::Result<()> {
     let netlink = socket(
         AddressFamily::Netlink,
@@ -197,7 +168,7 @@ fn set_loopback_up() -> io::Result<()> {
     sendto(netlink.as_raw_fd(), &request, &kernel, MsgFlags::empty())?;
     let mut answer = [0; 128];
     recv(netlink.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    // nlmsgerr: the negative errno stands after the header.
+    // nlmsgerr: the negative errno follows the header.
     let code = answer.get(16..20).and_then(|code| code.try_into().ok());
     match code.map(i32::from_ne_bytes) {
         Some(0) => Ok(()),
@@ -205,7 +176,7 @@ fn set_loopback_up() -> io::Result<()> {
     }
 }
 
-/// A line of `/proc/net/tcp` that describes a listener (state 0A).
+/// Parses a line of `/proc/net/tcp` that describes a listener (state 0A).
 fn listener(line: &str) -> Option<Listening> {
     let mut fields = line.split_whitespace();
     let (local, state) = (fields.nth(1)?, fields.nth(1)?);

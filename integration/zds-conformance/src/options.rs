@@ -1,59 +1,52 @@
-//! The command line.
+//! Parses the command line.
 
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 
-/// What is to be done.
+/// Options of a run.
 #[derive(Debug)]
 pub struct Options {
-    /// Which peer is examined.
     pub peer: Peer,
-    /// The ZDS socket; in a directory of the run's own if unset.
+    /// The ZDS socket; if unset, one in the run's own directory.
     pub socket: Option<PathBuf>,
-    /// Where the run is written as JSON.
+    /// The path of the JSON report.
     pub json: Option<PathBuf>,
     /// The cases to run; all if empty.
     pub cases: Vec<String>,
-    /// Whether to list the cases and do nothing else.
+    /// List the cases and do nothing else.
     pub list: bool,
-    /// How long anything may take that has to happen.
-    pub patience: Duration,
-    /// How many pods make a storm.
+    /// Deadline for anything that must happen.
+    pub deadline: Duration,
+    /// The number of pods in a storm.
     pub storm: usize,
-    /// The peer's command line; empty where it runs already.
+    /// The peer's command line; empty if it is already running.
     pub command: Vec<String>,
 }
 
-/// Which peer is examined.
+/// The peer under test.
 #[derive(Debug)]
 pub enum Peer {
-    /// A ztunnel.
     Ztunnel,
-    /// An agent.
     Agent {
-        /// How long it waits for an answer and for a hello.
+        /// The agent's timeout for an answer and for a hello.
         ack_timeout: Duration,
-        /// How it is driven; unset where only a list is wanted.
+        /// The driver; unset if only a list is wanted.
         driver: Option<DriverChoice>,
     },
 }
 
-/// How an agent is driven.
+/// The way to drive an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DriverChoice {
-    /// inpod's broker with that `run_dir`.
+    /// inpod's broker with this `run_dir`.
     Inpod(PathBuf),
-    /// A program.
+    /// A program as the driver.
     Exec(String),
 }
 
 impl Options {
-    /// Reads a command line.
-    ///
-    /// # Errors
-    ///
-    /// It asks for help or cannot be understood.
+    /// Parses a command line.
     pub fn parse(
         arguments: impl IntoIterator<Item = std::ffi::OsString>,
     ) -> Result<Self, clap::Error> {
@@ -85,7 +78,7 @@ impl Options {
             json: matches.get_one("json").cloned(),
             cases: words("case"),
             list: matches.get_flag("list"),
-            patience: seconds(matches, "patience"),
+            deadline: seconds(matches, "patience"),
             storm: matches.get_one("storm").copied().unwrap_or(1),
             command: words("command"),
         }
@@ -196,7 +189,7 @@ mod tests {
         .unwrap();
         assert_eq!(options.command, ["ztunnel", "proxy", "--x={socket}"]);
         assert_eq!(options.cases, ["storm"]);
-        assert_eq!(options.patience, Duration::from_secs(10));
+        assert_eq!(options.deadline, Duration::from_secs(10));
     }
 
     #[test]

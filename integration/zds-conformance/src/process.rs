@@ -1,4 +1,4 @@
-//! The peer that is examined, as a process.
+//! Runs the peer under test as a process.
 
 use std::{
     ffi::OsString,
@@ -22,24 +22,19 @@ use nix::{
 
 use crate::netns::Netns;
 
-/// How long a process has to end after SIGTERM.
+/// Time that a process has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The group that runs: a signal that ends the kit must not leave it behind.
+/// The running process group: a signal that ends the kit must not leave it behind.
 static RUNNING: Mutex<Option<Pid>> = Mutex::new(None);
 
 fn running() -> MutexGuard<'static, Option<Pid>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has SIGINT and SIGTERM end what runs before they end this process. To be called before any thread is made.
-///
-/// # Errors
-///
-/// Signals cannot be blocked.
+/// Makes SIGINT and SIGTERM end the peer before they end this process. Call it before creating any thread.
 pub fn end_with_us() -> io::Result<()> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
@@ -52,40 +47,34 @@ pub fn end_with_us() -> io::Result<()> {
         }
         signals.thread_unblock().unwrap_or_default();
         raise(signal).unwrap_or_default();
-        // A shell has its background commands ignore SIGINT, but this run is over.
+        // A shell makes its background commands ignore SIGINT, but this run is over.
         raise(Signal::SIGKILL).unwrap_or_default();
     });
     Ok(())
 }
 
-/// A process in a group of its own, which ends with this. It runs in a node's netns of its own.
+/// A process in its own group and its own node netns, killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
     _node: Netns,
 }
 
-/// What is started.
+/// Parameters of a process.
 #[derive(Debug)]
 pub struct Start<'a> {
-    /// The program and its arguments; in each, `{socket}` and `{dir}` are replaced.
+    /// The program and its arguments; `{socket}` and `{dir}` are replaced in each.
     pub command: &'a [String],
-    /// The ZDS socket.
     pub socket: &'a Path,
     /// The environment variable that names the socket, if there is one.
     pub variable: Option<&'a str>,
-    /// A directory for whatever it writes.
+    /// A directory for its files.
     pub directory: &'a Path,
-    /// Where its output is appended.
+    /// The file to which its output is appended.
     pub log: &'a Path,
 }
 
 impl Start<'_> {
-    /// Starts it.
-    ///
-    /// # Errors
-    ///
-    /// The program cannot be run.
     pub fn spawn(&self) -> io::Result<Process> {
         let words: Vec<_> = self.command.iter().map(|word| self.fill(word)).collect();
         let Some((program, arguments)) = words.split_first() else {
@@ -117,12 +106,11 @@ impl Start<'_> {
 }
 
 impl Process {
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, if it has. It is not reaped before it is dropped, so that its group's id stays its own.
+    /// Returns its exit status once it has ended. It is reaped only when dropped, so that its group id is not reused.
     pub fn ended(&self) -> Option<String> {
         let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(self.group()?), look) {
@@ -140,11 +128,11 @@ impl Process {
             if ended.is_some() || Instant::now() >= end {
                 return ended;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Ends it without a warning.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
         self.signal(Signal::SIGKILL);
         self.await_end(GRACE);
@@ -156,7 +144,7 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group() {
-            // Nobody may be left in it.
+            // No process may remain in the group.
             killpg(group, signal).unwrap_or_default();
         }
     }
@@ -174,20 +162,12 @@ impl Drop for Process {
     }
 }
 
-/// How many descriptors a process holds.
-///
-/// # Errors
-///
-/// It is gone, or may not be looked at.
+/// Returns the number of descriptors that a process holds.
 pub fn descriptors(pid: i32) -> io::Result<usize> {
     Ok(fs::read_dir(format!("/proc/{pid}/fd"))?.count())
 }
 
-/// How many descriptors of network namespaces a process holds.
-///
-/// # Errors
-///
-/// As [`descriptors`].
+/// Returns the number of descriptors of network namespaces that a process holds.
 pub fn netns_descriptors(pid: i32) -> io::Result<usize> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))?;
     let links = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());

@@ -1,4 +1,4 @@
-//! What people and machines are told of a run.
+//! Reports a run to people and to machines.
 
 use std::{fs, io, path::Path};
 
@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 
 use crate::case::{Record, Stop};
 
-/// What a run comes to.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every case that could be run passed, and there was one.
+    /// Every case that could run passed, and there was at least one.
     Passed,
-    /// A case failed.
+    /// At least one case failed.
     Failed,
-    /// No case failed, but the kit could not go on with one, or there was none.
+    /// No case failed, but the kit could not finish one, or there was none.
     NotRun,
 }
 
 impl Verdict {
-    /// Of all cases.
+    /// Returns the verdict on these cases.
     pub fn of(records: &[Record]) -> Self {
         let any = |wanted: fn(&Record) -> bool| records.iter().any(wanted);
         if any(|record| matches!(record.outcome, Err(Stop::Failed { .. }))) {
@@ -32,7 +32,6 @@ impl Verdict {
         }
     }
 
-    /// The process's exit code.
     pub const fn code(self) -> u8 {
         match self {
             Self::Passed => 0,
@@ -41,8 +40,8 @@ impl Verdict {
         }
     }
 
-    /// In a word.
-    pub const fn word(self) -> &'static str {
+    /// Returns the verdict as one printable term.
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Passed => "passed",
             Self::Failed => "FAILED",
@@ -51,7 +50,7 @@ impl Verdict {
     }
 }
 
-fn word(record: &Record) -> &'static str {
+fn name(record: &Record) -> &'static str {
     match &record.outcome {
         Ok(()) => "passed",
         Err(Stop::Failed { .. }) => "FAILED",
@@ -60,12 +59,12 @@ fn word(record: &Record) -> &'static str {
     }
 }
 
-/// A case's line, and what belongs to it.
+/// Formats a case's line and its details.
 pub fn lines(record: &Record) -> String {
     let rules = record.rules.join(" ");
     let head = format!(
         "{:7} {:38} {:>6} ms  [{rules}]",
-        word(record),
+        name(record),
         record.name,
         record.milliseconds
     );
@@ -88,30 +87,26 @@ pub fn lines(record: &Record) -> String {
     lines.join("\n")
 }
 
-/// The last lines.
+/// Formats the last lines of the report.
 pub fn summary(records: &[Record]) -> String {
     let count = |wanted: &str| {
         records
             .iter()
-            .filter(|record| word(record) == wanted)
+            .filter(|record| name(record) == wanted)
             .count()
     };
     let (passed, failed) = (count("passed"), count("FAILED"));
     let (skipped, broken) = (count("skipped"), count("not run"));
-    let verdict = Verdict::of(records).word();
+    let verdict = Verdict::of(records).name();
     format!(
         "{passed} passed, {failed} failed, {skipped} skipped, {broken} not run\nVerdict: {verdict}"
     )
 }
 
 /// Writes the run as JSON.
-///
-/// # Errors
-///
-/// The file cannot be written.
 pub fn write_json(path: &Path, peer: &str, records: &[Record]) -> io::Result<()> {
     let cases: Vec<_> = records.iter().map(case).collect();
-    let verdict = Verdict::of(records).word().to_lowercase();
+    let verdict = Verdict::of(records).name().to_lowercase();
     let run = json!({"peer": peer, "verdict": verdict, "cases": cases});
     fs::write(path, serde_json::to_vec_pretty(&run)?)
 }
@@ -121,7 +116,7 @@ fn case(record: &Record) -> Value {
         "name": record.name,
         "about": record.about,
         "rules": record.rules,
-        "outcome": word(record).to_lowercase(),
+        "outcome": name(record).to_lowercase(),
         "milliseconds": u64::try_from(record.milliseconds).unwrap_or(u64::MAX),
         "notes": record.notes,
     });

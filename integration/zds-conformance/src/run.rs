@@ -1,4 +1,4 @@
-//! A run: the cases that were asked for, one after the other.
+//! Runs the requested cases one after the other.
 
 use std::{
     collections::BTreeSet,
@@ -22,39 +22,35 @@ use crate::{
     report, ztunnel,
 };
 
-/// Why nothing could be run.
+/// The reason that nothing could run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// No namespace can be made.
+    /// The kit cannot create a namespace.
     #[error(
         "needs root: it makes network namespaces for its pods, and this one cannot be made ({0})"
     )]
     NotRoot(io::Error),
-    /// A case that does not exist.
+    /// The requested case does not exist.
     #[error("there is no case {0}: see --list")]
     NoSuchCase(String),
-    /// A ztunnel is started by every case.
+    /// Cases start the ztunnel themselves and need its command line.
     #[error("needs the ztunnel's command after --")]
     NoCommand,
-    /// An agent is driven.
+    /// Cases need a driver for the agent.
     #[error("needs --inpod DIR or --driver PROGRAM: how the agent is brought to add workloads")]
     NoDriver,
-    /// An agent that runs already has a socket.
+    /// A running agent needs `--socket`.
     #[error("needs --socket PATH where the agent runs already")]
     NoSocket,
-    /// The driver cannot be used.
+    /// The driver is unusable.
     #[error("the driver: {0}")]
     Driver(String),
-    /// Directories, sockets, the report.
+    /// A directory, a socket or the report failed.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Runs what was asked for and tells each case's lines as it ends. With `--list` only lists.
-///
-/// # Errors
-///
-/// Nothing could be run at all.
+/// Runs the requested cases and reports each as it ends; with `--list` only lists them.
 pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunError> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(1)
@@ -74,7 +70,7 @@ pub fn run(options: &Options, tell: impl Fn(&str)) -> Result<Vec<Record>, RunErr
     Ok(records)
 }
 
-/// The cases that were asked for; `None` after a list of all.
+/// Returns the requested cases; `None` after a list of all.
 fn chosen<B>(
     options: &Options,
     all: Vec<&'static Case<B>>,
@@ -123,7 +119,7 @@ fn run_ztunnel(
         command: options.command.clone(),
         socket: directory.socket.clone(),
         directory: directory.path().to_owned(),
-        patience: options.patience,
+        deadline: options.deadline,
         storm: options.storm,
         runtime: runtime.handle().clone(),
     };
@@ -160,13 +156,13 @@ fn run_agent(
     let directory = Directory::new(options)?;
     let driver = make_driver(runtime.handle(), choice)?;
     if !started {
-        driver.begin(options.patience).map_err(RunError::Driver)?;
+        driver.begin(options.deadline).map_err(RunError::Driver)?;
     }
     let setting = agent::bench::Setting {
         command: started.then(|| options.command.clone()),
         socket: directory.socket.clone(),
         directory: directory.path().to_owned(),
-        patience: options.patience,
+        deadline: options.deadline,
         ack_timeout: *ack_timeout,
         storm: options.storm,
         driver,
@@ -223,17 +219,17 @@ fn conclude<B>(
     record
 }
 
-/// What is told beside an outcome.
+/// Details to report beside an outcome.
 struct Notes {
     seen: Vec<String>,
-    /// The end of what the peer wrote during the case.
+    /// The end of the peer's output during the case.
     last_words: Vec<String>,
 }
 
-/// How many lines of the peer's output are evidence.
+/// Number of lines of the peer's output to report.
 const LAST_LINES: usize = 4;
 
-/// The run's own directory, which goes with it, and the socket.
+/// The run's temporary directory and the socket.
 struct Directory {
     own: tempfile::TempDir,
     socket: PathBuf,
@@ -257,11 +253,11 @@ impl Directory {
         self.own.path()
     }
 
-    /// The notes of the case that has just ended. The next one begins with an empty log.
+    /// Collects the notes of the case that has just ended, and truncates the log.
     fn notes(&self, seen: Vec<String>, log: &str) -> Notes {
         let log = self.path().join(log);
         let text = fs::read(&log).unwrap_or_default();
-        // There is none where nothing was started.
+        // There is no log if nothing was started.
         drop(fs::remove_file(log));
         let text = String::from_utf8_lossy(&text);
         let lines = text.lines().rev().take(LAST_LINES);

@@ -1,6 +1,6 @@
-//! Packets and descriptors over `SOCK_SEQPACKET`, with a deadline on everything.
+//! Sends and receives packets and descriptors over `SOCK_SEQPACKET`, with deadlines.
 //!
-//! Nothing here knows what a packet should be: it tells what was there.
+//! This module does not know what a packet should contain: it reports what it received.
 
 use std::{
     fs, io,
@@ -24,43 +24,40 @@ use zds_client::proto::{
 /// The hello of version 1.
 pub const HELLO: &[u8] = b"\x08\x01";
 
-/// A positive answer.
+/// The bytes of a positive answer.
 pub const ACK: &[u8] = b"\x0a\x00";
 
-/// The largest packet that a request may be, in bytes.
-pub const LONGEST: usize = 1024;
+/// The maximum size of a request, in bytes.
+pub const MAX_REQUEST_BYTES: usize = 1024;
 
-/// More than either side ever sends, in bytes: what is too long is seen whole.
+/// More than either side ever sends, in bytes, to receive oversized packets whole.
 const ROOM: usize = 256 * 1024;
 
-/// How long the kernel may take to take a packet.
+/// Time limit for the kernel to accept a packet.
 const SEND: Duration = Duration::from_secs(2);
 
-/// How soon an ended connection says again that it has ended.
+/// Time within which an ended connection reports its end again.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// One packet.
+/// A packet and the descriptors sent with it.
 #[derive(Debug)]
 pub struct Packet {
-    /// Its bytes.
     pub bytes: Vec<u8>,
-    /// The descriptors beside it.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// What there was to receive.
+/// The result of a receive.
 #[derive(Debug)]
 pub enum Incoming {
     /// A packet, possibly an empty one.
     Packet(Packet),
     /// The end of the connection.
     End,
-    /// Nothing in that time.
+    /// Nothing arrived in time.
     Silence,
 }
 
 impl Incoming {
-    /// For people.
     pub fn describe(&self) -> String {
         match self {
             Self::Packet(packet) => packet.describe(),
@@ -71,7 +68,7 @@ impl Incoming {
 }
 
 impl Packet {
-    /// For people: its first bytes, in hexadecimal, and its descriptors.
+    /// Describes its first bytes in hexadecimal, and its descriptors.
     pub fn describe(&self) -> String {
         let bytes = self.bytes.iter().take(24);
         let bytes: Vec<_> = bytes.map(|byte| format!("{byte:02x}")).collect();
@@ -89,11 +86,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects.
-    ///
-    /// # Errors
-    ///
-    /// Nobody listens there, or nobody took the connection in that time.
+    /// Connects within the given time.
     pub fn connect(runtime: &Handle, path: &Path, within: Duration) -> io::Result<Self> {
         let connecting = async { timeout(within, UnixSeqpacket::connect(path)).await };
         let socket = runtime.block_on(connecting).map_err(io::Error::from)??;
@@ -101,11 +94,7 @@ impl Connection {
         Ok(Self { socket, runtime })
     }
 
-    /// Waits for what comes.
-    ///
-    /// # Errors
-    ///
-    /// The socket failed.
+    /// Waits for a packet or the end.
     pub fn receive(&self, within: Duration) -> io::Result<Incoming> {
         self.runtime.block_on(async {
             match timeout(within, receive(&self.socket)).await {
@@ -119,7 +108,7 @@ impl Connection {
         })
     }
 
-    /// An empty packet looks like the end, but for this: the end comes again.
+    /// Distinguishes an empty packet from the end, which is reported again on the next receive.
     async fn end_or(&self, packet: Packet) -> io::Result<Incoming> {
         match timeout(AGAIN, peek(&self.socket)).await {
             Ok(Ok(0)) if packet.descriptors.is_empty() => Ok(Incoming::End),
@@ -127,11 +116,6 @@ impl Connection {
         }
     }
 
-    /// Sends one packet.
-    ///
-    /// # Errors
-    ///
-    /// The other end has closed the connection or takes nothing.
     pub fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let mut room = [0; 512];
         let mut beside = AncillaryMessageWriter::new(&mut room);
@@ -147,16 +131,12 @@ impl Connection {
         })
     }
 
-    /// Sends no more, but still receives.
-    ///
-    /// # Errors
-    ///
-    /// The connection has ended.
+    /// Closes the sending side and still receives.
     pub fn half_close(&self) -> io::Result<()> {
         self.socket.shutdown(Shutdown::Write)
     }
 
-    /// The process at the other end, as it was when it connected or listened; `None` where it cannot be seen.
+    /// Returns the pid of the other end when it connected or listened; `None` if it is not visible.
     pub fn peer(&self) -> Option<i32> {
         let pid = self.socket.peer_cred().ok()?.pid()?;
         (pid > 0).then_some(pid)
@@ -167,7 +147,7 @@ impl Connection {
 #[repr(align(8))]
 struct Control([u8; 512]);
 
-/// One packet; `None` where the connection was reset, which is how it ends while something was unread.
+/// Receives one packet; `None` if the connection was reset, which is how it ends while data is unread.
 async fn receive(socket: &UnixSeqpacket) -> io::Result<Option<Packet>> {
     let (mut bytes, mut control) = (vec![0; ROOM], Control([0; 512]));
     let received = socket.recv_with_ancillary(&mut bytes, &mut control.0).await;
@@ -189,7 +169,7 @@ async fn peek(socket: &UnixSeqpacket) -> io::Result<usize> {
     socket.peek(&mut [0; 1]).await.map(|info| info.bytes_read())
 }
 
-/// A listening socket. Its path goes with it.
+/// A listening socket that removes its path when dropped.
 #[derive(Debug)]
 pub struct Listener {
     listener: UnixSeqpacketListener,
@@ -198,11 +178,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens, in place of what was there before.
-    ///
-    /// # Errors
-    ///
-    /// The path cannot be used.
+    /// Listens, replacing what was at the path.
     pub fn bind(runtime: &Handle, path: &Path) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -218,11 +194,7 @@ impl Listener {
         })
     }
 
-    /// Waits for a connection; `None` if there was none in that time.
-    ///
-    /// # Errors
-    ///
-    /// The socket failed.
+    /// Waits for a connection; `None` if none arrives in time.
     pub fn accept(&mut self, within: Duration) -> io::Result<Option<Connection>> {
         let accepting = async { timeout(within, self.listener.accept()).await };
         let Ok(accepted) = self.runtime.block_on(accepting) else {
@@ -235,18 +207,17 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // It may be gone already.
+        // It may already be gone.
         drop(fs::remove_file(&self.path));
     }
 }
 
-/// The bytes of a request.
 pub fn encode(payload: Payload) -> Vec<u8> {
     let payload = Some(payload);
     WorkloadRequest { payload }.encode_to_vec()
 }
 
-/// An Add of a pod of that uid.
+/// Returns an Add of a pod with that UID.
 pub fn add(uid: &str) -> Payload {
     let name: String = uid.chars().take(32).collect();
     Payload::Add(AddWorkload {
@@ -259,24 +230,21 @@ pub fn add(uid: &str) -> Payload {
     })
 }
 
-/// A Keep.
 pub fn keep(uid: &str) -> Payload {
     let uid = uid.to_owned();
     Payload::Keep(KeepWorkload { uid })
 }
 
-/// A Del.
 pub fn del(uid: &str) -> Payload {
     let uid = uid.to_owned();
     Payload::Del(DelWorkload { uid })
 }
 
-/// The end of the snapshot.
 pub fn snapshot_sent() -> Payload {
     Payload::SnapshotSent(SnapshotSent {})
 }
 
-/// A request in a few words.
+/// Describes a request briefly.
 pub fn describe(payload: &Payload) -> String {
     match payload {
         Payload::Add(add) => format!("Add {}", add.uid),
@@ -286,14 +254,14 @@ pub fn describe(payload: &Payload) -> String {
     }
 }
 
-/// The bytes of a negative answer.
+/// Encodes a negative answer.
 pub fn nack(error: &str) -> Vec<u8> {
     let error = error.to_owned();
     let payload = Some(workload_response::Payload::Ack(Ack { error }));
     WorkloadResponse { payload }.encode_to_vec()
 }
 
-/// An answer's error text, which is empty for success; `None` for what is no answer.
+/// Returns an answer's error text, empty for success; `None` if it is not an answer.
 pub fn answer(bytes: &[u8]) -> Option<String> {
     let response = WorkloadResponse::decode(bytes).ok()?;
     let workload_response::Payload::Ack(ack) = response.payload?;

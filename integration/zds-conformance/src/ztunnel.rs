@@ -1,4 +1,4 @@
-//! The kit as the agent: what a ztunnel has to do.
+//! The cases for ztunnels; the kit plays the agent.
 
 pub mod bench;
 mod connection;
@@ -13,7 +13,7 @@ mod snapshot;
 use crate::case::Case;
 use bench::Bench;
 
-/// Every case, in the order in which they run.
+/// Returns every case, in the order in which they run.
 pub fn cases() -> Vec<&'static Case<Bench>> {
     let all = [
         connection::CASES,

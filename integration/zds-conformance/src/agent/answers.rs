@@ -1,4 +1,4 @@
-//! Answers that are late, missing, too many, or none.
+//! Cases about answers that are late, missing, too many, or never sent.
 
 use super::bench::{Bench, QUIET};
 use crate::{
@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: |bench| {
             let ztunnel = bench.live()?;
             ztunnel.send(ACK)?;
-            ztunnel.ended(bench.patience())
+            ztunnel.ended(bench.deadline())
         },
     },
     Case {
@@ -66,8 +66,8 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: |bench| {
             let ztunnel = bench.live()?;
             ztunnel.half_close()?;
-            ztunnel.ended(bench.patience())?;
-            bench.told().map(drop)
+            ztunnel.ended(bench.deadline())?;
+            bench.synced().map(drop)
         },
     },
 ];
@@ -90,10 +90,10 @@ fn late_answer(bench: &mut Bench) -> Outcome {
     let adding = bench.add(&pod);
     ztunnel.next()?.adds("p0", &pod.netns)?;
     std::thread::sleep(bench.given_up());
-    // An agent that has hung up does not take it.
+    // An agent that has closed the connection does not receive it.
     drop(ztunnel.send(ACK));
     bench.not_credited(&adding, QUIET, "that was answered too late")?;
-    ztunnel.ended(bench.patience())
+    ztunnel.ended(bench.deadline())
 }
 
 fn second_answer(bench: &mut Bench) -> Outcome {
@@ -102,7 +102,7 @@ fn second_answer(bench: &mut Bench) -> Outcome {
     ztunnel.ack_next()?.adds("p0", &pod.netns)?;
     bench.succeeds(&adding, "p0")?;
     ztunnel.send(ACK)?;
-    ztunnel.ended(bench.patience())
+    ztunnel.ended(bench.deadline())
 }
 
 fn no_answer(bench: &mut Bench, bytes: &[u8]) -> Outcome {
@@ -110,22 +110,22 @@ fn no_answer(bench: &mut Bench, bytes: &[u8]) -> Outcome {
     let adding = bench.add(&pod);
     ztunnel.next()?.adds("p0", &pod.netns)?;
     ztunnel.send(bytes)?;
-    ztunnel.ended(bench.patience())?;
+    ztunnel.ended(bench.deadline())?;
     bench.not_credited(&adding, QUIET, "that was not answered")
 }
 
 fn hangs_up(bench: &mut Bench) -> Outcome {
     let pod = bench.pod("p0")?;
     bench.seeded([])?;
-    let ztunnel = bench.told()?;
+    let ztunnel = bench.synced()?;
     let adding = bench.add(&pod);
     ztunnel.next()?.adds("p0", &pod.netns)?;
     drop(ztunnel);
     bench.not_credited(&adding, QUIET, "whose ztunnel hung up")?;
-    // Whether the caller still waits is the agent's matter; a set that has the pod is told to everybody.
+    // Whether the caller still waits is up to the agent; a set that contains the pod reaches every ztunnel.
     bench.seed([&pod])?;
     let all = [pod.workload.uid].into();
-    let ztunnel = bench.ztunnel()?.obey(std::time::Duration::ZERO);
+    let ztunnel = bench.ztunnel()?.acknowledge_all(std::time::Duration::ZERO);
     ztunnel.await_pods(&all, bench.given_up())?;
     ztunnel.stop().map(drop)
 }

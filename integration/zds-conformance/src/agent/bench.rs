@@ -1,4 +1,4 @@
-//! The agent that is examined, with a driver and pods. Where the kit starts it, every case has a fresh one.
+//! The agent under test, with a driver and pods. If the kit starts the agent, every case gets a new one.
 
 use std::{
     path::PathBuf,
@@ -20,53 +20,51 @@ use crate::{
     wire::Connection,
 };
 
-/// How long a peer is watched that is to do nothing.
+/// The time that the kit watches a peer that must do nothing.
 pub const QUIET: Duration = Duration::from_millis(400);
 
-/// What a case allows beyond the agent's own timeout.
+/// Time that a case allows beyond the agent's own timeout.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// What the cases are run with.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The agent's command line; `None` where it runs already.
+    /// The agent's command line; `None` if it is already running.
     pub command: Option<Vec<String>>,
-    /// Its ZDS socket.
+    /// The agent's ZDS socket.
     pub socket: PathBuf,
-    /// A directory for whatever it writes, and for its output.
+    /// A directory for the agent's files and its output.
     pub directory: PathBuf,
-    /// How long anything may take that has to happen.
-    pub patience: Duration,
-    /// How long the agent waits for an answer and for a hello.
+    /// Deadline for anything that must happen.
+    pub deadline: Duration,
+    /// The agent's timeout for an answer and for a hello.
     pub ack_timeout: Duration,
-    /// How many pods make a storm.
+    /// The number of pods in a storm.
     pub storm: usize,
-    /// How it is brought to add and remove workloads.
+    /// Adds and removes the agent's workloads.
     pub driver: Arc<dyn Driver>,
-    /// Where the sockets live.
+    /// The runtime of the sockets.
     pub runtime: Handle,
 }
 
-/// See the module.
+/// The agent under test, and the process and files that belong to it.
 #[derive(Debug)]
 pub struct Bench {
     setting: Setting,
     process: Option<Process>,
-    /// What was seen that is neither right nor wrong.
+    /// Observations that are neither right nor wrong.
     pub notes: Vec<String>,
 }
 
-/// A pod: a netns, and what the agent is told of it.
+/// A pod: its netns, and its description for the agent.
 #[derive(Debug)]
 pub struct Pod {
-    /// Its netns.
     pub netns: Netns,
-    /// What the agent is told.
     pub workload: Workload,
 }
 
 impl Bench {
-    /// A bench on which nothing runs yet.
+    /// Creates a bench on which nothing runs yet.
     pub fn new(setting: &Setting) -> Self {
         Self {
             setting: setting.clone(),
@@ -75,26 +73,21 @@ impl Bench {
         }
     }
 
-    /// How the cases are run.
     pub fn setting(&self) -> &Setting {
         &self.setting
     }
 
-    /// How long anything may take that has to happen.
-    pub fn patience(&self) -> Duration {
-        self.setting.patience
+    /// Returns the deadline for anything that must happen.
+    pub fn deadline(&self) -> Duration {
+        self.setting.deadline
     }
 
-    /// When the agent must have given up on a ztunnel, at the latest.
+    /// Returns the time after which the agent must have given up on a ztunnel.
     pub fn given_up(&self) -> Duration {
         self.setting.ack_timeout + SLACK
     }
 
-    /// Starts the agent, in place of the one that runs.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be started, or is not ours to start.
+    /// Starts the agent, replacing a running one. Fails if the kit did not start that one.
     pub fn start(&mut self) -> Outcome {
         let Some(command) = &self.setting.command else {
             return Err(Stop::Skipped(
@@ -114,7 +107,7 @@ impl Bench {
         self.begin()
     }
 
-    /// Kills the agent, so that it can put nothing in order.
+    /// Kills the agent with SIGKILL, so that it cannot clean up.
     pub fn kill(&mut self) {
         if let Some(process) = self.process.take() {
             process.kill();
@@ -122,15 +115,11 @@ impl Bench {
     }
 
     fn begin(&self) -> Outcome {
-        let begun = self.setting.driver.begin(self.patience());
+        let begun = self.setting.driver.begin(self.deadline());
         begun.map_err(|refusal| Stop::Broken(format!("the agent takes no calls: {refusal}")))
     }
 
-    /// An agent that knows exactly these pods.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be had.
+    /// Starts an agent that knows exactly these pods.
     pub fn seeded<'a>(&mut self, pods: impl IntoIterator<Item = &'a Pod>) -> Outcome {
         if self.setting.command.is_some() {
             self.start()?;
@@ -138,11 +127,7 @@ impl Bench {
         self.seed(pods)
     }
 
-    /// Tells the agent that runs the whole set.
-    ///
-    /// # Errors
-    ///
-    /// It refused it.
+    /// Sends the running agent the whole set.
     pub fn seed<'a>(&self, pods: impl IntoIterator<Item = &'a Pod>) -> Outcome {
         let all: Vec<_> = pods.into_iter().map(|pod| pod.workload.clone()).collect();
         let seeded = self.setting.driver.seed(&all);
@@ -150,18 +135,14 @@ impl Bench {
             .map_err(|refusal| Stop::Broken(format!("the agent does not take its set: {refusal}")))
     }
 
-    /// A connection on which nothing was said.
-    ///
-    /// # Errors
-    ///
-    /// The agent does not listen.
+    /// Connects to the agent and sends nothing.
     pub fn connect(&self) -> Outcome<Peer> {
-        let end = Instant::now() + self.patience();
+        let end = Instant::now() + self.deadline();
         loop {
             let connected =
-                Connection::connect(&self.setting.runtime, &self.setting.socket, self.patience());
+                Connection::connect(&self.setting.runtime, &self.setting.socket, self.deadline());
             match connected {
-                Ok(connection) => return Ok(Peer::new(connection, self.patience())),
+                Ok(connection) => return Ok(Peer::new(connection, self.deadline())),
                 Err(error) if Instant::now() >= end => {
                     let socket = self.setting.socket.display();
                     return failed(
@@ -174,43 +155,26 @@ impl Bench {
         }
     }
 
-    /// A ztunnel that has said hello.
-    ///
-    /// # Errors
-    ///
-    /// The agent does not take it.
+    /// Connects to the agent and sends the hello.
     pub fn ztunnel(&self) -> Outcome<Peer> {
         let peer = self.connect()?;
         peer.hello()?;
         Ok(peer)
     }
 
-    /// An agent without pods, and a ztunnel whose snapshot is over.
-    ///
-    /// # Errors
-    ///
-    /// It does not come so far.
+    /// Starts an agent without pods, and a ztunnel whose snapshot is complete.
     pub fn live(&mut self) -> Outcome<Peer> {
         self.seeded([])?;
-        self.told()
+        self.synced()
     }
 
-    /// A ztunnel whose snapshot is over.
-    ///
-    /// # Errors
-    ///
-    /// It does not come so far.
-    pub fn told(&self) -> Outcome<Peer> {
+    /// Connects a ztunnel and completes its snapshot.
+    pub fn synced(&self) -> Outcome<Peer> {
         let ztunnel = self.ztunnel()?;
         ztunnel.snapshot()?;
         Ok(ztunnel)
     }
 
-    /// A pod.
-    ///
-    /// # Errors
-    ///
-    /// The machine has no room for it.
     pub fn pod(&self, uid: &str) -> Outcome<Pod> {
         let netns = Netns::make()?;
         let (device, inode) = netns.identity()?;
@@ -229,54 +193,38 @@ impl Bench {
         Ok(Pod { netns, workload })
     }
 
-    /// Pods `p0`, `p1` and so on.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::pod`].
+    /// Creates pods `p0`, `p1` and so on.
     pub fn pods(&self, count: usize) -> Outcome<Vec<Pod>> {
         (0..count)
             .map(|number| self.pod(&format!("p{number}")))
             .collect()
     }
 
-    /// Begins to add a pod; its caller waits for as long as the agent may take.
+    /// Starts to add a pod; the caller waits as long as the agent may take.
     pub fn add(&self, pod: &Pod) -> Adding {
         let (done, outcome) = mpsc::channel();
         let (driver, workload) = (Arc::clone(&self.setting.driver), pod.workload.clone());
-        let within = self.given_up() + self.patience();
+        let within = self.given_up() + self.deadline();
         thread::spawn(move || done.send(driver.add(&workload, within)));
         Adding(outcome)
     }
 
     /// Adds a pod that some ztunnel acknowledges by itself.
-    ///
-    /// # Errors
-    ///
-    /// It does not succeed.
     pub fn added(&self, pod: &Pod) -> Outcome {
         self.succeeds(&self.add(pod), &pod.workload.uid)
     }
 
-    /// An add comes to a good end.
-    ///
-    /// # Errors
-    ///
-    /// It does not.
+    /// Fails unless the add succeeds in time.
     pub fn succeeds(&self, adding: &Adding, uid: &str) -> Outcome {
-        let expected = format!("the add of {uid} succeeds within {:?}", self.patience());
-        match adding.outcome(self.patience()) {
+        let expected = format!("the add of {uid} succeeds within {:?}", self.deadline());
+        match adding.outcome(self.deadline()) {
             Some(Ok(())) => Ok(()),
             Some(Err(refusal)) => failed(expected, refusal),
             None => failed(expected, "no outcome"),
         }
     }
 
-    /// An add has not succeeded, and does not in that time.
-    ///
-    /// # Errors
-    ///
-    /// It has.
+    /// Fails if the add has succeeded, or succeeds within `time`.
     pub fn not_credited(&self, adding: &Adding, time: Duration, why: &str) -> Outcome {
         let credited = matches!(adding.outcome(time), Some(Ok(())));
         check(
@@ -286,11 +234,6 @@ impl Bench {
         )
     }
 
-    /// Removes a pod.
-    ///
-    /// # Errors
-    ///
-    /// The agent refused it.
     pub fn remove(&self, uid: &str) -> Outcome {
         match self.setting.driver.remove(uid) {
             Ok(()) => Ok(()),

@@ -1,78 +1,55 @@
-//! How an agent is brought to add and remove workloads: everybody's own way.
+//! Adds and removes an agent's workloads, in the way of that agent.
 
 use std::{path::PathBuf, sync::mpsc, time::Duration};
 
 pub use super::{exec::Exec, inpod::Inpod};
 
-/// A workload as a driver is to bring it to the agent.
+/// A workload as a driver presents it to the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// The pod's UID.
     pub uid: String,
-    /// The pod's namespace.
     pub namespace: String,
-    /// The pod's name.
     pub name: String,
-    /// The pod's service account.
     pub service_account: String,
-    /// Its netns; `None` while the agent is not to know it.
+    /// Its netns; `None` while the agent must not know it.
     pub netns: Option<Place>,
 }
 
-/// A network namespace, by what an agent may want of it.
+/// A network namespace, by path and by identity: agents differ in which they use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Where it can be opened while the kit holds it.
+    /// A path that can be opened while the kit holds it.
     pub path: PathBuf,
-    /// `st_dev`.
     pub device: u64,
-    /// `st_ino`.
     pub inode: u64,
 }
 
-/// Why a driver did not do it, in its own words.
+/// The driver's own error text.
 pub type Refusal = String;
 
-/// Brings workloads to an agent. Calls may come from several threads.
+/// Adds and removes workloads of an agent. Calls may come from several threads.
 pub trait Driver: Send + Sync + std::fmt::Debug {
-    /// The agent was started anew: waits until it takes calls, and forgets what was said to the one before.
-    ///
-    /// # Errors
-    ///
-    /// It takes none in that time.
+    /// Waits until a newly started agent accepts calls, and forgets the state of the previous one.
     fn begin(&self, within: Duration) -> Result<(), Refusal>;
 
-    /// Tells the whole set: until then the agent does not know what is desired.
-    ///
-    /// # Errors
-    ///
-    /// The agent refused it.
+    /// Sends the whole set: until then, the agent does not know the desired state.
     fn seed(&self, all: &[Workload]) -> Result<(), Refusal>;
 
-    /// Adds a workload, or changes it; returns when a ztunnel serves it.
-    ///
-    /// # Errors
-    ///
-    /// None does in that time, or the agent refused it.
+    /// Adds or changes a workload; returns when a ztunnel serves it.
     fn add(&self, workload: &Workload, within: Duration) -> Result<(), Refusal>;
 
-    /// Removes a workload.
-    ///
-    /// # Errors
-    ///
-    /// The agent refused it.
     fn remove(&self, uid: &str) -> Result<(), Refusal>;
 
-    /// Whether the agent can be given a set with a workload whose netns is not known.
+    /// Returns whether the agent can receive a set with a workload whose netns is unknown.
     fn can_withhold_netns(&self) -> bool;
 }
 
-/// An add that is under way.
+/// An add in progress.
 #[derive(Debug)]
 pub struct Adding(pub(crate) mpsc::Receiver<Result<(), Refusal>>);
 
 impl Adding {
-    /// What became of it, if that is known in time.
+    /// Returns the result, if there is one in time.
     pub fn outcome(&self, within: Duration) -> Option<Result<(), Refusal>> {
         self.0.recv_timeout(within).ok()
     }

@@ -1,15 +1,15 @@
 //! A driver that is a program.
 //!
-//! | called as | has to |
+//! | Called as | Must |
 //! |---|---|
-//! | `DRIVER begin` | return when the agent takes calls |
-//! | `DRIVER seed` | tell the agent its whole set; standard input has a line per workload, the words of `add` |
-//! | `DRIVER add UID NAMESPACE NAME SERVICE_ACCOUNT NETNS` | return when a ztunnel serves it, with 0, or with another code |
-//! | `DRIVER remove UID` | return when it is out of the agent's set |
+//! | `DRIVER begin` | return when the agent accepts calls |
+//! | `DRIVER seed` | send the agent its whole set; standard input has a line per workload, the arguments of `add` |
+//! | `DRIVER add UID NAMESPACE NAME SERVICE_ACCOUNT NETNS` | exit with 0 when a ztunnel serves it, or with another code |
+//! | `DRIVER remove UID` | return when it is no longer in the agent's set |
 //!
-//! `NETNS` is a path that can be opened while the call runs and until the workload is removed; `-` is a netns that the
-//! agent is not to know (only in `seed`). The words of a failure go to standard error. A call that takes longer than it
-//! may is killed; how long that is, in seconds, is in `ZDS_DRIVER_SECONDS`.
+//! `NETNS` is a path that can be opened during the call and until the workload is removed; `-` is a netns that the agent
+//! must not know (only in `seed`). Error messages go to standard error. A call that exceeds its time limit, which is in
+//! `ZDS_DRIVER_SECONDS`, is killed.
 
 use std::{
     io::{Read as _, Write as _},
@@ -20,28 +20,27 @@ use std::{
 
 use super::driver::{Driver, Refusal, Workload};
 
-/// How long a call may take that waits for no ztunnel.
+/// Time limit of a call that waits for no ztunnel.
 const CALL: Duration = Duration::from_secs(10);
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// See the module.
+/// A driver that runs a program.
 #[derive(Debug)]
 pub struct Exec {
-    words: Vec<String>,
+    command: Vec<String>,
 }
 
 impl Exec {
-    /// The program and its first arguments, separated by spaces.
+    /// Creates a driver from a program and its first arguments, separated by spaces.
     pub fn new(command: &str) -> Self {
-        let words = command.split_whitespace().map(str::to_owned).collect();
-        Self { words }
+        let command = command.split_whitespace().map(str::to_owned).collect();
+        Self { command }
     }
 
     fn call(&self, arguments: &[&str], input: &str, within: Duration) -> Result<(), Refusal> {
         let text = |error: std::io::Error| format!("the driver: {error}");
-        let (program, first) = self.words.split_first().ok_or("the driver has no name")?;
+        let (program, first) = self.command.split_first().ok_or("the driver has no name")?;
         let mut child = Command::new(program)
             .args(first)
             .args(arguments)
@@ -52,10 +51,10 @@ impl Exec {
             .spawn()
             .map_err(text)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // One that does not read its input is told by its outcome.
+            // A program that does not read its input shows that by its exit status.
             drop(stdin.write_all(input.as_bytes()));
         }
-        // It answers within its time; a little more is for its own start and end.
+        // It answers in time; the extra second is for starting and ending it.
         await_end(child, Instant::now() + within + Duration::from_secs(1))
     }
 }
@@ -64,9 +63,9 @@ fn await_end(mut child: Child, until: Instant) -> Result<(), Refusal> {
     loop {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
-            Ok(Some(status)) => return Err(words(&mut child, &status.to_string())),
+            Ok(Some(status)) => return Err(failure(&mut child, &status.to_string())),
             Err(error) => return Err(format!("the driver: {error}")),
-            Ok(None) if Instant::now() < until => thread::sleep(LOOK),
+            Ok(None) if Instant::now() < until => thread::sleep(POLL_INTERVAL),
             Ok(None) => {
                 drop(child.kill());
                 drop(child.wait());
@@ -76,7 +75,7 @@ fn await_end(mut child: Child, until: Instant) -> Result<(), Refusal> {
     }
 }
 
-fn words(child: &mut Child, status: &str) -> Refusal {
+fn failure(child: &mut Child, status: &str) -> Refusal {
     let mut text = String::new();
     if let Some(stderr) = &mut child.stderr {
         drop(stderr.take(4096).read_to_string(&mut text));
@@ -111,9 +110,9 @@ impl Driver for Exec {
     }
 
     fn add(&self, workload: &Workload, within: Duration) -> Result<(), Refusal> {
-        let words = arguments(workload);
+        let arguments = arguments(workload);
         let mut all = vec!["add"];
-        all.extend(words.iter().map(String::as_str));
+        all.extend(arguments.iter().map(String::as_str));
         self.call(&all, "", within)
     }
 

@@ -1,4 +1,4 @@
-//! The socket, and how a session begins.
+//! Cases about the socket, and how a session begins.
 
 use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
 
@@ -55,14 +55,14 @@ pub(super) const CASES: &[Case<Bench>] = &[
         run: |bench| {
             let ztunnel = bench.live()?;
             ztunnel.hello()?;
-            ztunnel.ended(bench.patience())
+            ztunnel.ended(bench.deadline())
         },
     },
 ];
 
 fn socket_permissions(bench: &mut Bench) -> Outcome {
     bench.seeded([])?;
-    bench.told()?;
+    bench.synced()?;
     let socket = &bench.setting().socket;
     let mode = |path| Ok::<_, Stop>(fs::metadata(path)?.permissions().mode() & 0o777);
     let of_socket = mode(socket.as_path())?;
@@ -82,11 +82,11 @@ fn socket_permissions(bench: &mut Bench) -> Outcome {
 fn stale_socket(bench: &mut Bench) -> Outcome {
     bench.start()?;
     bench.seed([])?;
-    bench.told()?;
+    bench.synced()?;
     bench.kill();
     match bench.seeded([]) {
         Err(Stop::Broken(why)) => failed("an agent that starts where one was killed", why),
-        started => started.and_then(|()| bench.told().map(drop)),
+        started => started.and_then(|()| bench.synced().map(drop)),
     }
 }
 
@@ -104,5 +104,5 @@ fn wrong_hello(bench: &mut Bench, hello: &[u8]) -> Outcome {
     bench.seeded([&pod])?;
     let ztunnel = bench.connect()?;
     ztunnel.send(hello)?;
-    ztunnel.ended(bench.patience())
+    ztunnel.ended(bench.deadline())
 }

@@ -1,4 +1,4 @@
-//! inpod's broker: workloads go in by gRPC, and the kit is the netconfig that hands out descriptors.
+//! Drives inpod's broker: adds workloads by gRPC and plays the netconfig that hands out descriptors.
 
 mod netconfig;
 
@@ -28,13 +28,13 @@ use tonic::{
 use super::driver::{Driver, Refusal, Workload};
 use netconfig::{Book, serve};
 
-/// How long a call may take that waits for no ztunnel.
+/// Time limit of a call that waits for no ztunnel.
 const CALL: Duration = Duration::from_secs(10);
 
-/// Between two attempts to reach a broker that starts.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval between attempts to reach a broker that starts.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// See the module.
+/// A driver for inpod's broker.
 #[derive(Debug)]
 pub struct Inpod {
     runtime: Handle,
@@ -46,11 +46,7 @@ pub struct Inpod {
 }
 
 impl Inpod {
-    /// The broker whose `run_dir` that is. Its `netns/netns.sock` is served from here.
-    ///
-    /// # Errors
-    ///
-    /// The directory cannot be used.
+    /// Drives the broker with this `run_dir`, and serves its `netns/netns.sock`.
     pub fn new(runtime: &Handle, run_dir: &Path) -> Result<Self, Refusal> {
         let socket = run_dir.join("ztunnel-broker/grpc.sock");
         let within = runtime.enter();
@@ -88,7 +84,7 @@ impl Inpod {
             .saturating_add(1)
     }
 
-    /// The workload as the broker wants it; from here on netconfig holds its claim.
+    /// Converts a workload for the broker and records its claim for netconfig.
     fn workload(&self, workload: &Workload) -> broker::Workload {
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(place) = &workload.netns {
@@ -115,7 +111,7 @@ impl Inpod {
         }
     }
 
-    /// What the broker knows, without any session.
+    /// Returns the broker's workloads, without any session.
     async fn list(&self) -> Result<broker::ListWorkloadsResponse, Status> {
         let request = limited(ListWorkloadsRequest {}, CALL);
         self.client()
@@ -132,14 +128,14 @@ impl Inpod {
                 Ok(_) if Instant::now() >= end => {
                     return Err("the broker was not started anew".to_owned());
                 }
-                Err(error) if Instant::now() >= end => return Err(words(&error)),
-                Ok(_) | Err(_) => tokio::time::sleep(LOOK).await,
+                Err(error) if Instant::now() >= end => return Err(refusal(&error)),
+                Ok(_) | Err(_) => tokio::time::sleep(POLL_INTERVAL).await,
             }
         }
     }
 }
 
-/// A pod's sandbox never changes its netns: another netns is another sandbox of the pod.
+/// A pod's sandbox never changes its netns: another netns means another sandbox of the pod.
 fn sandbox(uid: &str, inode: Option<u64>) -> SandboxRef {
     let container_id = match inode {
         Some(inode) => format!("{uid}-{inode}"),
@@ -158,7 +154,7 @@ fn limited<T>(message: T, time: Duration) -> Request<T> {
     request
 }
 
-fn words(status: &Status) -> Refusal {
+fn refusal(status: &Status) -> Refusal {
     format!("{}: {}", status.code(), status.message())
 }
 
@@ -178,7 +174,7 @@ impl Driver for Inpod {
         };
         let (mut client, request) = (self.client(), limited(request, CALL));
         let called = self.runtime.block_on(client.set_workloads(request));
-        called.map(drop).map_err(|status| words(&status))
+        called.map(drop).map_err(|status| refusal(&status))
     }
 
     fn add(&self, workload: &Workload, within: Duration) -> Result<(), Refusal> {
@@ -188,14 +184,14 @@ impl Driver for Inpod {
         };
         let (mut client, request) = (self.client(), limited(request, within));
         let called = self.runtime.block_on(client.add_workload(request));
-        called.map(drop).map_err(|status| words(&status))
+        called.map(drop).map_err(|status| refusal(&status))
     }
 
     fn remove(&self, uid: &str) -> Result<(), Refusal> {
         let listed = self
             .runtime
             .block_on(self.list())
-            .map_err(|status| words(&status))?;
+            .map_err(|status| refusal(&status))?;
         let of_pod = listed
             .workloads
             .into_iter()
@@ -208,7 +204,7 @@ impl Driver for Inpod {
             };
             let (mut client, request) = (self.client(), limited(request, CALL));
             let called = self.runtime.block_on(client.remove_workload(request));
-            called.map_err(|status| words(&status))?;
+            called.map_err(|status| refusal(&status))?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Many pods, and many times the same.
+//! Cases with many pods and many repetitions.
 
 use std::{collections::BTreeSet, thread, time::Duration};
 
@@ -25,7 +25,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
 
 const CYCLES: usize = 30;
 
-/// How many callers make a storm.
+/// Number of concurrent callers in a storm.
 const CALLERS: usize = 8;
 
 fn descriptors_are_returned(bench: &mut Bench) -> Outcome {
@@ -36,14 +36,14 @@ fn descriptors_are_returned(bench: &mut Bench) -> Outcome {
     let pod = bench.pod("p0")?;
     let before = held()?;
     for cycle in 0..CYCLES {
-        let obedient = ztunnel.obey(Duration::ZERO);
+        let acknowledging = ztunnel.acknowledge_all(Duration::ZERO);
         bench.added(&pod)?;
         bench.remove("p0")?;
-        obedient.await_pods(&BTreeSet::new(), bench.patience())?;
-        ztunnel = obedient.stop()?;
+        acknowledging.await_pods(&BTreeSet::new(), bench.deadline())?;
+        ztunnel = acknowledging.stop()?;
         if cycle % 10 == 9 {
             drop(ztunnel);
-            ztunnel = bench.told()?;
+            ztunnel = bench.synced()?;
         }
     }
     let after = held()?;
@@ -53,19 +53,19 @@ fn descriptors_are_returned(bench: &mut Bench) -> Outcome {
 
 fn storm(bench: &mut Bench) -> Outcome {
     let (ztunnel, pods) = (
-        bench.live()?.obey(Duration::ZERO),
+        bench.live()?.acknowledge_all(Duration::ZERO),
         bench.pods(bench.setting().storm)?,
     );
     let each = pods.len().div_ceil(CALLERS).max(1);
     in_parallel(pods.chunks(each), |pod| bench.added(pod))?;
     let all = pods.iter().map(|pod| pod.workload.uid.clone()).collect();
-    ztunnel.await_pods(&all, bench.patience())?;
-    let second = bench.ztunnel()?.obey(Duration::ZERO);
-    second.await_pods(&all, bench.patience())?;
+    ztunnel.await_pods(&all, bench.deadline())?;
+    let second = bench.ztunnel()?.acknowledge_all(Duration::ZERO);
+    second.await_pods(&all, bench.deadline())?;
     in_parallel(pods.chunks(each), |pod| bench.remove(&pod.workload.uid))?;
     let none = BTreeSet::new();
-    ztunnel.await_pods(&none, bench.patience())?;
-    second.await_pods(&none, bench.patience())?;
+    ztunnel.await_pods(&none, bench.deadline())?;
+    second.await_pods(&none, bench.deadline())?;
     ztunnel.stop()?;
     second.stop().map(drop)
 }

@@ -1,4 +1,4 @@
-//! A ztunnel that does as a case says, and looks at every packet by the rules that hold for all of them.
+//! A ztunnel that a case controls, which checks every packet against the rules that always hold.
 
 use std::{
     cell::Cell,
@@ -17,28 +17,27 @@ use zds_client::proto::{WorkloadRequest, workload_request::Payload};
 use crate::{
     case::{Outcome, check, failed},
     netns::Netns,
-    wire::{self, ACK, Connection, HELLO, Incoming, LONGEST, Packet},
+    wire::{self, ACK, Connection, HELLO, Incoming, MAX_REQUEST_BYTES, Packet},
 };
 
-/// How long a second request is looked for before an answer.
+/// The time that it looks for a second request before an answer.
 const GLANCE: Duration = Duration::from_millis(2);
 
-/// A request that kept the rules which hold for each.
+/// A request that follows the rules for all requests.
 #[derive(Debug)]
-pub struct Said {
-    /// What was said.
+pub struct Request {
     pub payload: Payload,
-    /// The descriptor of an Add.
+    /// The descriptor of an Add, if any.
     pub descriptor: Option<OwnedFd>,
 }
 
-impl Said {
-    /// In a few words.
-    pub fn words(&self) -> String {
+impl Request {
+    /// Describes the request briefly.
+    pub fn describe(&self) -> String {
         wire::describe(&self.payload)
     }
 
-    /// The pod that it names.
+    /// Returns the UID of the pod that it names.
     pub fn uid(&self) -> Option<&str> {
         match &self.payload {
             Payload::Add(add) => Some(&add.uid),
@@ -48,20 +47,12 @@ impl Said {
         }
     }
 
-    /// It is that request.
-    ///
-    /// # Errors
-    ///
-    /// It is another one.
-    pub fn is(&self, words: &str) -> Outcome {
-        check(self.words() == words, words, || self.words())
+    /// Fails unless it is that request.
+    pub fn is(&self, expected: &str) -> Outcome {
+        check(self.describe() == expected, expected, || self.describe())
     }
 
-    /// It is an Add of that netns.
-    ///
-    /// # Errors
-    ///
-    /// It is something else, or of another netns.
+    /// Fails unless it is an Add of that netns.
     pub fn adds(&self, uid: &str, netns: &Netns) -> Outcome {
         self.is(&format!("Add {uid}"))?;
         let Some(descriptor) = &self.descriptor else {
@@ -78,43 +69,33 @@ impl Said {
     }
 }
 
-/// See the module.
+/// A ztunnel's connection to the agent.
 #[derive(Debug)]
 pub struct Peer {
     connection: Connection,
-    patience: Duration,
+    deadline: Duration,
     greeted: Cell<bool>,
     snapshot_sent: Cell<bool>,
     in_flight: Cell<bool>,
 }
 
 impl Peer {
-    /// A connection on which nothing was said yet.
-    pub fn new(connection: Connection, patience: Duration) -> Self {
+    /// Wraps a connection on which nothing was sent yet.
+    pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
-            patience,
+            deadline,
             greeted: Cell::new(false),
             snapshot_sent: Cell::new(false),
             in_flight: Cell::new(false),
         }
     }
 
-    /// Says hello.
-    ///
-    /// # Errors
-    ///
-    /// The agent has hung up.
     pub fn hello(&self) -> Outcome {
         self.greeted.set(true);
         self.send(HELLO)
     }
 
-    /// Sends any bytes.
-    ///
-    /// # Errors
-    ///
-    /// The agent has hung up.
     pub fn send(&self, bytes: &[u8]) -> Outcome {
         match self.connection.send(bytes, &[]) {
             Ok(()) => Ok(()),
@@ -122,33 +103,21 @@ impl Peer {
         }
     }
 
-    /// The next request, which is due.
-    ///
-    /// # Errors
-    ///
-    /// There is none, or one against the rules.
-    pub fn next(&self) -> Outcome<Said> {
-        self.next_within(self.patience)
+    /// Receives the next request, which is due.
+    pub fn next(&self) -> Outcome<Request> {
+        self.next_within(self.deadline)
     }
 
-    /// The next request, which is due in that time.
-    ///
-    /// # Errors
-    ///
-    /// There is none, or one against the rules.
-    pub fn next_within(&self, time: Duration) -> Outcome<Said> {
+    /// Receives the next request, which is due within `time`.
+    pub fn next_within(&self, time: Duration) -> Outcome<Request> {
         match self.within(time)? {
-            Some(said) => Ok(said),
+            Some(request) => Ok(request),
             None => failed(format!("a request within {time:?}"), "nothing"),
         }
     }
 
-    /// The next request, if one comes in that time.
-    ///
-    /// # Errors
-    ///
-    /// The connection ended, or what came is against the rules.
-    pub fn within(&self, time: Duration) -> Outcome<Option<Said>> {
+    /// Receives the next request, if one arrives within `time`.
+    pub fn within(&self, time: Duration) -> Outcome<Option<Request>> {
         match self.connection.receive(time)? {
             Incoming::Packet(packet) => self.inspect(packet).map(Some),
             Incoming::Silence => Ok(None),
@@ -156,8 +125,8 @@ impl Peer {
         }
     }
 
-    /// What holds for every packet.
-    fn inspect(&self, packet: Packet) -> Outcome<Said> {
+    /// Checks the rules that hold for every packet.
+    fn inspect(&self, packet: Packet) -> Outcome<Request> {
         let seen = packet.describe();
         check(self.greeted.get(), "A2: nothing before the hello", || {
             seen.clone()
@@ -165,7 +134,7 @@ impl Peer {
         check(!packet.bytes.is_empty(), "A7: no empty packet", || {
             seen.clone()
         })?;
-        let fits = packet.bytes.len() <= LONGEST;
+        let fits = packet.bytes.len() <= MAX_REQUEST_BYTES;
         check(fits, "A7: no packet of more than 1024 bytes", || {
             seen.clone()
         })?;
@@ -181,7 +150,7 @@ impl Peer {
         };
         self.inspect_order(&payload)?;
         let descriptor = inspect_descriptors(&payload, packet.descriptors)?;
-        Ok(Said {
+        Ok(Request {
             payload,
             descriptor,
         })
@@ -208,20 +177,11 @@ impl Peer {
         }
     }
 
-    /// Answers the request.
-    ///
-    /// # Errors
-    ///
-    /// There was another one meanwhile, or the agent has hung up.
+    /// Acknowledges the request. Fails if another one arrived in the meantime.
     pub fn ack(&self) -> Outcome {
         self.answer(ACK)
     }
 
-    /// Refuses the request.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::ack`].
     pub fn nack(&self, error: &str) -> Outcome {
         self.answer(&wire::nack(error))
     }
@@ -232,55 +192,39 @@ impl Peer {
         self.send(bytes)
     }
 
-    /// The next request, answered.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::next`] and [`Self::ack`].
-    pub fn ack_next(&self) -> Outcome<Said> {
-        let said = self.next()?;
+    /// Receives and acknowledges the next request.
+    pub fn ack_next(&self) -> Outcome<Request> {
+        let request = self.next()?;
         self.ack()?;
-        Ok(said)
+        Ok(request)
     }
 
-    /// Everything up to the end of the snapshot, answered.
-    ///
-    /// # Errors
-    ///
-    /// It does not end, or something was against the rules.
-    pub fn snapshot(&self) -> Outcome<Vec<Said>> {
+    /// Receives and acknowledges everything up to the end of the snapshot.
+    pub fn snapshot(&self) -> Outcome<Vec<Request>> {
         let mut all = Vec::new();
         loop {
-            let said = self.ack_next()?;
-            if matches!(said.payload, Payload::SnapshotSent(_)) {
+            let request = self.ack_next()?;
+            if matches!(request.payload, Payload::SnapshotSent(_)) {
                 return Ok(all);
             }
-            all.push(said);
+            all.push(request);
         }
     }
 
-    /// The agent says nothing.
-    ///
-    /// # Errors
-    ///
-    /// It says something, or hangs up.
+    /// Fails if the agent sends anything within `time`, or closes the connection.
     pub fn silent(&self, time: Duration) -> Outcome {
         match self.connection.receive(time)? {
             Incoming::Silence => Ok(()),
             Incoming::Packet(packet) => {
                 let described = packet.describe();
-                let said = self.inspect(packet)?;
-                failed("no request", format!("{}, {described}", said.words()))
+                let request = self.inspect(packet)?;
+                failed("no request", format!("{}, {described}", request.describe()))
             }
             Incoming::End => failed("a connection that stays", "its end"),
         }
     }
 
-    /// The agent hangs up; what it says before is looked at and not answered.
-    ///
-    /// # Errors
-    ///
-    /// It does not.
+    /// Waits until the agent closes the connection; checks what it sends before, without answering.
     pub fn ended(&self, within: Duration) -> Outcome {
         let end = Instant::now() + within;
         loop {
@@ -300,21 +244,16 @@ impl Peer {
         }
     }
 
-    /// Sends no more, but still receives.
-    ///
-    /// # Errors
-    ///
-    /// The connection is gone.
+    /// Closes the sending side and still receives.
     pub fn half_close(&self) -> Outcome {
         Ok(self.connection.half_close()?)
     }
 
-    /// Whether its snapshot has ended.
     pub fn snapshot_is_over(&self) -> bool {
         self.snapshot_sent.get()
     }
 
-    /// The agent's process.
+    /// Returns the agent's pid.
     pub fn pid(&self) -> Option<i32> {
         self.connection.peer()
     }
@@ -324,7 +263,7 @@ fn inspect_descriptors(
     payload: &Payload,
     mut descriptors: Vec<OwnedFd>,
 ) -> Outcome<Option<OwnedFd>> {
-    let words = wire::describe(payload);
+    let described = wire::describe(payload);
     let (expected, count) = match payload {
         Payload::Add(_) => ("A5: exactly one descriptor with an Add", 1),
         Payload::Keep(_) | Payload::Del(_) | Payload::SnapshotSent(_) => {
@@ -332,7 +271,9 @@ fn inspect_descriptors(
         }
     };
     let seen = descriptors.len();
-    check(seen == count, expected, || format!("{words} with {seen}"))?;
+    check(seen == count, expected, || {
+        format!("{described} with {seen}")
+    })?;
     let Some(descriptor) = descriptors.pop() else {
         return Ok(None);
     };

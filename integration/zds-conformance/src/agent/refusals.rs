@@ -1,4 +1,4 @@
-//! Negative answers.
+//! Cases about negative answers.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -59,17 +59,17 @@ pub(super) const CASES: &[Case<Bench>] = &[
 
 const START: &str = "failure to start proxy : conformance";
 
-/// How long an agent may rest before it tries a refused pod again.
+/// Returns how long an agent may wait before it retries a refused pod.
 fn retry(bench: &Bench) -> Duration {
-    bench.patience().saturating_mul(3)
+    bench.deadline().saturating_mul(3)
 }
 
-/// A live pod is refused; the Del follows on the same connection.
-fn refused(bench: &Bench, ztunnel: &Peer, words: &str) -> Outcome {
+/// Refuses a live pod; the Del follows on the same connection.
+fn refused(bench: &Bench, ztunnel: &Peer, error: &str) -> Outcome {
     let bad = bench.pod("bad")?;
     let adding = bench.add(&bad);
     ztunnel.next()?.adds("bad", &bad.netns)?;
-    ztunnel.nack(words)?;
+    ztunnel.nack(error)?;
     ztunnel.ack_next()?.is("Del bad")?;
     bench.not_credited(&adding, QUIET, "that was refused")?;
     bench.remove("bad")
@@ -85,8 +85,8 @@ fn start_failure(bench: &mut Bench) -> Outcome {
 
 fn long_refusal(bench: &mut Bench, bytes: usize) -> Outcome {
     let (ztunnel, good) = (bench.live()?, bench.pod("good")?);
-    let words = format!("failure to start proxy : {}", "x".repeat(bytes));
-    refused(bench, &ztunnel, &words)?;
+    let error = format!("failure to start proxy : {}", "x".repeat(bytes));
+    refused(bench, &ztunnel, &error)?;
     let adding = bench.add(&good);
     ztunnel.ack_next()?.adds("good", &good.netns)?;
     bench.succeeds(&adding, "good")
@@ -101,33 +101,33 @@ fn start_failure_in_the_snapshot(bench: &mut Bench) -> Outcome {
     check(
         pods.iter().any(|pod| pod.workload.uid == uid),
         "an Add of a pod of the set",
-        || first.words(),
+        || first.describe(),
     )?;
     ztunnel.nack(START)?;
-    let mut said = BTreeSet::new();
-    // The Del, two Adds and the end, in any order; the refused pod may come again among them.
-    while said.len() < 4 {
+    let mut request = BTreeSet::new();
+    // The Del, two Adds and the end, in any order; the refused pod may be among them again.
+    while request.len() < 4 {
         let next = ztunnel.next()?;
-        let again = next.words() == format!("Add {uid}");
-        if again && !said.contains(&format!("Del {uid}")) {
+        let again = next.describe() == format!("Add {uid}");
+        if again && !request.contains(&format!("Del {uid}")) {
             return failed(
                 format!("Del {uid} before it is added again"),
-                format!("{said:?}"),
+                format!("{request:?}"),
             );
         }
         if again {
             ztunnel.nack(START)?;
             ztunnel.ack_next()?.is(&format!("Del {uid}"))?;
         } else {
-            said.insert(next.words());
+            request.insert(next.describe());
             ztunnel.ack()?;
         }
     }
-    let complete = said.contains("SnapshotSent") && said.contains(&format!("Del {uid}"));
+    let complete = request.contains("SnapshotSent") && request.contains(&format!("Del {uid}"));
     check(
         complete,
         "a Del of the refused pod, two Adds and SnapshotSent",
-        || format!("{said:?}"),
+        || format!("{request:?}"),
     )?;
     ztunnel
         .next_within(retry(bench))?
@@ -136,17 +136,17 @@ fn start_failure_in_the_snapshot(bench: &mut Bench) -> Outcome {
     ztunnel.silent(QUIET)
 }
 
-fn error_of_the_connection(bench: &mut Bench, words: &str) -> Outcome {
+fn error_of_the_connection(bench: &mut Bench, error: &str) -> Outcome {
     let (ztunnel, pod) = (bench.live()?, bench.pod("p0")?);
     let adding = bench.add(&pod);
     ztunnel.next()?.adds("p0", &pod.netns)?;
-    ztunnel.nack(words)?;
+    ztunnel.nack(error)?;
     bench.not_credited(&adding, QUIET, "that was refused")?;
-    // ztunnel hangs up after its own words, and so does this one.
+    // Stock ztunnel closes the connection after its own error, and so does this one.
     drop(ztunnel);
     bench.seed([&pod])?;
     let all = [pod.workload.uid].into();
-    let ztunnel = bench.ztunnel()?.obey(Duration::ZERO);
+    let ztunnel = bench.ztunnel()?.acknowledge_all(Duration::ZERO);
     ztunnel.await_pods(&all, retry(bench))?;
     ztunnel.stop().map(drop)
 }

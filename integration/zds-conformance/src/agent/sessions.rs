@@ -1,4 +1,4 @@
-//! Several ztunnels, and many connections.
+//! Cases with several ztunnels and many connections.
 
 use std::{
     collections::BTreeSet,
@@ -44,7 +44,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
 
 fn two_ztunnels(bench: &mut Bench) -> Outcome {
     let (first, pod) = (bench.live()?, bench.pod("p0")?);
-    let second = bench.told()?;
+    let second = bench.synced()?;
     let adding = bench.add(&pod);
     first.next()?.adds("p0", &pod.netns)?;
     second.next()?.adds("p0", &pod.netns)?;
@@ -56,22 +56,22 @@ fn two_ztunnels(bench: &mut Bench) -> Outcome {
     second.ack_next()?.is("Del p0")
 }
 
-/// An agent need not tell what came and went, so only the end is looked at.
+/// An agent need not report what came and went, so only the final state is checked.
 fn order_per_pod(bench: &mut Bench) -> Outcome {
     let (quick, pod, last) = (
-        bench.live()?.obey(Duration::ZERO),
+        bench.live()?.acknowledge_all(Duration::ZERO),
         bench.pod("p0")?,
         bench.pod("last")?,
     );
-    let slow = bench.told()?.obey(Duration::from_millis(30));
+    let slow = bench.synced()?.acknowledge_all(Duration::from_millis(30));
     for _ in 0..10 {
         bench.added(&pod)?;
         bench.remove("p0")?;
     }
     bench.added(&last)?;
     let wanted = [last.workload.uid.clone()].into();
-    quick.await_pods(&wanted, bench.patience())?;
-    slow.await_pods(&wanted, bench.patience())?;
+    quick.await_pods(&wanted, bench.deadline())?;
+    slow.await_pods(&wanted, bench.deadline())?;
     quick.stop()?;
     slow.stop().map(drop)
 }
@@ -79,7 +79,7 @@ fn order_per_pod(bench: &mut Bench) -> Outcome {
 fn silent_ztunnels_hold_up_nobody(bench: &mut Bench) -> Outcome {
     let (silent, pods) = (bench.live()?, bench.pods(3)?);
     let nameless = bench.connect()?;
-    let obedient = bench.told()?.obey(Duration::ZERO);
+    let acknowledging = bench.synced()?.acknowledge_all(Duration::ZERO);
     let begun = Instant::now();
     for pod in &pods {
         bench.added(pod)?;
@@ -92,8 +92,8 @@ fn silent_ztunnels_hold_up_nobody(bench: &mut Bench) -> Outcome {
         || format!("{took:?}"),
     )?;
     drop((silent, nameless));
-    obedient.await_pods(&uids(&pods), bench.patience())?;
-    obedient.stop().map(drop)
+    acknowledging.await_pods(&uids(&pods), bench.deadline())?;
+    acknowledging.stop().map(drop)
 }
 
 fn uids<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<String> {
@@ -103,7 +103,10 @@ fn uids<'a>(pods: impl IntoIterator<Item = &'a Pod>) -> BTreeSet<String> {
 }
 
 fn new_session_during_changes(bench: &mut Bench) -> Outcome {
-    let (old, pods) = (bench.live()?.obey(Duration::ZERO), bench.pods(24)?);
+    let (old, pods) = (
+        bench.live()?.acknowledge_all(Duration::ZERO),
+        bench.pods(24)?,
+    );
     let (before, during) = pods.split_at(8);
     for pod in before {
         bench.added(pod)?;
@@ -112,7 +115,7 @@ fn new_session_during_changes(bench: &mut Bench) -> Outcome {
         let changes = scope.spawn(|| change(bench, during));
         let new = bench
             .ztunnel()
-            .map(|ztunnel| ztunnel.obey(Duration::from_millis(5)));
+            .map(|ztunnel| ztunnel.acknowledge_all(Duration::from_millis(5)));
         let changed = changes.join();
         changed
             .unwrap_or_else(|_| Err(crate::case::Stop::Broken("a change panicked".to_owned())))?;
@@ -120,13 +123,13 @@ fn new_session_during_changes(bench: &mut Bench) -> Outcome {
     })?;
     let stay = during.iter().step_by(2);
     let wanted = uids(before.iter().chain(stay));
-    old.await_pods(&wanted, bench.patience())?;
-    new.await_pods(&wanted, bench.patience())?;
+    old.await_pods(&wanted, bench.deadline())?;
+    new.await_pods(&wanted, bench.deadline())?;
     old.stop()?;
     new.stop().map(drop)
 }
 
-/// Adds all, and removes every second one again.
+/// Adds all pods and removes every second one.
 fn change(bench: &Bench, pods: &[Pod]) -> Outcome {
     for (number, pod) in pods.iter().enumerate() {
         bench.added(pod)?;
@@ -139,13 +142,13 @@ fn change(bench: &Bench, pods: &[Pod]) -> Outcome {
 
 fn connections_are_paced(bench: &mut Bench) -> Outcome {
     const STORM: Duration = Duration::from_secs(3);
-    // 20 a second and a burst at first.
+    // 20 a second, and an initial burst.
     const MOST: u32 = 80;
     bench.seeded([])?;
     let begun = Instant::now();
     let mut served = 0_u32;
     while begun.elapsed() < STORM {
-        bench.told()?;
+        bench.synced()?;
         served = served.saturating_add(1);
     }
     bench.notes.push(format!("{served} sessions in {STORM:?}"));
@@ -154,5 +157,5 @@ fn connections_are_paced(bench: &mut Bench) -> Outcome {
         &format!("A20: at most {MOST} sessions in {STORM:?}"),
         || served.to_string(),
     )?;
-    bench.told().map(drop)
+    bench.synced().map(drop)
 }

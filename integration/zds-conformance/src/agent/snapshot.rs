@@ -1,4 +1,4 @@
-//! What a session is told first.
+//! Cases about what a session receives first.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -6,7 +6,7 @@ use zds_client::proto::workload_request::Payload;
 
 use super::{
     bench::{Bench, Pod, QUIET},
-    peer::Said,
+    peer::Request,
 };
 use crate::case::{Case, Outcome, Stop, check, failed};
 
@@ -70,29 +70,29 @@ fn nothing_before_the_set(bench: &mut Bench) -> Outcome {
     ztunnel.ack_next()?.is("SnapshotSent")
 }
 
-/// Each pod is in there once, with its netns.
-fn all_added(all: &[Said], pods: &[Pod]) -> Outcome {
+/// Fails unless each pod was added once, with its netns.
+fn all_added(all: &[Request], pods: &[Pod]) -> Outcome {
     for pod in pods {
         let uid = pod.workload.uid.as_str();
-        let mut of_pod = all.iter().filter(|said| said.uid() == Some(uid));
+        let mut of_pod = all.iter().filter(|request| request.uid() == Some(uid));
         match (of_pod.next(), of_pod.next()) {
-            (Some(said), None) => said.adds(uid, &pod.netns)?,
-            (None, _) => return failed(format!("A8: {uid} in the snapshot"), words(all)),
+            (Some(request), None) => request.adds(uid, &pod.netns)?,
+            (None, _) => return failed(format!("A8: {uid} in the snapshot"), describe_all(all)),
             (Some(_), Some(_)) => {
-                return failed(format!("A8: {uid} once in the snapshot"), words(all));
+                return failed(format!("A8: {uid} once in the snapshot"), describe_all(all));
             }
         }
     }
     check(
         all.len() == pods.len(),
         "A8: nothing but the set in the snapshot",
-        || words(all),
+        || describe_all(all),
     )
 }
 
-fn words(all: &[Said]) -> String {
-    let words: Vec<_> = all.iter().map(Said::words).collect();
-    format!("{words:?}")
+fn describe_all(all: &[Request]) -> String {
+    let described: Vec<_> = all.iter().map(Request::describe).collect();
+    format!("{described:?}")
 }
 
 fn snapshot_names_each_pod_once(bench: &mut Bench) -> Outcome {
@@ -127,14 +127,14 @@ fn keep_while_the_netns_is_unknown(bench: &mut Bench) -> Outcome {
     bench.seeded([&known, &unknown])?;
     let ztunnel = bench.ztunnel()?;
     let all = ztunnel.snapshot()?;
-    let kept = |said: &&Said| matches!(said.payload, Payload::Keep(_));
-    let kept: Vec<_> = all.iter().filter(kept).map(Said::words).collect();
+    let kept = |request: &&Request| matches!(request.payload, Payload::Keep(_));
+    let kept: Vec<_> = all.iter().filter(kept).map(Request::describe).collect();
     check(
         kept == ["Keep unknown"],
         "Keep unknown, and no other Keep",
-        || words(&all),
+        || describe_all(&all),
     )?;
-    // Every packet from here on is looked at: a Keep would be seen.
+    // Checks every packet from here on: a Keep would fail.
     ztunnel.silent(QUIET)
 }
 
@@ -147,7 +147,7 @@ fn each_session_is_told_everything(bench: &mut Bench) -> Outcome {
     Ok(())
 }
 
-/// The pod that was under way when the connection ended may come later than the others.
+/// A pod that was in flight when the connection ended may come later than the others.
 fn snapshot_that_broke_off(bench: &mut Bench) -> Outcome {
     let pods = bench.pods(3)?;
     bench.seeded(&pods)?;
@@ -157,7 +157,7 @@ fn snapshot_that_broke_off(bench: &mut Bench) -> Outcome {
     broken.next()?;
     drop(broken);
     let all: BTreeSet<_> = pods.iter().map(|pod| pod.workload.uid.clone()).collect();
-    let ztunnel = bench.ztunnel()?.obey(Duration::ZERO);
+    let ztunnel = bench.ztunnel()?.acknowledge_all(Duration::ZERO);
     ztunnel.await_pods(&all, bench.given_up())?;
     ztunnel.stop().map(drop)
 }

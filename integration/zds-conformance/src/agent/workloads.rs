@@ -1,4 +1,4 @@
-//! Changes while a ztunnel is connected.
+//! Cases about changes while a ztunnel is connected.
 
 use zds_client::proto::workload_request::Payload;
 
@@ -34,7 +34,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
         name: "longest-names",
         about: "A pod with the longest names that Kubernetes allows is told in at most 1024 bytes.",
         rules: &["A7"],
-        run: longest_names,
+        run: names_of_maximum_length,
     },
     Case {
         name: "too-long-names",
@@ -56,7 +56,7 @@ fn live_add(bench: &mut Bench) -> Outcome {
 
 fn live_del(bench: &mut Bench) -> Outcome {
     let (ztunnel, pods) = (
-        bench.live()?.obey(std::time::Duration::ZERO),
+        bench.live()?.acknowledge_all(std::time::Duration::ZERO),
         bench.pods(2)?,
     );
     for pod in &pods {
@@ -68,7 +68,7 @@ fn live_del(bench: &mut Bench) -> Outcome {
     ztunnel.silent(QUIET)?;
     drop(ztunnel);
     let again = bench.ztunnel()?.snapshot()?;
-    let named: Vec<_> = again.iter().map(super::peer::Said::words).collect();
+    let named: Vec<_> = again.iter().map(super::peer::Request::describe).collect();
     check(
         named == ["Add p1"],
         "A23: Add p1 alone in the next snapshot",
@@ -82,11 +82,11 @@ fn other_netns(bench: &mut Bench) -> Outcome {
     ztunnel.ack_next()?.adds("p0", &old.netns)?;
     bench.succeeds(&adding, "p0")?;
     let adding = bench.add(&new);
-    let mut said = ztunnel.ack_next()?;
-    if said.words() == "Del p0" {
-        said = ztunnel.ack_next()?;
+    let mut request = ztunnel.ack_next()?;
+    if request.describe() == "Del p0" {
+        request = ztunnel.ack_next()?;
     }
-    said.adds("p0", &new.netns)?;
+    request.adds("p0", &new.netns)?;
     bench.succeeds(&adding, "p0")
 }
 
@@ -98,10 +98,10 @@ fn other_information(bench: &mut Bench) -> Outcome {
     pod.workload.service_account = "another".to_owned();
     let adding = bench.add(&pod);
     ztunnel.ack_next()?.is("Del p0")?;
-    let said = ztunnel.ack_next()?;
-    said.adds("p0", &pod.netns)?;
-    let Payload::Add(add) = &said.payload else {
-        return failed("Add p0", said.words());
+    let request = ztunnel.ack_next()?;
+    request.adds("p0", &pod.netns)?;
+    let Payload::Add(add) = &request.payload else {
+        return failed("Add p0", request.describe());
     };
     let account = add
         .workload_info
@@ -115,13 +115,13 @@ fn other_information(bench: &mut Bench) -> Outcome {
     bench.succeeds(&adding, "p0")
 }
 
-/// A DNS subdomain of 253 characters.
+/// Returns a DNS subdomain of 253 characters.
 fn subdomain() -> String {
     let label = "a".repeat(63);
     format!("{label}.{label}.{label}.{}", "a".repeat(61))
 }
 
-fn longest_names(bench: &mut Bench) -> Outcome {
+fn names_of_maximum_length(bench: &mut Bench) -> Outcome {
     let (ztunnel, mut pod) = (
         bench.live()?,
         bench.pod("00000000-0000-0000-0000-000000000000")?,
@@ -140,7 +140,7 @@ fn too_long_names(bench: &mut Bench) -> Outcome {
     long.workload.name = "a".repeat(1100);
     let adding = bench.add(&long);
     ztunnel.silent(QUIET)?;
-    bench.not_credited(&adding, bench.patience(), "that no ztunnel can be told")?;
+    bench.not_credited(&adding, bench.deadline(), "that no ztunnel can be told")?;
     let adding = bench.add(&short);
     ztunnel.ack_next()?.adds("short", &short.netns)?;
     bench.succeeds(&adding, "short")

@@ -1,4 +1,4 @@
-//! An agent that does as a case says, and the ztunnel that it examines. Every case has a fresh one of both.
+//! An agent that a case controls, and the ztunnel under test. Every case has a new pair.
 
 use std::{
     fs::File,
@@ -16,38 +16,36 @@ use crate::{
     wire::{self, Listener},
 };
 
-/// How long a peer is watched that is to do nothing.
+/// The time that the kit watches a peer that must do nothing.
 pub const QUIET: Duration = Duration::from_millis(300);
 
-/// What the cases are run with.
+/// Parameters of a run.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The ztunnel's command line.
     pub command: Vec<String>,
-    /// The ZDS socket.
     pub socket: PathBuf,
-    /// A directory for whatever the ztunnel writes, and for its output.
+    /// A directory for the ztunnel's files and its output.
     pub directory: PathBuf,
-    /// How long anything may take that has to happen.
-    pub patience: Duration,
-    /// How many pods make a storm.
+    /// Deadline for anything that must happen.
+    pub deadline: Duration,
+    /// The number of pods in a storm.
     pub storm: usize,
-    /// Where the sockets live.
+    /// The runtime of the sockets.
     pub runtime: Handle,
 }
 
-/// See the module.
+/// The agent that the kit plays, and the ztunnel's process.
 #[derive(Debug)]
 pub struct Bench {
     setting: Setting,
     listener: Option<Listener>,
     process: Option<Process>,
-    /// What was seen that is neither right nor wrong.
+    /// Observations that are neither right nor wrong.
     pub notes: Vec<String>,
 }
 
 impl Bench {
-    /// A bench on which nothing runs yet.
+    /// Creates a bench on which nothing runs yet.
     pub fn new(setting: &Setting) -> Self {
         Self {
             setting: setting.clone(),
@@ -57,37 +55,28 @@ impl Bench {
         }
     }
 
-    /// How long anything may take that has to happen.
-    pub fn patience(&self) -> Duration {
-        self.setting.patience
+    /// Returns the deadline for anything that must happen.
+    pub fn deadline(&self) -> Duration {
+        self.setting.deadline
     }
 
-    /// How many pods make a storm.
+    /// Returns the number of pods in a storm.
     pub fn storm(&self) -> usize {
         self.setting.storm
     }
 
-    /// The agent listens.
-    ///
-    /// # Errors
-    ///
-    /// The socket's path cannot be used.
+    /// Starts to listen as the agent.
     pub fn listen(&mut self) -> Outcome {
         let listener = Listener::bind(&self.setting.runtime, &self.setting.socket)?;
         self.listener = Some(listener);
         Ok(())
     }
 
-    /// The agent is gone, and its socket with it.
+    /// Closes and removes the agent's socket.
     pub fn stop_listening(&mut self) {
         self.listener = None;
     }
 
-    /// The ztunnel starts.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be run.
     pub fn spawn(&mut self) -> Outcome {
         let log = self.setting.directory.join("ztunnel.log");
         let start = Start {
@@ -101,64 +90,44 @@ impl Bench {
         Ok(())
     }
 
-    /// Both, and the ztunnel's connection, on which it has said nothing yet.
-    ///
-    /// # Errors
-    ///
-    /// It does not connect.
+    /// Starts both and returns the ztunnel's connection before its hello.
     pub fn connected(&mut self) -> Outcome<Session> {
         self.listen()?;
         self.spawn()?;
         self.accept()
     }
 
-    /// Both, and a connection with the hello said.
-    ///
-    /// # Errors
-    ///
-    /// It does not come so far.
+    /// Starts both and returns the connection after the hello.
     pub fn greeted(&mut self) -> Outcome<Session> {
         let session = self.connected()?;
         session.hello()?;
         Ok(session)
     }
 
-    /// Both, and a connection whose empty snapshot is over.
-    ///
-    /// # Errors
-    ///
-    /// It does not come so far.
+    /// Starts both and returns the connection after an empty snapshot.
     pub fn live(&mut self) -> Outcome<Session> {
         let session = self.greeted()?;
         session.ok(wire::snapshot_sent())?;
         Ok(session)
     }
 
-    /// The next connection.
-    ///
-    /// # Errors
-    ///
-    /// None came in time.
+    /// Waits for the next connection.
     pub fn accept(&mut self) -> Outcome<Session> {
-        let patience = self.setting.patience;
+        let deadline = self.setting.deadline;
         let listener = self
             .listener
             .as_mut()
             .ok_or_else(|| Stop::Broken("no agent listens".into()))?;
-        match listener.accept(patience)? {
-            Some(connection) => Ok(Session::new(connection, patience)),
+        match listener.accept(deadline)? {
+            Some(connection) => Ok(Session::new(connection, deadline)),
             None => failed(
-                format!("a connection within {patience:?}"),
+                format!("a connection within {deadline:?}"),
                 self.fate("no connection"),
             ),
         }
     }
 
-    /// The next connection and its hello.
-    ///
-    /// # Errors
-    ///
-    /// None came in time.
+    /// Waits for the next connection and its hello.
     pub fn reconnected(&mut self) -> Outcome<Session> {
         let session = self.accept()?;
         session.hello()?;
@@ -172,25 +141,17 @@ impl Bench {
         }
     }
 
-    /// How the process ended, if it does in that time.
+    /// Returns how the process ended, if it does in time.
     pub fn await_end(&self, within: Duration) -> Option<String> {
         self.process.as_ref()?.await_end(within)
     }
 
-    /// A pod without a proxy.
-    ///
-    /// # Errors
-    ///
-    /// The machine has no room for it.
+    /// Creates a pod without a proxy.
     pub fn pod(&self) -> Outcome<Netns> {
         Ok(Netns::make()?)
     }
 
-    /// The listeners of a pod that is served, which have to be there now.
-    ///
-    /// # Errors
-    ///
-    /// One is missing, or there is one too many.
+    /// Returns the listeners of a served pod, which must exist now.
     pub fn served(&self, pod: &Netns, when: &str) -> Outcome<Vec<Listening>> {
         let seen = pod.ports()?;
         let expected = format!("listeners on {PORTS:?} in the pod {when}");
@@ -198,24 +159,16 @@ impl Bench {
         Ok(pod.listening()?)
     }
 
-    /// A pod's listeners are the same sockets as before.
-    ///
-    /// # Errors
-    ///
-    /// They are others, or gone.
+    /// Fails unless a pod's listeners are the same sockets as before.
     pub fn unchanged(&self, pod: &Netns, before: &[Listening], when: &str) -> Outcome {
         let now = self.served(pod, when)?;
         let expected = format!("the same listeners {when}: {before:?}");
         check(now == before, &expected, || format!("{now:?}"))
     }
 
-    /// A pod has no listeners, at the latest in a while.
-    ///
-    /// # Errors
-    ///
-    /// It has.
+    /// Fails unless a pod's listeners are closed within the deadline.
     pub fn unserved(&self, pod: &Netns, when: &str) -> Outcome {
-        let seen = pod.await_ports(&[], self.patience())?;
+        let seen = pod.await_ports(&[], self.deadline())?;
         check(
             seen.is_empty(),
             &format!("no listeners in the pod {when}"),
@@ -224,11 +177,7 @@ impl Bench {
     }
 }
 
-/// Something that is no netns.
-///
-/// # Errors
-///
-/// There is no `/dev/null`.
+/// Opens a file that is not a netns.
 pub fn dev_null() -> Outcome<File> {
     Ok(File::open(Path::new("/dev/null"))?)
 }

@@ -1,4 +1,4 @@
-//! Finding the agent, saying hello, and finding it again.
+//! Cases about finding the agent, the hello, and reconnecting.
 
 use std::{thread, time::Duration};
 
@@ -86,7 +86,7 @@ fn slow_agent(bench: &mut Bench) -> Outcome {
     session.ok(wire::snapshot_sent())?;
     session.silent(SLOW)?;
     session.ok(wire::del("a"))?;
-    let ports = pod.await_ports(&[], bench.patience())?;
+    let ports = pod.await_ports(&[], bench.deadline())?;
     check(ports.is_empty(), "no listeners after Del", || {
         format!("{ports:?}")
     })

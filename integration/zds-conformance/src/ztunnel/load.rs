@@ -1,4 +1,4 @@
-//! Many pods, and many times the same.
+//! Cases with many pods and many repetitions.
 
 use super::bench::Bench;
 use crate::{
@@ -40,7 +40,7 @@ fn descriptors_are_returned(bench: &mut Bench) -> Outcome {
         session.add_fails("bad", &bad)?;
         session.ok(wire::del("bad"))
     };
-    // Whatever is made once is made now.
+    // The first cycle opens whatever is opened only once.
     cycle()?;
     bench.unserved(&pod, "after Del")?;
     let before = session.descriptors()?;

@@ -1,4 +1,4 @@
-//! Pods that cannot be served.
+//! Cases about pods that cannot be served.
 
 use std::{thread, time::Duration};
 
@@ -41,7 +41,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// Stock ztunnel tries again after 5 s.
+/// Stock ztunnel retries after 5 s.
 const RETRIED: Duration = Duration::from_secs(6);
 
 fn start_failure(bench: &mut Bench) -> Outcome {
@@ -49,7 +49,7 @@ fn start_failure(bench: &mut Bench) -> Outcome {
     let taken = bad.take_hbone_port()?;
     session.add_fails("bad", &bad)?;
     session.silent(QUIET)?;
-    let ports = bad.await_ports(&[15008], bench.patience())?;
+    let ports = bad.await_ports(&[15008], bench.deadline())?;
     check(
         ports == [15008],
         "all listeners or none: 15008 alone, which is the test's own",

@@ -1,4 +1,4 @@
-//! What Add and Del do to a pod.
+//! Cases about the effect of Add and Del on a pod.
 
 use super::bench::Bench;
 use crate::{

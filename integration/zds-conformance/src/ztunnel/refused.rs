@@ -1,4 +1,4 @@
-//! Packets that are against the contract.
+//! Cases about packets that violate the contract.
 
 use std::{os::fd::BorrowedFd, time::Duration};
 
@@ -75,7 +75,9 @@ pub(super) const CASES: &[Case<Bench>] = &[
         about: "A packet of more than 1024 bytes is a read error.",
         rules: &["Z5", "Z16"],
         run: |bench| {
-            let bytes = wire::encode(wire::add(&uid_of_packet(wire::LONGEST.saturating_add(1))));
+            let bytes = wire::encode(wire::add(&uid_of_packet(
+                wire::MAX_REQUEST_BYTES.saturating_add(1),
+            )));
             read_error(bench, "an Add of 1025 bytes", &bytes, 1)
         },
     },
@@ -126,7 +128,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// The connection ends after the answer, the next one comes, and what runs is not touched.
+/// Checks that the connection ends after the answer, that the next one follows, and that running pods are unaffected.
 fn read_error(bench: &mut Bench, name: &str, bytes: &[u8], descriptors: usize) -> Outcome {
     let (session, pod, other) = (bench.live()?, bench.pod()?, bench.pod()?);
     session.add("a", &pod)?;
@@ -173,7 +175,8 @@ fn empty_packet(bench: &mut Bench) -> Outcome {
     session.ok(wire::snapshot_sent())
 }
 
-/// The request is refused and the connection ends. Whether the process does, too, is told and not judged.
+/// Checks that the request is refused and the connection ends. Reports, without judging, whether
+/// the process ends too.
 fn protocol_error(bench: &mut Bench, name: &str, bytes: &[u8], with_descriptor: bool) -> Outcome {
     let (session, pod) = (bench.live()?, bench.pod()?);
     session.add("a", &pod)?;

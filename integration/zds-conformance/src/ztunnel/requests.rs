@@ -1,4 +1,4 @@
-//! One answer per request, and what a request may look like.
+//! Cases about the answer to each request, and about valid forms of a request.
 
 use super::{
     bench::{Bench, QUIET},
@@ -27,7 +27,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
         name: "longest-request",
         about: "A request of 1024 bytes is carried out.",
         rules: &["Z5"],
-        run: longest_request,
+        run: request_of_maximum_size,
     },
     Case {
         name: "unknown-fields",
@@ -84,16 +84,16 @@ fn answers_in_order(bench: &mut Bench) -> Outcome {
     session.silent(QUIET)
 }
 
-fn longest_request(bench: &mut Bench) -> Outcome {
+fn request_of_maximum_size(bench: &mut Bench) -> Outcome {
     let (session, pod) = (bench.live()?, bench.pod()?);
-    let request = wire::add(&uid_of_packet(wire::LONGEST));
+    let request = wire::add(&uid_of_packet(wire::MAX_REQUEST_BYTES));
     let bytes = wire::encode(request);
     let name = format!("an Add of {} bytes", bytes.len());
     answered(&session, &name, &bytes, Some(&pod))?;
     bench.served(&pod, &format!("after {name}")).map(drop)
 }
 
-/// A uid with which an Add has that many bytes.
+/// Returns a UID with which an Add has this many bytes.
 pub(super) fn uid_of_packet(bytes: usize) -> String {
     let mut uid = String::new();
     while wire::encode(wire::add(&uid)).len() < bytes {

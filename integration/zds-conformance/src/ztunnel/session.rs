@@ -1,4 +1,4 @@
-//! A ztunnel's connection, as its agent sees it.
+//! A ztunnel's connection as its agent sees it.
 
 use std::{
     os::fd::BorrowedFd,
@@ -15,63 +15,49 @@ use crate::{
     wire::{self, Connection, HELLO, Incoming},
 };
 
-/// What a ztunnel answered.
+/// The answer of a ztunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Done.
     Ok,
-    /// Not done, for this reason.
+    /// The request was not carried out, for this reason.
     Nack(String),
 }
 
-/// A ztunnel's connection.
 #[derive(Debug)]
 pub struct Session {
     connection: Connection,
-    patience: Duration,
+    deadline: Duration,
 }
 
 impl Session {
-    /// A connection on which nothing was said yet.
-    pub fn new(connection: Connection, patience: Duration) -> Self {
+    /// Wraps a connection on which nothing was sent yet.
+    pub fn new(connection: Connection, deadline: Duration) -> Self {
         Self {
             connection,
-            patience,
+            deadline,
         }
     }
 
-    /// Waits for the hello.
-    ///
-    /// # Errors
-    ///
-    /// Something else came first, or nothing.
+    /// Waits for the hello, which must come first.
     pub fn hello(&self) -> Outcome {
-        match self.connection.receive(self.patience)? {
+        match self.connection.receive(self.deadline)? {
             Incoming::Packet(packet) if packet.bytes == HELLO && packet.descriptors.is_empty() => {
                 Ok(())
             }
             other @ (Incoming::Packet(_) | Incoming::End | Incoming::Silence) => failed(
-                format!("the hello 08 01 first, within {:?}", self.patience),
+                format!("the hello 08 01 first, within {:?}", self.deadline),
                 other.describe(),
             ),
         }
     }
 
     /// Sends one request and waits for its answer.
-    ///
-    /// # Errors
-    ///
-    /// There was none, or something else.
     pub fn ask(&self, payload: Payload, descriptors: &[BorrowedFd<'_>]) -> Outcome<Answer> {
         let name = wire::describe(&payload);
         self.ask_raw(&name, &wire::encode(payload), descriptors)
     }
 
-    /// The same for any bytes.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::ask`].
+    /// Sends arbitrary bytes and waits for the answer.
     pub fn ask_raw(
         &self,
         name: &str,
@@ -82,11 +68,6 @@ impl Session {
         self.answer(name)
     }
 
-    /// Sends without waiting.
-    ///
-    /// # Errors
-    ///
-    /// The ztunnel has closed the connection.
     pub fn send(&self, name: &str, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Outcome {
         match self.connection.send(bytes, descriptors) {
             Ok(()) => Ok(()),
@@ -95,13 +76,9 @@ impl Session {
     }
 
     /// Waits for the next answer.
-    ///
-    /// # Errors
-    ///
-    /// There was none, or something else.
     pub fn answer(&self, name: &str) -> Outcome<Answer> {
-        let expected = format!("one answer to {name} within {:?}", self.patience);
-        match self.connection.receive(self.patience)? {
+        let expected = format!("one answer to {name} within {:?}", self.deadline);
+        match self.connection.receive(self.deadline)? {
             Incoming::Packet(packet) if packet.descriptors.is_empty() => {
                 match wire::answer(&packet.bytes) {
                     Some(error) if error.is_empty() => Ok(Answer::Ok),
@@ -115,11 +92,7 @@ impl Session {
         }
     }
 
-    /// A request that has to be carried out.
-    ///
-    /// # Errors
-    ///
-    /// It was refused, or not answered.
+    /// Sends a request that must succeed.
     pub fn ok(&self, payload: Payload) -> Outcome {
         let name = wire::describe(&payload);
         match self.ask(payload, &[])? {
@@ -131,11 +104,7 @@ impl Session {
         }
     }
 
-    /// An Add that has to be carried out.
-    ///
-    /// # Errors
-    ///
-    /// It was refused, or not answered.
+    /// Sends an Add that must succeed.
     pub fn add(&self, uid: &str, pod: &Netns) -> Outcome {
         match self.ask(wire::add(uid), &[pod.descriptor()])? {
             Answer::Ok => Ok(()),
@@ -146,21 +115,13 @@ impl Session {
         }
     }
 
-    /// An Add of a pod that cannot be served.
-    ///
-    /// # Errors
-    ///
-    /// It was carried out, or refused as something else.
+    /// Sends an Add of a pod that cannot be served, which must be refused as that.
     pub fn add_fails(&self, uid: &str, pod: &Netns) -> Outcome {
         let answer = self.ask(wire::add(uid), &[pod.descriptor()])?;
         answer.refused("failure to start proxy", &format!("Add {uid}"))
     }
 
-    /// The ztunnel says nothing.
-    ///
-    /// # Errors
-    ///
-    /// It said something, or hung up.
+    /// Fails if the ztunnel sends anything within `time`, or closes the connection.
     pub fn silent(&self, time: Duration) -> Outcome {
         match self.connection.receive(time)? {
             Incoming::Silence => Ok(()),
@@ -171,13 +132,9 @@ impl Session {
         }
     }
 
-    /// The ztunnel closes the connection.
-    ///
-    /// # Errors
-    ///
-    /// It does not, or says something before.
+    /// Fails unless the ztunnel closes the connection without sending anything.
     pub fn ended(&self) -> Outcome {
-        match self.connection.receive(self.patience)? {
+        match self.connection.receive(self.deadline)? {
             Incoming::End => Ok(()),
             other @ (Incoming::Packet(_) | Incoming::Silence) => {
                 failed("the end of the connection", other.describe())
@@ -185,32 +142,20 @@ impl Session {
         }
     }
 
-    /// The agent sends no more.
-    ///
-    /// # Errors
-    ///
-    /// The connection is gone.
+    /// Closes the agent's sending side.
     pub fn half_close(&self) -> Outcome {
         Ok(self.connection.half_close()?)
     }
 
-    /// How many descriptors the ztunnel holds.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be seen.
+    /// Returns the number of descriptors that the ztunnel holds.
     pub fn descriptors(&self) -> Outcome<usize> {
         let unseen = || Stop::Skipped("the ztunnel's process cannot be seen from here".to_owned());
         process::descriptors(self.connection.peer().ok_or_else(unseen)?).map_err(|_| unseen())
     }
 
-    /// Waits until the ztunnel holds no more descriptors than that; gives how many it held at last.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::descriptors`].
+    /// Waits until the ztunnel holds at most `most` descriptors; returns the last count.
     pub fn await_descriptors(&self, most: usize) -> Outcome<usize> {
-        let end = Instant::now() + self.patience;
+        let end = Instant::now() + self.deadline;
         loop {
             let held = self.descriptors()?;
             if held <= most || Instant::now() >= end {
@@ -222,11 +167,7 @@ impl Session {
 }
 
 impl Answer {
-    /// It was refused in those words.
-    ///
-    /// # Errors
-    ///
-    /// It was not.
+    /// Fails unless the answer is a refusal that begins with `prefix`.
     pub fn refused(&self, prefix: &str, name: &str) -> Outcome {
         let expected = format!("{name} is refused with \"{prefix}...\"");
         match self {

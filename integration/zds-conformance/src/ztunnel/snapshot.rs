@@ -1,4 +1,4 @@
-//! What a connection's snapshot does to the pods of the connection before.
+//! Cases about the effect of a snapshot on pods of the previous connection.
 
 use std::{thread, time::Duration};
 
@@ -57,7 +57,7 @@ pub(super) const CASES: &[Case<Bench>] = &[
     },
 ];
 
-/// Pods a and b are served, and the agent has come back: a new connection with its hello.
+/// Pods a and b are served, and the agent is back: a new connection with its hello.
 struct Again {
     session: Session,
     a: (Netns, Vec<Listening>),

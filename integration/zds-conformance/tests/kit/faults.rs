@@ -1,5 +1,5 @@
-//! Each fault of a broken peer is caught by the case that is meant for it. That a peer without the fault passes the
-//! same case is shown by `tests/peers.rs`. Needs root, or `integration/isolate` in front of `cargo test`.
+//! Each fault of a broken peer is caught by the case for it. `peers.rs` shows that a peer without the fault
+//! passes the same case. Needs root, or `integration/isolate` in front of `cargo test`.
 
 use std::{
     collections::BTreeSet,
@@ -11,24 +11,24 @@ use std::{
 use crate::run::{Run, bin, broken_agent, ztunnel};
 use crate::table::{OF_A_ZTUNNEL, OF_AN_AGENT, Row};
 
-/// How many run at once: most of the time they wait.
+/// Number of concurrent runs, which mostly wait.
 const WORKERS: usize = 4;
 
-/// Runs one case against each fault and collects what was not caught.
+/// Runs one case against each fault and collects the faults that were not caught.
 fn missed(table: &[Row], run: impl Fn(&[&str], &str) -> Run + Sync) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut missed = Vec::new();
-        while let Some((fault, case, words)) = table.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some((fault, case, evidence)) = table.get(next.fetch_add(1, Ordering::Relaxed)) {
             let run = run(&["--patience", "2", "--storm", "20", "--case", case], fault);
             let caught = run
                 .outcomes
                 .get(*case)
                 .is_some_and(|outcome| outcome == "failed");
-            if !caught || run.code != Some(1) || !run.said.contains(words) {
+            if !caught || run.code != Some(1) || !run.output.contains(evidence) {
                 missed.push(format!(
-                    "{fault}: {case} did not fail with \"{words}\"\n{}",
-                    run.said
+                    "{fault}: {case} did not fail with \"{evidence}\"\n{}",
+                    run.output
                 ));
             }
         }
@@ -75,7 +75,7 @@ fn each_fault_that_a_broken_peer_has_is_in_the_table() {
 #[test]
 fn each_case_catches_a_fault() {
     for (peer, table) in [("ztunnel", OF_A_ZTUNNEL), ("agent", OF_AN_AGENT)] {
-        let list = Run::of(&[peer, "--list"]).said;
+        let list = Run::of(&[peer, "--list"]).output;
         let cases = list
             .lines()
             .filter_map(|line| line.split_whitespace().next());

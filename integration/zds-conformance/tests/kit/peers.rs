@@ -1,5 +1,5 @@
-//! The peers that keep the contract pass, whole: the broken ones without a fault, the reference ztunnel, the broker.
-//! Needs root, or `integration/isolate` in front of `cargo test`; and a built workspace.
+//! Peers that keep the contract pass every case: the broken ones without a fault, the reference ztunnel, the broker.
+//! Needs root, or `integration/isolate` in front of `cargo test`, and a built workspace.
 
 use crate::run::{Run, bin, broken_agent, ztunnel};
 
@@ -27,7 +27,7 @@ fn the_broker_passes() {
     let directory = tempfile::tempdir().unwrap();
     let run_dir = directory.path().to_str().unwrap();
     let broker = bin("ztunnel-broker");
-    let mut words = vec![
+    let mut arguments = vec![
         "agent",
         "--storm",
         "50",
@@ -36,7 +36,7 @@ fn the_broker_passes() {
         "--inpod",
         run_dir,
     ];
-    words.extend([
+    arguments.extend([
         "--",
         &broker,
         "--run-dir",
@@ -44,7 +44,7 @@ fn the_broker_passes() {
         "--zds-socket",
         "{socket}",
     ]);
-    words.extend([
+    arguments.extend([
         "--peer",
         "uid",
         "--log-level",
@@ -52,10 +52,10 @@ fn the_broker_passes() {
         "--log-format",
         "text",
     ]);
-    words.extend(["--ack-timeout-seconds", "2"]);
-    // The kit is no pod.
-    words.extend(["--ztunnel-peer", "uid"]);
-    Run::of(&words).passed();
+    arguments.extend(["--ack-timeout-seconds", "2"]);
+    // The kit does not run in a pod.
+    arguments.extend(["--ztunnel-peer", "uid"]);
+    Run::of(&arguments).passed();
 }
 
 #[test]
@@ -76,10 +76,10 @@ fn what_cannot_be_run_is_said_in_one_line_with_code_2() {
             "cannot run /nonexistent",
         ),
     ];
-    for (arguments, words) in table {
+    for (arguments, text) in table {
         let run = Run::of(arguments);
-        assert_eq!(run.code, Some(2), "{}", run.said);
-        assert!(run.said.contains(words), "{}", run.said);
+        assert_eq!(run.code, Some(2), "{}", run.output);
+        assert!(run.output.contains(text), "{}", run.output);
     }
 }
 
@@ -87,11 +87,11 @@ fn what_cannot_be_run_is_said_in_one_line_with_code_2() {
 fn the_cases_are_listed_with_their_rules() {
     for (peer, case) in [("ztunnel", "hello-first"), ("agent", "live-add")] {
         let run = Run::of(&[peer, "--list"]);
-        assert_eq!(run.code, Some(0), "{}", run.said);
+        assert_eq!(run.code, Some(0), "{}", run.output);
         assert!(
-            run.said.contains(case) && run.said.contains('['),
+            run.output.contains(case) && run.output.contains('['),
             "{}",
-            run.said
+            run.output
         );
     }
 }

@@ -1,10 +1,10 @@
-//! The kit as it is run by people, and what it said.
+//! Runs the kit like a user and parses its output.
 use std::{collections::BTreeMap, path::PathBuf, process::Command};
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// A binary of this workspace, built before.
+/// Returns the path of a binary of this workspace, which must be built.
 #[track_caller]
 pub(crate) fn bin(name: &str) -> String {
     let kit = PathBuf::from(env!("CARGO_BIN_EXE_zds-conformance"));
@@ -16,16 +16,15 @@ pub(crate) fn bin(name: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// A run's exit code, what it printed, and each case's outcome.
+/// A run's exit code, its output, and each case's outcome.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,
-    pub(crate) said: String,
+    pub(crate) output: String,
     pub(crate) outcomes: BTreeMap<String, String>,
 }
 
 impl Run {
-    /// Runs the kit.
     pub(crate) fn of<S: AsRef<str>>(arguments: &[S]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let json = directory.path().join("run.json");
@@ -43,7 +42,7 @@ impl Run {
         let word = |case: &Value, field: &str| case[field].as_str().unwrap().to_owned();
         Self {
             code: output.status.code(),
-            said: text(&output.stdout) + &text(&output.stderr),
+            output: text(&output.stdout) + &text(&output.stderr),
             outcomes: cases
                 .iter()
                 .map(|case| (word(case, "name"), word(case, "outcome")))
@@ -53,23 +52,23 @@ impl Run {
 
     #[track_caller]
     pub(crate) fn passed(&self) {
-        assert_eq!(self.code, Some(0), "{}", self.said);
+        assert_eq!(self.code, Some(0), "{}", self.output);
         assert!(
             self.outcomes.values().all(|outcome| outcome == "passed"),
             "{}",
-            self.said
+            self.output
         );
-        assert!(self.outcomes.len() > 40, "{}", self.said);
+        assert!(self.outcomes.len() > 40, "{}", self.output);
     }
 }
 
-/// The command line against a ztunnel.
+/// Runs the kit against a ztunnel.
 pub(crate) fn ztunnel(options: &[&str], command: &[&str]) -> Run {
-    let words = [&["ztunnel"], options, &["--"], command].concat();
-    Run::of(&words)
+    let arguments = [&["ztunnel"], options, &["--"], command].concat();
+    Run::of(&arguments)
 }
 
-/// The command line against the broken agent with that fault.
+/// Runs the kit against the broken agent with this fault.
 pub(crate) fn broken_agent(options: &[&str], fault: &str) -> Run {
     let directory: TempDir = tempfile::tempdir().unwrap();
     let control = directory.path().join("control");
@@ -77,6 +76,6 @@ pub(crate) fn broken_agent(options: &[&str], fault: &str) -> Run {
     let driver = format!("{agent} drive {control}");
     let driven = ["--ack-timeout", "2", "--driver", &driver];
     let command = [agent.as_str(), "serve", "{socket}", control, fault, "2000"];
-    let words = [&["agent"], options, &driven[..], &["--"], &command[..]].concat();
-    Run::of(&words)
+    let arguments = [&["agent"], options, &driven[..], &["--"], &command[..]].concat();
+    Run::of(&arguments)
 }

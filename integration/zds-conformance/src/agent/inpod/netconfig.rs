@@ -1,4 +1,5 @@
-//! netconfig's side of `netns.sock` (`inpod/netconfig/v1/netns_socket.proto`), for namespaces that the kit made.
+//! Plays netconfig's side of `netns.sock` (`inpod/netconfig/v1/netns_socket.proto`), for namespaces
+//! that the kit created.
 
 use std::{
     collections::BTreeMap,
@@ -27,16 +28,16 @@ use tokio::{
 
 use crate::agent::driver::Place;
 
-/// The namespaces that are claimed, by inode.
+/// The claimed namespaces, by inode.
 pub(super) type Book = BTreeMap<u64, Place>;
 
-/// What the contract gives an exchange.
+/// Time limit of an exchange, from the contract.
 const EXCHANGE: Duration = Duration::from_secs(2);
 
-/// The longest request of the contract, in bytes.
-const LONGEST: u32 = 4096;
+/// The contract's maximum size of a request, in bytes.
+const MAX_REQUEST_BYTES: u32 = 4096;
 
-/// Listens in the directory of that run.
+/// Listens in the run directory.
 pub(super) fn listen(run_dir: &Path) -> io::Result<UnixListener> {
     let directory = run_dir.join("netns");
     fs::create_dir_all(&directory)?;
@@ -53,13 +54,13 @@ pub(super) async fn serve(listener: UnixListener, book: Arc<Mutex<Book>>) {
         let Ok((stream, _)) = listener.accept().await else {
             continue;
         };
-        // Whoever breaks off has no answer: that is his matter.
+        // A caller that disconnects gets no answer.
         drop(timeout(EXCHANGE, hand_out(stream, &book)).await);
     }
 }
 
 async fn hand_out(mut stream: UnixStream, book: &Mutex<Book>) -> io::Result<()> {
-    let length = stream.read_u32().await?.min(LONGEST);
+    let length = stream.read_u32().await?.min(MAX_REQUEST_BYTES);
     let mut request = vec![0; usize::try_from(length).map_err(io::Error::other)?];
     stream.read_exact(&mut request).await?;
     let wanted = FetchNetnsRequest::decode(&*request)

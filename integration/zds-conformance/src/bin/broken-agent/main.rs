@@ -1,4 +1,4 @@
-//! An agent that keeps the contract, but for one fault: what the kit is tested against. It is its own driver, too.
+//! An agent that keeps the contract except for one fault, to test the kit. It is also its own driver.
 #![expect(
     clippy::print_stderr,
     clippy::disallowed_methods,
@@ -137,7 +137,7 @@ fn serve(socket: &str, control: &str, fault: &str, timeout: &str) -> io::Result<
     }
 }
 
-/// A call is its words, one per line, up to the end of the stream; the answer is `ok` or what went wrong.
+/// A call is its arguments, one per line, up to the end of the stream; the answer is `ok` or an error.
 fn take_call(agent: &Agent, mut stream: UnixStream) {
     let mut text = String::new();
     if stream.read_to_string(&mut text).is_err() {
@@ -155,7 +155,7 @@ fn take_call(agent: &Agent, mut stream: UnixStream) {
         _ => Err("no such call".to_owned()),
     };
     let answer = outcome.err().unwrap_or_else(|| "ok".to_owned());
-    // Whoever called may have gone.
+    // The caller may have gone.
     drop(stream.write_all(answer.as_bytes()));
 }
 

@@ -1,4 +1,4 @@
-//! One ztunnel's connection.
+//! Serves one ztunnel's connection.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -17,17 +17,17 @@ use std::{
 use zds_client::proto::workload_request::Payload;
 use zds_conformance::wire::{self, Connection, HELLO, Incoming};
 
-use crate::state::{Agent, State, Told, Wanted};
+use crate::state::{Agent, PodState, State, Wanted};
 
-/// How often a session looks for work.
+/// Interval at which a session looks for work.
 const TICK: Duration = Duration::from_millis(3);
 
-/// When a refused pod is tried again.
+/// Interval at which it retries a refused pod.
 const RETRY: Duration = Duration::from_secs(1);
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// What is under way.
+/// The request in flight.
 struct Asked {
     about: About,
     since: Instant,
@@ -39,7 +39,7 @@ enum About {
     Keep(String),
     Del(String),
     SnapshotSent,
-    /// Nothing that is remembered.
+    /// A request that leaves no state.
     Extra,
 }
 
@@ -51,7 +51,7 @@ struct Session<'a> {
     since: Instant,
     snapshot_sent: bool,
     asked: VecDeque<Asked>,
-    /// Faults that happen once.
+    /// Faults that happen only once.
     done: BTreeSet<&'static str>,
 }
 
@@ -104,7 +104,7 @@ impl Session<'_> {
         state.sessions.insert(self.id, BTreeMap::new());
     }
 
-    /// `None` at the end.
+    /// Returns `None` at the end.
     fn step(&mut self) -> Option<()> {
         match self.connection.receive(TICK) {
             Ok(Incoming::Packet(packet)) => self.take(&packet.bytes)?,
@@ -112,16 +112,16 @@ impl Session<'_> {
             Ok(Incoming::End) | Err(_) => return None,
             Ok(Incoming::Silence) => {}
         }
-        self.look_at_the_clock()?;
+        self.check_timeouts()?;
         let busy = !self.asked.is_empty() && !self.is("pipelined");
         if self.greeted && !busy {
-            self.say()
+            self.send_next()
         } else {
             Some(())
         }
     }
 
-    fn look_at_the_clock(&self) -> Option<()> {
+    fn check_timeouts(&self) -> Option<()> {
         let late = |since: Instant| since.elapsed() > self.agent.timeout;
         let no_hello = !self.greeted && late(self.since) && !self.is("no-hello-timeout");
         let no_answer = self.asked.front().is_some_and(|asked| late(asked.since))
@@ -166,7 +166,7 @@ impl Session<'_> {
             state.busy = None;
         }
         let pending = !self.agent.is("no-del-after-nack");
-        let Some(told) = state.sessions.get_mut(&self.id) else {
+        let Some(states) = state.sessions.get_mut(&self.id) else {
             return;
         };
         match about {
@@ -178,9 +178,9 @@ impl Session<'_> {
                     .netns
                     .map(|(_, identity)| identity)
                     .unwrap_or_default();
-                told.insert(
+                states.insert(
                     uid,
-                    Told::Added {
+                    PodState::Added {
                         version: wanted.version,
                         identity,
                     },
@@ -188,24 +188,24 @@ impl Session<'_> {
             }
             About::Add(uid, wanted) => {
                 let retry_at = Instant::now() + RETRY;
-                let refused = Told::Refused {
+                let refused = PodState::Refused {
                     version: wanted.version,
                     pending,
                     retry_at,
                 };
-                told.insert(uid, refused);
+                states.insert(uid, refused);
             }
-            About::Keep(uid) => drop(told.insert(uid, Told::Kept)),
-            About::Del(uid) => match told.get_mut(&uid) {
-                Some(Told::Refused { pending, .. }) => *pending = false,
-                _ => drop(told.remove(&uid)),
+            About::Keep(uid) => drop(states.insert(uid, PodState::Kept)),
+            About::Del(uid) => match states.get_mut(&uid) {
+                Some(PodState::Refused { pending, .. }) => *pending = false,
+                _ => drop(states.remove(&uid)),
             },
             About::SnapshotSent | About::Extra => {}
         }
     }
 
-    /// The next request, if one is due.
-    fn say(&mut self) -> Option<()> {
+    /// Sends the next request, if one is due.
+    fn send_next(&mut self) -> Option<()> {
         let Some((about, payload)) = self.next() else {
             return Some(());
         };
@@ -233,7 +233,7 @@ impl Session<'_> {
         payload
     }
 
-    /// The descriptors beside a request.
+    /// Returns the descriptors to send with a request.
     fn beside(&self, about: &About) -> Vec<File> {
         let own = || File::open("/proc/self/ns/net").ok();
         let netns = match about {
@@ -303,11 +303,11 @@ impl Session<'_> {
         self.asked.iter().any(same)
     }
 
-    /// The first pod of which a ztunnel knows something else than what is desired.
+    /// Returns the first pod whose state in this ztunnel differs from the desired one.
     fn change(&self, state: &State) -> Option<(About, Payload)> {
         let nothing = BTreeMap::new();
-        let told = state.sessions.get(&self.id).unwrap_or(&nothing);
-        let uids: BTreeSet<_> = state.wanted.keys().chain(told.keys()).collect();
+        let states = state.sessions.get(&self.id).unwrap_or(&nothing);
+        let uids: BTreeSet<_> = state.wanted.keys().chain(states.keys()).collect();
         let last = state.wanted.keys().next_back();
         let newest = state.sessions.keys().next_back() == Some(&self.id);
         for uid in uids {
@@ -315,7 +315,7 @@ impl Session<'_> {
             if left_out || self.waits_for(&About::Del(uid.clone())) {
                 continue;
             }
-            let next = self.step_for(uid, told.get(uid), state.wanted.get(uid));
+            let next = self.step_for(uid, states.get(uid), state.wanted.get(uid));
             let add = matches!(next, Some((About::Add(..), _)));
             if next.is_some() && !(add && self.is("latest-only") && !newest) {
                 return next;
@@ -327,7 +327,7 @@ impl Session<'_> {
     fn step_for(
         &self,
         uid: &str,
-        told: Option<&Told>,
+        states: Option<&PodState>,
         wanted: Option<&Wanted>,
     ) -> Option<(About, Payload)> {
         let add = |wanted: &Wanted| {
@@ -339,15 +339,15 @@ impl Session<'_> {
         };
         let del =
             || (!self.is("forgets-del")).then(|| (About::Del(uid.to_owned()), wire::del(uid)));
-        match (told, wanted) {
+        match (states, wanted) {
             (None, Some(wanted)) if wanted.netns.is_some() => add(wanted),
             (None, Some(_)) if !self.snapshot_sent => {
                 Some((About::Keep(uid.to_owned()), wire::keep(uid)))
             }
-            (Some(Told::Kept), Some(wanted)) => add(wanted),
-            (Some(Told::Refused { pending: true, .. }), _) => del(),
+            (Some(PodState::Kept), Some(wanted)) => add(wanted),
+            (Some(PodState::Refused { pending: true, .. }), _) => del(),
             (
-                Some(Told::Refused {
+                Some(PodState::Refused {
                     retry_at, version, ..
                 }),
                 Some(wanted),
@@ -359,8 +359,8 @@ impl Session<'_> {
                     None
                 }
             }
-            (Some(Told::Added { .. } | Told::Kept), None) => del(),
-            (Some(Told::Added { version, identity }), Some(wanted))
+            (Some(PodState::Added { .. } | PodState::Kept), None) => del(),
+            (Some(PodState::Added { version, identity }), Some(wanted))
                 if *version != wanted.version =>
             {
                 let same = wanted
@@ -380,7 +380,7 @@ impl Session<'_> {
     }
 }
 
-/// The word is taken and its meaning lost: the ztunnel gets an Add that changes nothing.
+/// Loses the change: the ztunnel gets an Add that changes nothing.
 fn same_as_before(wanted: &Wanted, session: &Session<'_>) -> Wanted {
     let mut same = wanted.clone();
     if session.is("netns-change-ignored") {

@@ -1,4 +1,4 @@
-//! What is desired, and what each ztunnel was told.
+//! The desired state, and each ztunnel's state.
 
 use std::{
     collections::BTreeMap,
@@ -10,21 +10,21 @@ use std::{
 };
 
 use zds_client::proto::{AddWorkload, WorkloadInfo, workload_request::Payload};
-use zds_conformance::wire::{LONGEST, encode};
+use zds_conformance::wire::{MAX_REQUEST_BYTES, encode};
 
-/// A workload of the set.
+/// A workload of the desired set.
 #[derive(Clone)]
 pub(crate) struct Wanted {
     pub(crate) add: AddWorkload,
-    /// With its identity.
+    /// The descriptor with its identity.
     pub(crate) netns: Option<(Arc<File>, (u64, u64))>,
-    /// Another one with each word on the pod.
+    /// Changes with every call about the pod.
     pub(crate) version: u64,
 }
 
-/// What a ztunnel knows of a pod.
+/// The state of a pod in a ztunnel.
 #[derive(Clone)]
-pub(crate) enum Told {
+pub(crate) enum PodState {
     Added {
         version: u64,
         identity: (u64, u64),
@@ -41,8 +41,8 @@ pub(crate) enum Told {
 pub(crate) struct State {
     pub(crate) seeded: bool,
     pub(crate) wanted: BTreeMap<String, Wanted>,
-    pub(crate) sessions: BTreeMap<u64, BTreeMap<String, Told>>,
-    /// Which session has a request under way: only looked at by one fault.
+    pub(crate) sessions: BTreeMap<u64, BTreeMap<String, PodState>>,
+    /// The session with a request in flight; only one fault reads this.
     pub(crate) busy: Option<u64>,
     pub(crate) removed: BTreeMap<String, Wanted>,
     pub(crate) leaked: Vec<File>,
@@ -98,7 +98,7 @@ impl Agent {
         }
     }
 
-    /// Returns when some ztunnel serves the workload; otherwise the set is as before.
+    /// Returns when some ztunnel serves the workload; otherwise restores the previous set.
     pub(crate) fn add(&self, line: &str, seconds: f64) -> Result<(), String> {
         let wanted = self.parse(line)?;
         let (uid, version) = (wanted.add.uid.clone(), wanted.version);
@@ -140,7 +140,7 @@ impl Agent {
                 service_account: (*account).to_owned(),
             }),
         };
-        if encode(Payload::Add(add.clone())).len() > LONGEST && !self.is("too-long") {
+        if encode(Payload::Add(add.clone())).len() > MAX_REQUEST_BYTES && !self.is("too-long") {
             return Err("too long for ZDS".to_owned());
         }
         let netns = match *path {
@@ -167,12 +167,12 @@ impl Agent {
 
 impl State {
     fn serves(&self, uid: &str, wanted: u64) -> bool {
-        let serves = |told: &BTreeMap<String, Told>| matches!(told.get(uid), Some(Told::Added { version, .. }) if *version == wanted);
+        let serves = |states: &BTreeMap<String, PodState>| matches!(states.get(uid), Some(PodState::Added { version, .. }) if *version == wanted);
         self.sessions.values().any(serves) || self.credited_by_close.contains(&wanted)
     }
 
     fn all_refuse(&self, uid: &str, wanted: u64) -> bool {
-        let refuses = |told: &BTreeMap<String, Told>| matches!(told.get(uid), Some(Told::Refused { version, .. }) if *version == wanted);
+        let refuses = |states: &BTreeMap<String, PodState>| matches!(states.get(uid), Some(PodState::Refused { version, .. }) if *version == wanted);
         !self.sessions.is_empty() && self.sessions.values().all(refuses)
     }
 }

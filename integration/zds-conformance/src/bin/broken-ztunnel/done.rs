@@ -1,6 +1,5 @@
-//! How a request ends.
+//! The outcome of a request.
 
-/// How a request ends.
 pub(crate) enum Done {
     Ack,
     /// Refused; the connection stays.
@@ -9,7 +8,7 @@ pub(crate) enum Done {
     ReadError(String),
     /// Refused; the process ends.
     ProtocolError(String),
-    /// Nothing is answered.
+    /// No answer is sent.
     Mute,
     Exit,
 }

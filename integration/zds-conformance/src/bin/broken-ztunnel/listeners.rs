@@ -1,10 +1,8 @@
-//! The listeners of a pod.
-
 use std::{io, net::TcpListener};
 
 use socket2::{Domain, Socket, Type};
 
-/// All, or none.
+/// Opens all listeners, or none.
 pub(crate) fn listen(ports: &[u16]) -> io::Result<Vec<TcpListener>> {
     ports.iter().map(|port| listen_on(*port)).collect()
 }

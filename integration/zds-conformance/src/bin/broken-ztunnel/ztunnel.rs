@@ -1,4 +1,4 @@
-//! What it does, right but for its fault.
+//! The ztunnel's behavior, correct except for its fault.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use prost::Message as _;
 use zds_client::proto::{WorkloadRequest, workload_request::Payload};
 use zds_conformance::{
     netns::PORTS,
-    wire::{self, ACK, Connection, HELLO, Incoming, LONGEST, Packet},
+    wire::{self, ACK, Connection, HELLO, Incoming, MAX_REQUEST_BYTES, Packet},
 };
 
 use crate::{done::Done, listeners::listen};
@@ -84,7 +84,7 @@ impl Ztunnel {
         }
     }
 
-    /// One connection; the exit code if it is the last.
+    /// Serves one connection; returns the exit code if it is the last.
     fn converse(&mut self, connection: &Connection) -> io::Result<Option<u8>> {
         if !self.is("names-outlive-the-connection") {
             self.named.clear();
@@ -94,7 +94,7 @@ impl Ztunnel {
         }
         self.snapshot_sent = false;
         self.held_back = None;
-        self.say_hello(connection)?;
+        self.send_hello(connection)?;
         let mut heard = Instant::now();
         loop {
             self.retry();
@@ -126,7 +126,7 @@ impl Ztunnel {
         Ok(None)
     }
 
-    fn say_hello(&self, connection: &Connection) -> io::Result<()> {
+    fn send_hello(&self, connection: &Connection) -> io::Result<()> {
         if self.is("hello-late") {
             drop(connection.receive(Duration::from_secs(30))?);
         }
@@ -135,12 +135,12 @@ impl Ztunnel {
             "wrong-version" => b"\x08\x02",
             _ => HELLO,
         };
-        // One that hung up already is met again.
+        // If the agent closed the connection, the next call notices.
         drop(connection.send(hello, &[]));
         Ok(())
     }
 
-    /// `None` where the connection goes on, else the process's code if that ends, too.
+    /// Returns `None` if the connection continues, else the exit code if the process ends too.
     fn answer(
         &mut self,
         connection: &Connection,
@@ -177,22 +177,22 @@ impl Ztunnel {
     }
 
     fn send(&mut self, connection: &Connection, bytes: &[u8]) {
-        let say = |bytes: &[u8]| drop(connection.send(bytes, &[]));
+        let send = |bytes: &[u8]| drop(connection.send(bytes, &[]));
         match self.fault.as_str() {
             "ack-nothing" => {}
             "swallow-one-ack" if self.answers == 5 => {}
             "ack-twice" => {
-                say(bytes);
-                say(bytes);
+                send(bytes);
+                send(bytes);
             }
             "acks-out-of-order" if bytes != ACK => {
-                // The next one goes first.
+                // The next answer goes first.
                 self.held_back = Some(bytes.to_vec());
             }
             _ => {
-                say(bytes);
+                send(bytes);
                 if let Some(held) = self.held_back.take() {
-                    say(&held);
+                    send(&held);
                 }
             }
         }
@@ -206,7 +206,7 @@ impl Ztunnel {
         let room = match self.fault.as_str() {
             "small-buffer" => 512,
             "large-buffer" => 4096,
-            _ => LONGEST,
+            _ => MAX_REQUEST_BYTES,
         };
         let refuse = |ztunnel: &mut Self, descriptors: Vec<OwnedFd>, text: &str| {
             if ztunnel.is("leak-refused-fd") {
@@ -281,7 +281,7 @@ impl Ztunnel {
 
     fn start(&mut self, uid: &str, netns: File, identity: (u64, u64)) -> Done {
         if self.is("ack-before-listening") {
-            // Too late for whoever looks when the answer comes.
+            // Too late for an agent that checks when the answer arrives.
             self.pending.insert(uid.to_owned(), netns);
             self.retry_at = Instant::now() + Duration::from_millis(50);
             return Done::Ack;

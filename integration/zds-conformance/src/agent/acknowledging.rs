@@ -1,4 +1,4 @@
-//! A ztunnel that answers everything, on a thread of its own.
+//! A ztunnel that answers everything, on its own thread.
 
 use std::{
     collections::BTreeSet,
@@ -12,15 +12,15 @@ use std::{
 
 use zds_client::proto::workload_request::Payload;
 
-use super::peer::{Peer, Said};
+use super::peer::{Peer, Request};
 use crate::case::{Outcome, Stop, failed};
 
-/// How often it looks whether it is to stop.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval at which it checks whether to stop.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Peer {
-    /// From here on answers every request after that pause, on a thread of its own.
-    pub fn obey(self, pause: Duration) -> Obedient {
+    /// Answers every request after `pause`, on its own thread.
+    pub fn acknowledge_all(self, pause: Duration) -> Acknowledging {
         let complete = self.snapshot_is_over();
         let view = Arc::new(Mutex::new(View {
             complete,
@@ -30,35 +30,35 @@ impl Peer {
         let (seen, stopped) = (Arc::clone(&view), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
-                if let Some(said) = self.within(LOOK)? {
+                if let Some(request) = self.within(POLL_INTERVAL)? {
                     thread::sleep(pause);
                     seen.lock()
                         .unwrap_or_else(PoisonError::into_inner)
-                        .learn(&said);
+                        .learn(&request);
                     self.ack()?;
                 }
             }
             Ok(self)
         });
-        Obedient { view, stop, thread }
+        Acknowledging { view, stop, thread }
     }
 }
 
-/// What a ztunnel that obeys has been told.
+/// The state of an acknowledging ztunnel.
 #[derive(Clone, Debug, Default)]
 pub struct View {
-    /// Every request, in order.
-    pub said: Vec<String>,
-    /// The pods that it serves.
+    /// Every request received, in order.
+    pub requests: Vec<String>,
+    /// The UIDs of the pods that it serves.
     pub pods: BTreeSet<String>,
-    /// Whether its snapshot has ended.
+    /// The snapshot is complete.
     pub complete: bool,
 }
 
 impl View {
-    fn learn(&mut self, said: &Said) {
-        self.said.push(said.words());
-        match &said.payload {
+    fn learn(&mut self, request: &Request) {
+        self.requests.push(request.describe());
+        match &request.payload {
             Payload::Add(add) => drop(self.pods.insert(add.uid.clone())),
             Payload::Keep(_) => {}
             Payload::Del(del) => drop(self.pods.remove(&del.uid)),
@@ -67,16 +67,15 @@ impl View {
     }
 }
 
-/// A ztunnel that answers everything.
+/// A running ztunnel that answers everything.
 #[derive(Debug)]
-pub struct Obedient {
+pub struct Acknowledging {
     view: Arc<Mutex<View>>,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Outcome<Peer>>,
 }
 
-impl Obedient {
-    /// What it has been told.
+impl Acknowledging {
     pub fn view(&self) -> View {
         self.view
             .lock()
@@ -84,11 +83,7 @@ impl Obedient {
             .clone()
     }
 
-    /// Waits until it serves exactly these pods and its snapshot has ended.
-    ///
-    /// # Errors
-    ///
-    /// It does not come to that.
+    /// Waits until it serves exactly these pods and its snapshot is complete.
     pub fn await_pods(&self, pods: &BTreeSet<String>, within: Duration) -> Outcome {
         let end = Instant::now() + within;
         loop {
@@ -100,15 +95,11 @@ impl Obedient {
                 let seen = format!("{:?}, snapshot ended: {}", view.pods, view.complete);
                 return failed(format!("a ztunnel that knows {pods:?}"), seen);
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Answers no more.
-    ///
-    /// # Errors
-    ///
-    /// What it saw that was against the rules.
+    /// Stops answering. Fails if it observed a violation of the rules.
     pub fn stop(self) -> Outcome<Peer> {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.join();
