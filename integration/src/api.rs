@@ -12,7 +12,7 @@ use inpod_proto::{
 use tokio::runtime::Runtime;
 use tonic::{Request, Response, Status, transport::Channel};
 
-/// The services of a node, asked as a person with grpcurl would.
+/// A client of a node's services, like a person with grpcurl.
 #[derive(Debug)]
 pub struct Api {
     runtime: Runtime,
@@ -28,11 +28,7 @@ fn asked<T>(message: T) -> Request<T> {
 }
 
 impl Api {
-    /// Clients of the sockets below a directory.
-    ///
-    /// # Errors
-    ///
-    /// When no runtime can be had.
+    /// Creates clients of the sockets below a run directory.
     pub fn new(run_dir: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let _context = runtime.enter();
@@ -53,11 +49,6 @@ impl Api {
         Ok(self.runtime.block_on(call)?.into_inner())
     }
 
-    /// Everything that is known of a pod.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
     pub fn explain(
         &self,
         namespace: &str,
@@ -74,11 +65,7 @@ impl Api {
         })))
     }
 
-    /// The pods that a filter leaves.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Calls ListPods with a filter.
     pub fn list(
         &self,
         filter: pod_events::ListPodsRequest,
@@ -88,11 +75,7 @@ impl Api {
         Ok(listed.pods)
     }
 
-    /// What is bound in the pods that a filter leaves.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Calls ListBinds with a filter.
     pub fn binds(
         &self,
         filter: pod_events::ListBindsRequest,
@@ -102,21 +85,13 @@ impl Api {
         Ok(listed.pods)
     }
 
-    /// Whether the agent is ready.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Calls GetStatus of pod-events.
     pub fn status(&self) -> anyhow::Result<pod_events::GetStatusResponse> {
         let mut client = self.pod_events.clone();
         self.wait(client.get_status(asked(pod_events::GetStatusRequest {})))
     }
 
-    /// CHECK of a sandbox.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Sends a CHECK of a sandbox.
     pub fn check(
         &self,
         sandbox: types::SandboxRef,
@@ -127,11 +102,7 @@ impl Api {
         })))
     }
 
-    /// GC of a network.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Sends a GC of a network.
     pub fn collect(&self, network: &str, valid: &[&str]) -> anyhow::Result<Vec<String>> {
         let valid = valid.iter().map(|id| pod_events::Attachment {
             container_id: (*id).into(),
@@ -149,11 +120,7 @@ impl Api {
             .collect())
     }
 
-    /// The claims that netconfig holds.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Returns the claims of netconfig.
     pub fn claims(&self) -> anyhow::Result<Vec<netconfig::Claim>> {
         let mut client = self.netconfig.clone();
         Ok(self
@@ -161,31 +128,19 @@ impl Api {
             .claims)
     }
 
-    /// Has every pod looked at and mended; returns when that is done.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Verifies every pod and repairs drift; returns when that is done.
     pub fn resync(&self) -> anyhow::Result<pod_events::ResyncResponse> {
         let mut client = self.pod_events.clone();
         self.wait(client.resync(asked(pod_events::ResyncRequest { pod: None })))
     }
 
-    /// Has netconfig take what is on the node's own network away.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Makes netconfig remove its rules from the node's own network.
     pub fn leave_node(&self) -> anyhow::Result<netconfig::LeaveNodeResponse> {
         let mut client = self.netconfig.clone();
         self.wait(client.leave_node(asked(netconfig::LeaveNodeRequest {})))
     }
 
-    /// The workloads that the broker desires, and its sessions.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Returns the broker's desired workloads and its sessions.
     pub fn workloads(&self) -> anyhow::Result<broker::ListWorkloadsResponse> {
         let mut client = self.broker.clone();
         self.wait(client.list_workloads(asked(broker::ListWorkloadsRequest {})))

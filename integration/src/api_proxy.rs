@@ -1,5 +1,5 @@
-//! An API server with faults: in front of the real one stands, in the node's netns, one that passes everything on and
-//! gives the answers that no real server gives when a test wants them.
+//! A proxy in front of the real API server, in the node's netns, that forwards requests and injects faults which no
+//! real server produces on demand.
 
 mod scripts;
 mod upstream;
@@ -36,10 +36,10 @@ use upstream::Upstream;
 
 type Body = BoxBody<Bytes, anyhow::Error>;
 
-/// What an answer is made of, piece by piece; an error breaks the connection.
+/// The parts of an answer; an error breaks the connection.
 type Pieces = mpsc::Sender<Result<Frame<Bytes>, anyhow::Error>>;
 
-/// The server in front. Ends with the value.
+/// A running proxy that stops when dropped.
 #[derive(Debug)]
 pub struct ApiProxy {
     shared: Arc<Shared>,
@@ -50,7 +50,7 @@ pub struct ApiProxy {
 struct Shared {
     upstream: Upstream,
     script: Mutex<Script>,
-    /// Whether everything waits.
+    /// Everything waits while this is true.
     hangs: watch::Sender<bool>,
     cuts: watch::Sender<Cut>,
 }
@@ -70,11 +70,7 @@ struct Fault {
 }
 
 impl ApiProxy {
-    /// Stands in front of the server that a kubeconfig names, which leads here from now on.
-    ///
-    /// # Errors
-    ///
-    /// When the file says too little, or the netns has no port.
+    /// Starts in front of the server that a kubeconfig names, and changes the kubeconfig to point here.
     pub fn start(netns: &Netns, kubeconfig: &Path) -> anyhow::Result<Self> {
         let mut config: Value = serde_json::from_slice(&fs::read(kubeconfig)?)?;
         let cluster = config.pointer_mut("/clusters/0/cluster");
@@ -94,7 +90,7 @@ impl ApiProxy {
         let serving = Arc::clone(&shared);
         // The thread stays in the netns, and so do the connections that it makes.
         netns.within(|| thread::spawn(move || started.send(serve(&serving, listener, stopped))))?;
-        // It tells nothing as long as it serves.
+        // It sends nothing as long as it serves.
         if let Ok(ended) = start.recv_timeout(std::time::Duration::from_millis(50)) {
             ended?;
         }
@@ -104,7 +100,7 @@ impl ApiProxy {
         })
     }
 
-    /// Has the next requests of a kind answered otherwise; a resource is `pods`, `namespaces` or `*`.
+    /// Injects a fault into the next requests of a kind; a resource is `pods`, `namespaces` or `*`.
     pub fn fault(&self, verb: Verb, resource: &str, times: usize, act: Act) {
         self.shared.script().faults.push(Fault {
             verb,
@@ -114,28 +110,27 @@ impl ApiProxy {
         });
     }
 
-    /// From now on nothing is answered otherwise.
     pub fn heal(&self) {
         self.shared.script().faults.clear();
         self.shared.hangs.send_replace(false);
     }
 
-    /// From now on nobody hears anything, those included that watch.
+    /// Makes every request wait, including open watches.
     pub fn hang(&self) {
         self.shared.hangs.send_replace(true);
     }
 
-    /// How many watches are open.
+    /// Returns the number of open watches.
     pub fn open_watches(&self) -> usize {
         self.shared.cuts.receiver_count()
     }
 
-    /// Ends every watch that is open.
+    /// Ends every open watch.
     pub fn cut(&self, cut: Cut) {
         self.shared.cuts.send_replace(cut);
     }
 
-    /// What was asked of a kind, in order.
+    /// Returns the requests of a kind, in order.
     pub fn asked(&self, verb: Verb, resource: &str) -> Vec<Asked> {
         let script = self.shared.script();
         let asked = script.asked.iter();
@@ -149,7 +144,7 @@ impl Shared {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a request down; what is to be done with it.
+    /// Records a request and returns what to do with it.
     fn hear(&self, asked: Asked) -> Act {
         let mut script = self.script();
         let mut faults = script.faults.iter_mut();
@@ -162,7 +157,7 @@ impl Shared {
         act
     }
 
-    /// Waits as long as everything hangs.
+    /// Waits while everything hangs.
     async fn pass(&self) {
         let mut hangs = self.hangs.subscribe();
         hangs
@@ -220,7 +215,7 @@ impl Shared {
         Ok(answer)
     }
 
-    /// Passes a watch on, event by event.
+    /// Forwards a watch event by event.
     async fn pump(
         self: Arc<Self>,
         mut body: Incoming,
@@ -256,10 +251,10 @@ impl Shared {
                 if in_the_middle {
                     line.truncate(line.len() / 2);
                 }
-                // An error says that nobody listens any more.
+                // An error means that the client is gone.
                 let sent = pieces.send(Ok(Frame::data(line.into()))).await;
                 if in_the_middle {
-                    // Time for the half to be sent before the connection breaks.
+                    // Time to send the first half before the connection breaks.
                     sleep(std::time::Duration::from_millis(50)).await;
                     return broken(&pieces).await;
                 }
@@ -271,7 +266,7 @@ impl Shared {
     }
 }
 
-/// The server has ended a watch. One that is silent does not say so either.
+/// The server ended a watch. A silent watch does not report that either.
 async fn end(pieces: &Pieces, act: Act) {
     if act == Act::Silence {
         pieces.closed().await;
@@ -313,7 +308,7 @@ fn refuse(code: u16, retry_after: Option<u32>) -> anyhow::Result<Response<Body>>
     Ok(answer.body(whole(status(code).to_string()))?)
 }
 
-/// Serves until the test has ended.
+/// Serves until the test ends.
 fn serve(
     shared: &Arc<Shared>,
     listener: std::net::TcpListener,

@@ -1,4 +1,4 @@
-//! A real API server with its etcd, in a network namespace of its own that nodes are plugged into.
+//! A real API server with its etcd, in a network namespace of its own into which nodes are plugged.
 
 mod apply;
 mod batch;
@@ -34,10 +34,10 @@ use crate::{
 };
 use process::{enter, etcd, spawn, tool};
 
-/// How long the server may take to come up on a busy machine.
+/// Time for the server to start on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
-/// What the server writes down: every change that pod-events asks for, once it is answered.
+/// The audit policy: every change that pod-events requests, once it is answered.
 const AUDIT: &str = r#"
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -49,11 +49,11 @@ rules:
 - level: None
 "#;
 
-/// Who may ask: a token, a user, its UID, its groups. The second is the kubelet of [`crate::kubernetes::NODE`].
+/// The static tokens: token, user, UID, groups. The second is the kubelet of [`crate::kubernetes::NODE`].
 const TOKENS: &str =
     "admin,admin,admin,system:masters\nnode,system:node:node-1,node-1,system:nodes\n";
 
-/// The server's address, and the first of those that nodes get.
+/// The server's address, followed by those of the nodes.
 const ADDRESS: &str = "10.78.0.1";
 
 /// Its address on the link, locally administered.
@@ -62,7 +62,7 @@ const MAC: &str = "02:00:0a:4e:00:01";
 static NEXT: AtomicU32 = AtomicU32::new(1);
 static SHARED: Mutex<Weak<ApiServer>> = Mutex::new(Weak::new());
 
-/// An API server with RBAC on, its etcd, and the identity of pod-events.
+/// An API server with RBAC, its etcd, and the identity of pod-events.
 #[derive(Debug)]
 pub struct ApiServer {
     name: String,
@@ -75,19 +75,15 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// A server that no other test uses.
-    ///
-    /// # Errors
-    ///
-    /// Outside of the isolation, when a program is missing, or when it does not come up.
+    /// Starts a server that no other test uses.
     pub fn start() -> anyhow::Result<Self> {
-        // Pods may name service accounts that nobody made.
+        // Pods may name service accounts that do not exist.
         let server = Self::start_with(&["--disable-admission-plugins=ServiceAccount"])?;
         server.deploy()?;
         Ok(server)
     }
 
-    /// A server with settings of its own, to which nothing is deployed.
+    /// Starts a server with additional flags, without deploying anything.
     pub(crate) fn start_with(settings: &'static [&'static str]) -> anyhow::Result<Self> {
         guard()?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -108,8 +104,8 @@ impl ApiServer {
         )?;
         let netns = make_netns(&name)?;
         for command in [
-            // With an address of its own: else it has the lowest of its ports', and a node that comes or goes changes it
-            // under the others, which send to the old one until they ask again.
+            // A fixed address: otherwise the bridge has the lowest of its ports', so a node that comes or goes
+            // changes it, and the others send to the old one until they ask again.
             &[
                 "ip", "link", "add", "api0", "address", MAC, "type", "bridge",
             ][..],
@@ -132,11 +128,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// The server that tests share which do not stop it.
-    ///
-    /// # Errors
-    ///
-    /// As [`ApiServer::start`].
+    /// Returns the server shared by tests that do not stop it.
     pub fn shared() -> anyhow::Result<Arc<Self>> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(server) = shared.upgrade() {
@@ -147,11 +139,7 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Starts the server, its etcd running, and waits until it serves.
-    ///
-    /// # Errors
-    ///
-    /// When it does not come up.
+    /// Starts the server, with its etcd running, and waits until it serves.
     pub fn run(&self) -> anyhow::Result<()> {
         let file = |name: &str| self.dir.join(name).display().to_string();
         let arguments = [
@@ -181,21 +169,13 @@ impl ApiServer {
     }
 
     /// Sends the server a signal.
-    ///
-    /// # Errors
-    ///
-    /// When it does not run.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let id = server.as_ref().context("the API server does not run")?.id();
         Ok(kill(Pid::from_raw(i32::try_from(id)?), signal)?)
     }
 
-    /// Kills the server; its etcd goes on.
-    ///
-    /// # Errors
-    ///
-    /// When it did not run.
+    /// Kills the server; its etcd continues.
     pub fn kill(&self) -> anyhow::Result<()> {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let mut child = server.take().context("the API server does not run")?;
@@ -203,7 +183,7 @@ impl ApiServer {
         Ok(child.wait().map(drop)?)
     }
 
-    /// The last lines that it wrote.
+    /// Returns the last lines of its log.
     fn tail(&self) -> String {
         let text = fs::read_to_string(self.dir.join("apiserver.log")).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
@@ -211,16 +191,12 @@ impl ApiServer {
         tail.unwrap_or_default().join("\n")
     }
 
-    /// Plugs a node into the server's network and gives it an address there.
-    ///
-    /// # Errors
-    ///
-    /// When a command fails.
+    /// Plugs a node into the server's network and assigns it an address there.
     pub fn plug(&self, node: &Netns) -> anyhow::Result<()> {
         self.plug_at(node, self.next_address.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The same, with the address of that number.
+    /// Plugs a node in with the address of this number.
     pub(crate) fn plug_at(&self, node: &Netns, number: u32) -> anyhow::Result<()> {
         let (here, address) = (format!("api{number}"), format!("10.78.0.{number}/16"));
         let there = node.path().display().to_string();
@@ -237,14 +213,10 @@ impl ApiServer {
         exec_in(node.path(), &["ip", "link", "set", "api0", "up"]).map(drop)
     }
 
-    /// Every change that pod-events asked for in a namespace, in their order, as the server wrote it down.
-    ///
-    /// # Errors
-    ///
-    /// When its log cannot be read.
+    /// Returns every change that pod-events requested in a namespace, in order, from the audit log.
     pub fn changes_in(&self, namespace: &str) -> anyhow::Result<Vec<Value>> {
         let log = fs::read_to_string(self.dir.join("audit.log"))?;
-        // The last line may not be whole yet.
+        // The last line may be incomplete.
         let lines = log.split_inclusive('\n').filter(|it| it.ends_with('\n'));
         let all = lines.map(serde_json::from_str::<Value>);
         let all = all.collect::<Result<Vec<_>, _>>()?;
@@ -257,39 +229,21 @@ impl ApiServer {
         Ok(all.into_iter().filter(is_meant).collect())
     }
 
-    /// Reads an object.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses, or there is none.
     pub fn get(&self, path: &str) -> anyhow::Result<Value> {
         self.curl("GET", path, "application/json", None)
     }
 
-    /// Makes an object.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
     pub fn create(&self, path: &str, object: &Value) -> anyhow::Result<Value> {
         self.curl("POST", path, "application/json", Some(&object.to_string()))
     }
 
-    /// Merges something into an object.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
+    /// Applies a merge patch to an object.
     pub fn patch(&self, path: &str, change: &Value) -> anyhow::Result<Value> {
         let change = change.to_string();
         self.curl("PATCH", path, "application/merge-patch+json", Some(&change))
     }
 
-    /// Asks with a token of one's own.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses, in its words.
+    /// Sends a request with another token.
     pub fn ask_as(
         &self,
         token: &str,
@@ -300,11 +254,7 @@ impl ApiServer {
         self.curl_as(token, (method, content), path, Some(&object.to_string()))
     }
 
-    /// Deletes an object, at once.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
+    /// Deletes an object at once.
     pub fn delete(&self, path: &str) -> anyhow::Result<()> {
         let now = json!({"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0});
         self.curl("DELETE", path, "application/json", Some(&now.to_string()))
@@ -369,7 +319,7 @@ impl Drop for ApiServer {
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let mut etcd = self.etcd.lock().unwrap_or_else(PoisonError::into_inner);
         for child in server.iter_mut().chain([&mut *etcd]) {
-            // Ended already, or ends now.
+            // It may have ended already.
             child.kill().unwrap_or_default();
             child.wait().map(drop).unwrap_or_default();
         }

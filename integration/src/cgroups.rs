@@ -13,11 +13,11 @@ use crate::{PATIENCE, Pod, eventually};
 
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-/// What a stock ztunnel's container may do (Istio's chart), for [`Cgroups::container`].
+/// The capabilities of a stock ztunnel's container (Istio's chart), for [`Cgroups::container`].
 pub const ZTUNNEL_CAPABILITIES: &str = "-all,+net_admin,+net_raw,+sys_admin";
 
-/// Cgroups with the names of pods and containers, in the hierarchy of version 2. Go with the value, which must outlive
-/// the processes in them.
+/// Cgroups with the names of pods and containers, in the version 2 hierarchy. Removed when dropped, so it must
+/// outlive the processes in them.
 #[derive(Debug)]
 pub struct Cgroups {
     mount: PathBuf,
@@ -26,13 +26,9 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// No cgroup yet.
-    ///
-    /// # Errors
-    ///
-    /// When cgroups cannot be made: without root.
+    /// Starts without a cgroup. Fails without root.
     pub fn new() -> anyhow::Result<Self> {
-        // Another isolation on this machine may have a process of the same number.
+        // Another isolation on this machine may have a process with the same number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let name = format!("inpod-test-{now}-{number}");
@@ -59,11 +55,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// The cgroup of a pod.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be made.
+    /// Creates the cgroup of a pod.
     pub fn pod(&self, uid: &str) -> anyhow::Result<PathBuf> {
         let parts = [
             "kubepods".to_owned(),
@@ -78,11 +70,7 @@ impl Cgroups {
         Ok(path)
     }
 
-    /// Makes a process one of a pod's sandbox, as containerd and the systemd driver do.
-    ///
-    /// # Errors
-    ///
-    /// When a cgroup cannot be made, or the process is gone.
+    /// Moves a process into a pod's sandbox, with the names of containerd and the systemd driver.
     pub fn put(&self, pod: &Pod, pid: u32) -> anyhow::Result<()> {
         let uid = pod.spec.uid.replace('-', "_");
         let mut path = self.above.clone();
@@ -97,12 +85,8 @@ impl Cgroups {
         Ok(fs::write(path.join("cgroup.procs"), pid.to_string())?)
     }
 
-    /// A program that becomes the one that follows it, in a container of a pod and with so much of root's power, as
-    /// setpriv's `--bounding-set` takes it. `below` is a cgroup that the container made for itself.
-    ///
-    /// # Errors
-    ///
-    /// When a cgroup cannot be made.
+    /// Returns a command that becomes the program that follows it, in a container of a pod and with the capabilities
+    /// that setpriv's `--bounding-set` selects. `below` is a cgroup that the container created for itself.
     pub fn container(
         &self,
         uid: &str,

@@ -5,29 +5,21 @@ use serde_json::Value;
 
 use crate::Pod;
 
-/// One line of the reference ztunnel's access log: a connection that it took.
+/// A line of the reference ztunnel's access log: a connection that it accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// `accepted` or `closed`.
     pub event: String,
-    /// The UID of the pod in whose netns it was taken.
+    /// The UID of the pod in whose netns it was accepted.
     pub uid: String,
-    /// The port it was taken on.
+    /// The port on which it was accepted.
     pub listener: u64,
-    /// Where the connection was going.
     pub destination: Option<SocketAddr>,
-    /// Where it came from.
     pub source: Option<SocketAddr>,
-    /// Why it failed.
     pub error: Option<String>,
 }
 
 impl Access {
-    /// Every line so far.
-    ///
-    /// # Errors
-    ///
-    /// When the log is not there or not of the form that is known.
+    /// Reads every line so far.
     pub fn read(log: &Path) -> anyhow::Result<Vec<Self>> {
         let text = std::fs::read_to_string(log).with_context(|| format!("no {}", log.display()))?;
         text.lines().map(Self::parse).collect()
@@ -50,11 +42,7 @@ impl Access {
     }
 }
 
-/// How many packets the rules of a pod have counted whose text contains `rule`.
-///
-/// # Errors
-///
-/// When nft fails.
+/// Returns the number of packets that a pod's rules containing `rule` have counted.
 pub fn counters(pod: &Pod, rule: &str) -> anyhow::Result<u64> {
     let ruleset = pod.ruleset()?;
     let packets = |line: &str| {

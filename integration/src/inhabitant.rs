@@ -8,16 +8,12 @@ use anyhow::{Context as _, ensure};
 
 use crate::{PATIENCE, Pod, eventually};
 
-/// A process in a pod, as a container has one. Ends with the value.
+/// A process in a pod, like a container's. Killed when dropped.
 #[derive(Debug)]
 pub struct Inhabitant(Child);
 
 impl Inhabitant {
-    /// Starts one, and waits until it is in the pod.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started, or does not enter.
+    /// Starts one and waits until it is in the pod.
     pub fn of(pod: &Pod) -> anyhow::Result<Self> {
         let net = format!("--net={}", pod.path().display());
         let child = Command::new("nsenter")
@@ -37,7 +33,6 @@ impl Inhabitant {
 }
 
 impl Inhabitant {
-    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.0.id()
     }
@@ -45,7 +40,7 @@ impl Inhabitant {
 
 impl Drop for Inhabitant {
     fn drop(&mut self) {
-        // Ended already, or ends now.
+        // It may have ended already.
         self.0.kill().unwrap_or_default();
         self.0.wait().map(drop).unwrap_or_default();
     }

@@ -1,4 +1,4 @@
-//! A whole Kubernetes of one node: API server, controllers and scheduler in one network, and a [`Machine`] of its own
+//! A whole Kubernetes cluster of one node: API server, controllers and scheduler in one network, and a [`Machine`]
 //! with containerd and a kubelet in another.
 
 mod files;
@@ -30,41 +30,34 @@ use crate::{
     process::succeeded,
 };
 
-/// The node's name.
 pub const NODE: &str = "node-1";
 
-/// How long the harness waits for what several components do one after the other. A kubelet that was refused a sandbox
-/// tries again after about 12 s; a restarted container waits up to 40 s the third time.
+/// Time limit for several components in sequence. A kubelet that was refused a sandbox retries after
+/// about 12 s; a restarted container waits up to 40 s the third time.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// An API server as clusters have it: pods run as service accounts that are there, and may ask for root's rights. It asks the
-/// pods behind a Service themselves, since nobody here translates a Service's address.
+/// Flags of the API server as clusters have them: pods run as existing service accounts and may request root's
+/// rights. It calls the pods behind a Service itself, since nothing here translates a Service's address.
 const SETTINGS: &[&str] = &[
     "--allow-privileged=true",
     "--kubelet-preferred-address-types=InternalIP",
     "--enable-aggregator-routing=true",
 ];
 
-/// A cluster. All that runs in it ends with the value.
+/// A cluster. Everything in it ends when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
-    /// The node.
     pub machine: Machine,
-    /// A machine outside of the cluster, with a route to its pods.
+    /// A machine outside the cluster, with a route to its pods.
     pub outside: Netns,
     controllers: Mutex<Vec<Child>>,
-    /// Everyone's.
     pub server: Arc<ApiServer>,
 }
 
 impl Cluster {
-    /// A cluster whose node is ready and has these images.
-    ///
-    /// # Errors
-    ///
-    /// When a program is missing or something does not come up, with the last lines of what did not.
+    /// Starts a cluster whose node is ready and has these images.
     pub fn start(images: &[Image]) -> anyhow::Result<Self> {
-        // Before anything runs: what is missing is named at once.
+        // Before anything starts, so that what is missing is named at once.
         for name in ["KUBE_CONTROLLER_MANAGER", "KUBE_SCHEDULER", "KUBELET"] {
             tool(name)?;
         }
@@ -106,11 +99,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The pods that a label selects in a namespace, and that are not on their way out.
-    ///
-    /// # Errors
-    ///
-    /// When the server does not answer.
+    /// Returns the pods that a label selects in a namespace, without terminating ones.
     pub fn pods(&self, namespace: &str, label: &str) -> anyhow::Result<Vec<Value>> {
         let label = label.replace('=', "%3D").replace('/', "%2F");
         let path = format!("/api/v1/namespaces/{namespace}/pods?labelSelector={label}");
@@ -125,11 +114,7 @@ impl Cluster {
             .collect())
     }
 
-    /// Waits until as many pods as are asked for are selected, all of them ready; these.
-    ///
-    /// # Errors
-    ///
-    /// After [`LONG`], with the state of each.
+    /// Waits until this many pods are selected and ready, and returns them.
     pub fn until_ready(
         &self,
         namespace: &str,
@@ -145,43 +130,25 @@ impl Cluster {
         })
     }
 
-    /// Reads a pod.
-    ///
-    /// # Errors
-    ///
-    /// When there is none.
     pub fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<Value> {
         self.server
             .get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
     }
 
-    /// Makes a namespace.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
     pub fn make_namespace(&self, name: &str, labels: &Value) -> anyhow::Result<()> {
         let metadata = json!({"name": name, "labels": labels});
         let object = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata});
         self.server.create("/api/v1/namespaces", &object).map(drop)
     }
 
-    /// Changes the label by which a namespace's pods join the mesh.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
+    /// Sets the label by which a namespace's pods join the mesh.
     pub fn label_namespace(&self, name: &str, mode: Option<&str>) -> anyhow::Result<()> {
         let change = json!({"metadata": {"labels": {"istio.io/dataplane-mode": mode}}});
         let path = format!("/api/v1/namespaces/{name}");
         self.server.patch(&path, &change).map(drop)
     }
 
-    /// Runs `inpod` as a person does who has every right at the API server and is on no node.
-    ///
-    /// # Errors
-    ///
-    /// When it fails.
+    /// Runs `inpod` like a user with every right at the API server who is on no node.
     pub fn person(&self, arguments: &[&str]) -> anyhow::Result<String> {
         let mut command = enter(self.server.netns(), &bin("inpod")?);
         let kubeconfig = self.server.file("admin.kubeconfig");
@@ -189,12 +156,12 @@ impl Cluster {
         succeeded("inpod", &command.output()?)
     }
 
-    /// The end of what each component wrote, and what the cluster tells of itself: for a person, after a failure.
-    pub fn told(&self) -> String {
-        logs::told(self)
+    /// Returns the end of every component's log and the cluster's Events, to explain a failure.
+    pub fn diagnostics(&self) -> String {
+        logs::diagnostics(self)
     }
 
-    /// A file of the API server's network: logs.
+    /// Returns a log file of the API server's network.
     fn log(&self, name: &str) -> String {
         std::fs::read_to_string(self.server.file(name)).unwrap_or_default()
     }
@@ -207,7 +174,7 @@ impl Drop for Cluster {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         for child in all.iter_mut() {
-            // Ended already, or ends now.
+            // It may have ended already.
             child.kill().unwrap_or_default();
             child.wait().map(drop).unwrap_or_default();
         }
@@ -226,13 +193,13 @@ fn controller_manager(server: &ApiServer) -> Vec<String> {
             file(&server.file("sa.key"))
         ),
         format!("--root-ca-file={}", file(&server.authority())),
-        // A node that restarts is soon looked for.
+        // A node that restarts is noticed soon.
         "--node-monitor-period=1s".to_owned(),
         "--node-monitor-grace-period=20s".to_owned(),
     ]
 }
 
-/// A machine on the network of the API server.
+/// Creates a machine on the network of the API server.
 fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
     let name = format!(
         "out-{}",
@@ -244,7 +211,7 @@ fn outside(server: &ApiServer) -> anyhow::Result<Netns> {
     Ok(netns)
 }
 
-/// By the node, which knows where they are.
+/// Through the node, which knows where they are.
 fn route_to_pods(netns: &Netns) -> anyhow::Result<()> {
     let via = machine::ADDRESS;
     files::PODS.iter().try_for_each(|pods| {
@@ -252,7 +219,7 @@ fn route_to_pods(netns: &Netns) -> anyhow::Result<()> {
     })
 }
 
-/// Whether a condition of a pod or a node is true.
+/// Returns whether a condition of a pod or a node is true.
 pub fn is(object: &Value, condition: &str) -> bool {
     let all = object
         .pointer("/status/conditions")
@@ -264,7 +231,7 @@ pub fn is(object: &Value, condition: &str) -> bool {
     found.and_then(|found| found.get("status")) == Some(&json!("True"))
 }
 
-/// A text in an object, or an empty one.
+/// Returns a string in an object, or an empty one.
 pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object
         .pointer(pointer)
@@ -272,7 +239,7 @@ pub fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// A pod in a line: where it stands, and the last word about each of its containers.
+/// Formats a pod on one line: its phase, and the last state of each of its containers.
 fn summary(pod: &Value) -> String {
     let of = |pointer| pod.pointer(pointer).and_then(Value::as_array);
     let kinds = ["/status/initContainerStatuses", "/status/containerStatuses"];

@@ -21,10 +21,10 @@ use crate::{
     run,
 };
 
-/// The services of a node, in no order that matters.
+/// The services of a node, in any order.
 pub const SERVICES: [&str; 3] = ["netconfig", "ztunnel-broker", "pod-events"];
 
-/// Nodes and sandboxes are numbered through one process, so that tests can run side by side.
+/// Numbers nodes and sandboxes within one process, so that tests can run in parallel.
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
 /// A node: a network namespace with a bridge, a directory, and the processes that run there.
@@ -37,16 +37,12 @@ pub struct Node {
     processes: RefCell<BTreeMap<String, Child>>,
     next_address: Cell<u16>,
     keep: Cell<bool>,
-    /// Where pod-events has its pods from, as flags.
+    /// The source of pods for pod-events, as flags.
     pods_from: Vec<String>,
 }
 
 impl Node {
-    /// A node with its bridge and without processes.
-    ///
-    /// # Errors
-    ///
-    /// Outside of the isolation, or when a command fails.
+    /// Creates a node with its bridge and without processes.
     pub fn new() -> anyhow::Result<Self> {
         guard()?;
         let name = format!(
@@ -87,11 +83,7 @@ impl Node {
         })
     }
 
-    /// A node whose pods come from an API server.
-    ///
-    /// # Errors
-    ///
-    /// As [`Node::new`], and when the server gives no identity.
+    /// Creates a node whose pods come from an API server.
     pub fn of_cluster(server: &ApiServer) -> anyhow::Result<Self> {
         let mut node = Self::new()?;
         server.plug(&node.netns)?;
@@ -104,11 +96,7 @@ impl Node {
         Ok(node)
     }
 
-    /// A node on which everything runs and a ztunnel is up to date.
-    ///
-    /// # Errors
-    ///
-    /// When it does not come up.
+    /// Starts a node with all services and waits until ztunnel is up to date.
     pub fn running() -> anyhow::Result<Self> {
         let node = Self::new()?;
         node.start_all()?;
@@ -117,10 +105,6 @@ impl Node {
     }
 
     /// Starts all services and a ztunnel.
-    ///
-    /// # Errors
-    ///
-    /// When one cannot be started.
     pub fn start_all(&self) -> anyhow::Result<()> {
         SERVICES
             .iter()
@@ -128,42 +112,41 @@ impl Node {
         self.start_ztunnel(&[])
     }
 
-    /// The node's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The node's own network namespace.
+    /// Returns the node's own network namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// The sockets of the services.
+    /// Returns the directory of the services' sockets.
     pub fn run_dir(&self) -> PathBuf {
         self.dir.join("inpod")
     }
 
-    /// The plugin's `stateDir`.
+    /// Returns the plugin's `stateDir`.
     pub fn state_dir(&self) -> PathBuf {
         self.dir.join("plugin")
     }
 
-    /// How this node's pod-events reaches the API server.
+    /// Returns the kubeconfig of this node's pod-events.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")
     }
 
-    /// The directory of manifests.
+    /// Returns the directory of manifests.
     pub fn manifests(&self) -> PathBuf {
         self.dir.join("pods")
     }
 
-    /// The services, as a person asks them.
+    /// Returns a client of the services.
     pub fn api(&self) -> &Api {
         &self.api
     }
 
-    /// Leaves everything running and in place when the value goes.
+    /// Leaves everything running and in place when the node is dropped.
     pub fn keep(&self) {
         self.keep.set(true);
     }
@@ -180,7 +163,7 @@ impl Drop for Node {
             return;
         }
         for child in self.processes.borrow_mut().values_mut() {
-            // Ended already, or ends now.
+            // It may have ended already.
             child.kill().unwrap_or_default();
             child.wait().map(drop).unwrap_or_default();
         }

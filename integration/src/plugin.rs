@@ -11,51 +11,47 @@ use serde_json::{Value, json};
 
 use crate::{Pod, bin};
 
-/// One call of the plugin, exactly as containerd makes it (shared in form with what was recorded from a real one).
+/// A call of the plugin, exactly as containerd makes it (in the form recorded from a real one).
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// Environment.
     pub environment: Vec<(String, String)>,
-    /// Standard input.
     pub stdin: String,
 }
 
-/// What the plugin answered.
+/// The result of a call of the plugin.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Its exit code; -1 when a signal ended it.
+    /// The exit code; -1 if a signal ended the process.
     pub code: i32,
-    /// Its standard output.
     pub stdout: String,
-    /// Its standard error.
     pub stderr: String,
-    /// From exec to exit.
+    /// The time from exec to exit.
     pub took: Duration,
 }
 
 impl Call {
-    /// ADD of a sandbox.
+    /// Returns the ADD of a sandbox.
     pub fn add(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
         Self::verb("ADD", pod, agent_socket, state_dir, true, true)
     }
 
-    /// The first DEL, at StopPodSandbox.
+    /// Returns the first DEL, at StopPodSandbox.
     pub fn del(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
         Self::verb("DEL", pod, agent_socket, state_dir, true, true)
     }
 
-    /// The second DEL, at RemovePodSandbox: no netns, no result.
+    /// Returns the second DEL, at RemovePodSandbox: without netns and result.
     pub fn del_again(pod: &Pod, agent_socket: &Path, state_dir: &Path) -> Self {
         Self::verb("DEL", pod, agent_socket, state_dir, false, false)
     }
 
-    /// The same call with another time limit.
+    /// Sets the time limit.
     #[must_use]
     pub fn timeout_seconds(self, seconds: u64) -> Self {
         self.with_key("timeoutSeconds", seconds)
     }
 
-    /// The same call with another value of a key on standard input.
+    /// Sets a key on standard input.
     #[must_use]
     pub fn with_key(mut self, key: &str, value: impl Into<Value>) -> Self {
         let mut stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
@@ -66,7 +62,7 @@ impl Call {
         self
     }
 
-    /// The same call without a key on standard input.
+    /// Removes a key from standard input.
     #[must_use]
     pub fn without_key(mut self, key: &str) -> Self {
         let mut stdin: Value = serde_json::from_str(&self.stdin).unwrap_or_default();
@@ -77,7 +73,7 @@ impl Call {
         self
     }
 
-    /// The same call with another value of a variable.
+    /// Sets an environment variable.
     #[must_use]
     pub fn with_var(mut self, name: &str, value: &str) -> Self {
         self.environment.retain(|(known, _)| known != name);
@@ -127,37 +123,24 @@ impl Call {
         }
     }
 
-    /// Executes the plugin.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be executed.
     pub fn run(&self) -> anyhow::Result<Outcome> {
         self.start()?.wait()
     }
 
     /// Executes another release of the plugin.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be executed.
     pub fn run_by(&self, plugin: &Path) -> anyhow::Result<Outcome> {
         let environment = self.environment.iter().map(|(name, value)| (name, value));
         Running::start_of(plugin, environment, self.stdin.as_bytes(), &[])?.wait()
     }
 
-    /// Executes the plugin and does not wait for it.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be executed.
+    /// Starts the plugin without waiting for it.
     pub fn start(&self) -> anyhow::Result<Running> {
         let environment = self.environment.iter().map(|(name, value)| (name, value));
         Running::start(environment, self.stdin.as_bytes(), &[])
     }
 }
 
-/// A plugin that runs.
+/// A running process of the plugin.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -165,11 +148,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Executes the plugin with exactly these variables, this standard input and these arguments.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be executed, or its standard input fails otherwise than by not being read to the end.
+    /// Starts the plugin with exactly these variables, this standard input and these arguments.
     pub fn start<N: AsRef<OsStr>, V: AsRef<OsStr>>(
         environment: impl IntoIterator<Item = (N, V)>,
         stdin: &[u8],
@@ -207,21 +186,12 @@ impl Running {
         }
     }
 
-    /// Ends it as a runtime does whose patience is over.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be killed.
+    /// Kills it like a runtime whose time limit has passed.
     pub fn kill(mut self) -> anyhow::Result<Outcome> {
         self.child.kill().context("cannot kill the plugin")?;
         self.wait()
     }
 
-    /// Waits for its end.
-    ///
-    /// # Errors
-    ///
-    /// When it is lost.
     pub fn wait(self) -> anyhow::Result<Outcome> {
         let output = self
             .child
@@ -236,7 +206,7 @@ impl Running {
     }
 }
 
-/// The result of the chain so far, in the form of containerd 1.6 with bridge and host-local.
+/// Returns the chain's result so far, in the form of containerd 1.6 with bridge and host-local.
 fn prev_result(pod: &Pod, path: &str) -> Value {
     json!({
         "cniVersion": "1.0.0",
@@ -255,11 +225,7 @@ fn prev_result(pod: &Pod, path: &str) -> Value {
 }
 
 impl Outcome {
-    /// The error object on standard output.
-    ///
-    /// # Errors
-    ///
-    /// When there is none.
+    /// Parses the error object on standard output.
     pub fn error(&self) -> anyhow::Result<Value> {
         let error: Value = serde_json::from_str(&self.stdout)
             .with_context(|| format!("no JSON: {:?}", self.stdout))?;
@@ -267,11 +233,8 @@ impl Outcome {
         Ok(error)
     }
 
-    /// The error's code and its words, `msg; details`, as a runtime shows them.
-    ///
-    /// # Errors
-    ///
-    /// When the call did not fail with exit code 1 and an error object.
+    /// Returns the error's code and text, `msg; details`, as a runtime shows them. Fails unless the call failed with
+    /// exit code 1 and an error object.
     pub fn refusal(&self) -> anyhow::Result<(u64, String)> {
         anyhow::ensure!(self.code == 1, "exit code {}: {self:?}", self.code);
         let error = self.error()?;

@@ -9,43 +9,40 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::run;
 
-/// What a manifest says of a pod.
+/// The contents of a pod's manifest.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Its UID.
     pub uid: String,
     /// The value of its label `istio.io/dataplane-mode`.
     pub mode: Option<String>,
-    /// Its addresses, as far as its status shows them: none before it runs.
+    /// The addresses in its status: none before it runs.
     pub addresses: Vec<IpAddr>,
-    /// Whether its annotation says that its traffic is redirected.
+    /// Its annotation declares it redirected.
     pub is_redirected: bool,
     /// Further labels, name and value.
     pub labels: Vec<(&'static str, String)>,
     /// Further annotations, name and value.
     pub annotations: Vec<(&'static str, String)>,
-    /// Its containers besides the application, in YAML.
+    /// Further containers, in YAML.
     pub containers: Vec<String>,
-    /// Its containers that run before, in YAML.
+    /// Init containers, in YAML.
     pub init_containers: Vec<String>,
 }
 
-/// A sidecar as Istio injects it, but for its name.
+/// A sidecar as Istio injects it, except for its name.
 const SIDECAR: &str =
     "image: proxyv2, args: [proxy, sidecar], securityContext: {runAsUser: 1337, runAsGroup: 1337}";
 
-/// As lines of a manifest's map.
+/// Formats the lines of a manifest's map.
 fn lines(all: &[(&str, String)]) -> String {
     let line = |(name, value): &(&str, String)| format!("\n    {name}: {value:?}");
     all.iter().map(line).collect()
 }
 
 impl Spec {
-    /// A pod of the namespace `shop` without labels.
+    /// Creates a pod of the namespace `shop` without labels.
     pub fn new(name: &str) -> Self {
         Self {
             namespace: "shop".to_owned(),
@@ -61,7 +58,7 @@ impl Spec {
         }
     }
 
-    /// The same pod with a sidecar, as an injector leaves it.
+    /// Adds a sidecar, as an injector does.
     #[must_use]
     pub fn injected(mut self) -> Self {
         self.containers
@@ -69,7 +66,7 @@ impl Spec {
         self.annotated("sidecar.istio.io/status", "{}")
     }
 
-    /// The same pod with a native sidecar.
+    /// Adds a native sidecar.
     #[must_use]
     pub fn injected_natively(mut self) -> Self {
         let sidecar = format!("{{name: istio-proxy, {SIDECAR}, restartPolicy: Always}}");
@@ -77,21 +74,19 @@ impl Spec {
         self.annotated("sidecar.istio.io/status", "{}")
     }
 
-    /// The same pod with one more label.
     #[must_use]
     pub fn label(mut self, name: &'static str, value: &str) -> Self {
         self.labels.push((name, value.to_owned()));
         self
     }
 
-    /// The same pod with one more annotation.
     #[must_use]
     pub fn annotate(mut self, name: &'static str, value: &str) -> Self {
         self.annotations.push((name, value.to_owned()));
         self
     }
 
-    /// The same pod, labelled.
+    /// Adds the label for ambient mode.
     #[must_use]
     pub fn ambient(self) -> Self {
         Self {
@@ -100,7 +95,6 @@ impl Spec {
         }
     }
 
-    /// The same pod with an annotation.
     #[must_use]
     pub fn annotated(mut self, name: &'static str, value: &str) -> Self {
         self.annotations.retain(|(known, _)| *known != name);
@@ -108,7 +102,7 @@ impl Spec {
         self
     }
 
-    /// The manifest, as kubectl writes it.
+    /// Returns the manifest, as kubectl prints it.
     pub fn manifest(&self, node: &str) -> String {
         let Self {
             namespace,
@@ -166,54 +160,36 @@ impl Spec {
 /// A sandbox: a network namespace as a CNI chain leaves it.
 #[derive(Debug)]
 pub struct Pod {
-    /// The pod it is of.
     pub spec: Spec,
-    /// The container's id.
     pub container_id: String,
-    /// The network namespace.
     pub netns: Netns,
     /// The host side of its veth.
     pub veth: String,
-    /// Its address.
     pub v4: Ipv4Addr,
-    /// Its other address.
     pub v6: Ipv6Addr,
 }
 
 impl Pod {
-    /// Both addresses.
     pub fn addresses(&self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
 
-    /// Where the netns is.
+    /// Returns the path of the netns.
     pub fn path(&self) -> &Path {
         self.netns.path()
     }
 
     /// Runs a command in the pod's netns.
-    ///
-    /// # Errors
-    ///
-    /// When it fails.
     pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
         exec_in(self.path(), command)
     }
 
-    /// The rules in the pod's netns, as nft prints them.
-    ///
-    /// # Errors
-    ///
-    /// When nft fails.
+    /// Returns the rules in the pod's netns, as nft prints them.
     pub fn ruleset(&self) -> anyhow::Result<String> {
         self.exec(&["nft", "list", "ruleset"])
     }
 
-    /// Everything of inpod's that is in the pod's netns: tables, ip rules and routes, a line each.
-    ///
-    /// # Errors
-    ///
-    /// When a command fails.
+    /// Returns everything of inpod's in the pod's netns: tables, ip rules and routes, one per line.
     pub fn traces(&self) -> anyhow::Result<Vec<String>> {
         let commands: [&[&str]; 5] = [
             &["nft", "list", "tables"],
@@ -224,7 +200,7 @@ impl Pod {
         ];
         let mut traces = Vec::new();
         for command in commands {
-            // A routing table that never had a route does not exist, which ip calls an error.
+            // A routing table that never had a route does not exist, which ip reports as an error.
             let text = self.exec(command).or_else(|error| {
                 if command.contains(&"100") {
                     Ok(String::new())
@@ -237,18 +213,13 @@ impl Pod {
         Ok(traces)
     }
 
-    /// What the runtime does after DEL.
-    ///
-    /// # Errors
-    ///
-    /// When ip fails.
+    /// Removes the netns, like a runtime after DEL.
     pub fn unmount(&self) -> anyhow::Result<()> {
         let name = self.path().file_name().context("a netns has a name")?;
         run("ip", &["netns".as_ref(), "del".as_ref(), name]).map(drop)
     }
 }
 
-/// Runs a command in a netns.
 pub(crate) fn exec_in(netns: &Path, command: &[&str]) -> anyhow::Result<String> {
     let net = format!("--net={}", netns.display());
     let arguments: Vec<&str> = std::iter::once(net.as_str())
@@ -257,20 +228,16 @@ pub(crate) fn exec_in(netns: &Path, command: &[&str]) -> anyhow::Result<String> 
     run("nsenter", &arguments)
 }
 
-/// Makes a network namespace with a name, as `ip netns add` does, and opens it.
+/// Creates a named network namespace, like `ip netns add`, and opens it.
 pub(crate) fn make_netns(name: &str) -> anyhow::Result<Netns> {
     run("ip", &["netns", "add", name])?;
     let path = PathBuf::from("/run/netns").join(name);
-    // `lo` is up in every pod: runtimes see to it before CNI.
+    // Runtimes bring `lo` up before CNI.
     exec_in(&path, &["ip", "link", "set", "lo", "up"])?;
     Ok(Netns::open(&path, &["/run/netns".into()])?)
 }
 
-/// Puts the current thread into a network namespace without a name. For benchmarks that need many.
-///
-/// # Errors
-///
-/// Without the right to.
+/// Moves the current thread into a new network namespace without a name, for benchmarks that need many.
 pub fn fresh_netns() -> anyhow::Result<()> {
     unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")
 }

@@ -8,12 +8,8 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// A binary of this workspace, built before; one of a directory where `INPOD_TEST_BINARIES` names it, so that what is
-/// shipped can be measured by a harness that is not optimised.
-///
-/// # Errors
-///
-/// When it is not there, with the command that builds it.
+/// Returns the path of a binary of this workspace, which must be built; of the directory `INPOD_TEST_BINARIES` if
+/// set, so that an unoptimized harness can measure release binaries.
 pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     if let Some(directory) = std::env::var_os("INPOD_TEST_BINARIES") {
         let path = PathBuf::from(directory).join(name);
@@ -31,17 +27,14 @@ pub fn bin(name: &str) -> anyhow::Result<PathBuf> {
     found.with_context(|| format!("{name} is not built: cargo build --workspace"))
 }
 
-/// A copy of a binary of this workspace that every user can run; one for this process.
-///
-/// # Errors
-///
-/// When there is no such binary, or it cannot be copied.
+/// Returns a copy of a binary of this workspace that every user can run; one copy per process.
 pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     static COPIES: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let mut copies = COPIES.lock().unwrap_or_else(PoisonError::into_inner);
     let copy = PathBuf::from(format!("/run/{name}-{}", std::process::id()));
     if !copies.contains(&copy) {
-        // By a process of its own: what another thread starts meanwhile would hold the copy open for writing.
+        // Copied by another process: a process that another thread starts meanwhile would inherit the
+        // copy, open for writing.
         let from = bin(name)?;
         let mode = ["-m", "755"].map(OsStr::new);
         run(
@@ -53,11 +46,7 @@ pub fn bin_for_all(name: &str) -> anyhow::Result<PathBuf> {
     Ok(copy)
 }
 
-/// The grpcurl to use, as integration/test tells it in `GRPCURL`.
-///
-/// # Errors
-///
-/// When it tells none.
+/// Returns the grpcurl that integration/test names in `GRPCURL`.
 #[expect(
     clippy::disallowed_methods,
     reason = "integration/test tells where grpcurl is"
@@ -67,11 +56,7 @@ pub fn grpcurl_program() -> anyhow::Result<String> {
     program.context("GRPCURL names the grpcurl to use: run ./integration/test")
 }
 
-/// Runs a command and gives its standard output.
-///
-/// # Errors
-///
-/// When it cannot be run or fails, with its standard error.
+/// Runs a command and returns its standard output; the error contains its standard error.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> anyhow::Result<String> {
     let output = Command::new(program)
         .args(arguments)
@@ -81,7 +66,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: &[S]) -> anyhow::Result<St
     succeeded(program, &output)
 }
 
-/// The output of a command that must have succeeded.
+/// Returns the output of a command, which must have succeeded.
 pub(crate) fn succeeded(program: &str, output: &Output) -> anyhow::Result<String> {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {

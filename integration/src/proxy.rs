@@ -1,5 +1,5 @@
-//! A stop on the way of a call: between two processes stands one that passes every call on to the real service, and
-//! holds the one that a test asks for, before or after it was made.
+//! A proxy between two processes that forwards every gRPC call to the real service and holds the call that a test
+//! selects, before or after it is made.
 
 use std::{
     convert::Infallible,
@@ -27,32 +27,31 @@ use tower::{Service, ServiceExt as _};
 
 use crate::PATIENCE;
 
-/// On which side of a call it is held.
+/// The side of a call on which it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The service has not heard of it.
+    /// The service has not received it.
     Before,
-    /// The service has answered, and the caller has not heard that.
+    /// The service has answered, and the caller has not received the answer.
     After,
 }
 
 /// A point in the life of an ADD or a DEL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The method, as `ClaimNetns`.
+    /// The method, such as `ClaimNetns`.
     pub method: &'static str,
-    /// On which side of it.
     pub moment: Moment,
 }
 
-/// Processes that pass calls on. Ends with the value.
+/// A running proxy that stops when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     hook: Hook,
     _runtime: Runtime,
 }
 
-/// A call that is to be held, or is.
+/// A call to hold, or held.
 #[derive(Debug)]
 pub struct Held {
     reached: Receiver<()>,
@@ -70,12 +69,8 @@ struct Armed {
 struct Hook(Arc<Mutex<Option<Armed>>>);
 
 impl Proxy {
-    /// Stands between pod-events, whose sockets are in `front`, and the other services, whose sockets are in `behind`;
-    /// and between a plugin that asks in `behind` and pod-events.
-    ///
-    /// # Errors
-    ///
-    /// When a socket cannot be had.
+    /// Starts between pod-events, whose sockets are in `front`, and the other services, whose sockets are in
+    /// `behind`, and between pod-events and a plugin that calls it in `behind`.
     pub fn start(front: &Path, behind: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let hook = Hook::default();
@@ -91,7 +86,7 @@ impl Proxy {
         })
     }
 
-    /// Holds the next call that comes to a step.
+    /// Holds the next call at a step.
     pub fn hold(&self, step: Step) -> Held {
         let (reached, seen) = channel();
         let (go, gone) = oneshot::channel();
@@ -105,20 +100,16 @@ impl Proxy {
 }
 
 impl Held {
-    /// Waits until the call is there.
-    ///
-    /// # Errors
-    ///
-    /// When it does not come.
+    /// Waits until the call arrives.
     pub fn reached(&self) -> anyhow::Result<()> {
         self.reached
             .recv_timeout(PATIENCE)
             .context("the call did not come to the step")
     }
 
-    /// Lets it go on, if its caller still waits.
+    /// Releases it, if its caller still waits.
     pub fn release(self) {
-        // An error says that the caller is gone.
+        // An error means that the caller is gone.
         self.go.send(()).unwrap_or_default();
     }
 }
@@ -134,13 +125,13 @@ impl Hook {
             .take_if(|armed| armed.step.method == method && armed.step.moment == moment);
         if let Some(armed) = armed {
             armed.reached.send(()).unwrap_or_default();
-            // A test that has ended lets everything go, too.
+            // The end of a test releases everything too.
             armed.go.await.unwrap_or_default();
         }
     }
 }
 
-/// Serves a component's socket below one directory by the one below another.
+/// Serves a component's socket below one directory with the one below another.
 fn forward<S: NamedService + 'static>(
     hook: &Hook,
     from: &Path,
@@ -162,7 +153,7 @@ fn forward<S: NamedService + 'static>(
     Ok(())
 }
 
-/// Every call of one service, passed on as it is.
+/// Forwards every call of one service unchanged.
 struct Forward<S> {
     hook: Hook,
     channel: Channel,

@@ -10,25 +10,21 @@ use anyhow::{Context as _, ensure};
 
 use crate::{Node, Pod, SERVICES, eventually, pod::exec_in};
 
-/// How long what a call has opened may take to be closed: a connection's end is told, not waited for.
+/// Time for a call's resources to be closed: a connection's end is reported, not awaited.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// For how long nothing may change before it is what things are compared with: what was done to get there (connections,
-/// a first verification) ends a moment after it was answered, and its end would be taken for a loss.
+/// Time without a change before a state is used for comparison: the end of connections and of a first
+/// verification comes shortly after their answers and would look like a loss.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// All that a call could change or leave behind on a node, a line each: rules, routes and ip rules of the node and of
-/// pods, claims, workloads, checkpoint and spool, the namespaces that each service holds and in which its threads are,
-/// and how many descriptors it has.
+/// Everything that a call could change or leave behind on a node, one per line: rules, routes and ip rules of the
+/// node and of pods, claims, workloads, checkpoint and spool, each service's open namespaces and those of its
+/// threads, and its number of descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State(BTreeSet<String>);
 
 impl State {
-    /// What is there once what was done before has come to rest.
-    ///
-    /// # Errors
-    ///
-    /// When something cannot be looked at, or goes on changing.
+    /// Returns the state once it no longer changes.
     pub fn of(node: &Node, pods: &[&Pod]) -> anyhow::Result<Self> {
         let mut last = Self::now(node, pods)?;
         let mut since = Instant::now();
@@ -65,11 +61,7 @@ impl State {
         Ok(Self(lines))
     }
 
-    /// Waits until everything is as it was.
-    ///
-    /// # Errors
-    ///
-    /// When it does not become so, naming what differs.
+    /// Waits until the state is the same again; names what differs.
     pub fn unchanged(&self, node: &Node, pods: &[&Pod]) -> anyhow::Result<()> {
         eventually("everything is as it was", SETTLE, || {
             let now = Self::now(node, pods)?;
@@ -84,7 +76,7 @@ impl State {
     }
 }
 
-/// Everything that rules and routing say in a netns. Stateless: counters count, whoever looks.
+/// Returns all rules and routing of a netns, without counters.
 fn network(path: &Path) -> anyhow::Result<impl Iterator<Item = String>> {
     let commands: [&[&str]; 5] = [
         &["nft", "-s", "list", "ruleset"],
@@ -97,7 +89,7 @@ fn network(path: &Path) -> anyhow::Result<impl Iterator<Item = String>> {
     for command in commands {
         text += &exec_in(path, command)?;
     }
-    // The kernel's own routes come a while after an interface is up.
+    // The kernel adds its own routes a while after an interface is up.
     let ours = |line: &&str| !line.contains("proto kernel");
     let lines: Vec<_> = text.lines().filter(ours).map(str::to_owned).collect();
     Ok(lines.into_iter())
@@ -120,14 +112,14 @@ fn files(what: &str, directory: &Path) -> anyhow::Result<Vec<String>> {
     let mut lines = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        // One that goes while it is looked at is found gone by the next look.
+        // If it disappears meanwhile, the next poll notices.
         let content = String::from_utf8_lossy(&fs::read(&path).unwrap_or_default()).into_owned();
         lines.push(format!("{what} {}: {content}", path.display()));
     }
     Ok(lines)
 }
 
-/// What a process holds open, and where its threads are.
+/// Returns the open descriptors of a process, and the namespaces of its threads.
 fn process(name: &str, pid: u32) -> anyhow::Result<Vec<String>> {
     let own = fs::metadata(format!("/proc/{pid}/ns/net"))
         .with_context(|| format!("{name} has ended"))?
@@ -136,7 +128,7 @@ fn process(name: &str, pid: u32) -> anyhow::Result<Vec<String>> {
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
         let link = fs::read_link(entry?.path()).unwrap_or_default();
         let link = link.display().to_string();
-        // A pool of connections and of a runtime's own has no fixed number of these.
+        // A connection pool and a runtime have no fixed number of these.
         let kind = link.split_once(':').map_or("file", |(kind, _)| kind);
         let key = if link.starts_with("/run/netns") || kind == "net" {
             link

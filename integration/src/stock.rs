@@ -1,5 +1,5 @@
-//! A stock ztunnel (istio/ztunnel, built with its feature `testing`), run without a control plane: what it is told by a
-//! file, and what it tells.
+//! Runs a stock ztunnel (istio/ztunnel, built with its feature `testing`) without a control plane, configured by a
+//! file, and parses its log.
 
 use std::{
     fs,
@@ -15,8 +15,7 @@ use crate::{Node, Pod, Spec, run};
 /// The environment variable that names the program.
 pub const STOCK_ZTUNNEL: &str = "ZTUNNEL";
 
-/// The network namespace of its own in which it runs, as its pod gives it one: its own ports (15000, 15020, 15021) are
-/// there once for each ztunnel.
+/// A network namespace of its own, like that of its pod: its own ports (15000, 15020, 15021) exist once per ztunnel.
 const APART: [&str; 5] = [
     "unshare",
     "--net",
@@ -25,27 +24,26 @@ const APART: [&str; 5] = [
     "ip link set lo up && exec \"$0\" \"$@\"",
 ];
 
-/// A connection that a stock ztunnel carried, as it tells when the connection is over.
+/// A connection that a stock ztunnel carried, logged when it ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// Whether it left the pod; otherwise it came in.
+    /// Outbound from the pod; otherwise inbound.
     pub is_outbound: bool,
-    /// Where it came from.
+    /// The address of the client.
     pub source: SocketAddr,
-    /// Who it came from, where mTLS proved it.
+    /// The client's identity, if proven by mTLS.
     pub source_identity: Option<String>,
-    /// Where it went: the HBONE port, or the application's.
+    /// The destination: the HBONE port, or the application's.
     pub destination: SocketAddr,
-    /// Where it went within HBONE.
+    /// The destination within HBONE.
     pub hbone: Option<SocketAddr>,
-    /// Whom it went to, where mTLS proved it.
+    /// The server's identity, if proven by mTLS.
     pub destination_identity: Option<String>,
-    /// Why it failed.
     pub error: Option<String>,
 }
 
 impl Carried {
-    /// What a line of its log tells; `None` of a line about something else.
+    /// Parses a line of its log; `None` for a line about something else.
     fn parse(line: &str) -> Option<Self> {
         let line: Value = serde_json::from_str(line).ok()?;
         let text = |name: &str| line.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -63,11 +61,7 @@ impl Carried {
     }
 }
 
-/// The program that the environment names.
-///
-/// # Errors
-///
-/// When it names none, or no file.
+/// Returns the program that the environment names.
 pub fn stock_ztunnel() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os(STOCK_ZTUNNEL).map(PathBuf::from);
     let path = path.with_context(|| {
@@ -77,8 +71,8 @@ pub fn stock_ztunnel() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// A workload as a control plane tells of it, in YAML (`LocalWorkload` in ztunnel's src/xds.rs). In the mesh it is reached
-/// by HBONE. A pod that a service has is all that the service has.
+/// Returns a workload in YAML, as a control plane describes it (ztunnel's `LocalWorkload`;
+/// services/docs/facts/ztunnel.md, 2). In the mesh it is reached by HBONE. A service consists of one pod.
 fn workload(node: &str, pod: &Pod, services: &[(&str, IpAddr)]) -> String {
     let Spec {
         namespace, name, ..
@@ -101,7 +95,7 @@ fn hostname(service: &str) -> String {
     format!("{service}.shop.svc.cluster.local")
 }
 
-/// A service of the namespace `shop`: port 80 at its address is port 8080 of the pod of its name.
+/// Returns a service of the namespace `shop`: port 80 at its address is port 8080 of the pod with its name.
 fn service((name, address): &(&str, IpAddr)) -> String {
     let hostname = hostname(name);
     format!(
@@ -115,13 +109,9 @@ impl Node {
         self.run_dir().with_file_name("xds.yaml")
     }
 
-    /// Writes what stands for the control plane of stock ztunnels: these pods, and services by name and address. A
-    /// ztunnel reads it once, when it starts.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be written.
-    pub fn tell_stock_ztunnels(
+    /// Writes the configuration of stock ztunnels, in place of a control plane: these pods, and services by name and
+    /// address. A ztunnel reads it once, at start.
+    pub fn configure_stock_ztunnels(
         &self,
         pods: &[&Pod],
         services: &[(&str, IpAddr)],
@@ -134,11 +124,7 @@ impl Node {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Starts a stock ztunnel under a name of its own, by a program that becomes it.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts a stock ztunnel under a name of its own, through a program that executes it.
     pub fn start_stock_ztunnel(&self, within: &[&str], name: &str) -> anyhow::Result<()> {
         let program = stock_ztunnel()?;
         let (socket, xds) = (self.zds_socket(), self.local_xds());
@@ -150,7 +136,7 @@ impl Node {
             ("LOCAL_XDS_PATH", &xds),
             ("NODE_NAME", self.name().as_ref()),
             ("CLUSTER_ID", "Kubernetes".as_ref()),
-            // As Istio's chart has it: refusals are longer then.
+            // As in Istio's chart: refusals are longer then.
             ("RUST_BACKTRACE", "1".as_ref()),
             ("LOG_FORMAT", "json".as_ref()),
             ("TERMINATION_GRACE_PERIOD_SECONDS", "30".as_ref()),
@@ -159,17 +145,13 @@ impl Node {
         self.start_program(&within, name, &program, &["proxy", "ztunnel"], &environment)
     }
 
-    /// The connections that a stock ztunnel has carried to their end.
+    /// Returns the connections that a stock ztunnel has carried to their end.
     pub fn carried_by(&self, name: &str) -> Vec<Carried> {
         let log = self.tail(name, usize::MAX);
         log.lines().filter_map(Carried::parse).collect()
     }
 
-    /// Asks one of a stock ztunnel's own ports, which only its own network namespace has.
-    ///
-    /// # Errors
-    ///
-    /// When it does not run, does not answer, or answers with an error.
+    /// Sends a request to one of a stock ztunnel's own ports, which exist only in its network namespace.
     pub fn ask_stock_ztunnel(&self, name: &str, at: &str) -> anyhow::Result<String> {
         let netns = format!("--net=/proc/{}/ns/net", self.pid(name)?);
         let url = format!("http://localhost:{at}");

@@ -1,5 +1,5 @@
-//! Connections from inside a network namespace, and applications there. A socket stays in the namespace it was made in,
-//! so that nothing of this is a process in the pod.
+//! Connections from inside a network namespace, and applications there. A socket stays in the namespace in which it
+//! was created, so none of this needs a process in the pod.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
@@ -16,10 +16,10 @@ use anyhow::Context as _;
 use inpod_linux::Netns;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// How long one step of a connection may take.
+/// Time limit of one step of a connection.
 const STEP: Duration = Duration::from_secs(5);
 
-/// An application in a pod: tells each client the source address that it saw, then echoes.
+/// An application in a pod: sends each client the source address that it saw, then echoes.
 #[derive(Debug)]
 pub struct App {
     stop: Arc<AtomicBool>,
@@ -28,10 +28,6 @@ pub struct App {
 
 impl App {
     /// Listens on a port, IPv4 and IPv6.
-    ///
-    /// # Errors
-    ///
-    /// When the port cannot be had.
     pub fn start(netns: &Netns, port: u16) -> anyhow::Result<Self> {
         let listener = netns
             .within(|| listen(port))?
@@ -49,7 +45,6 @@ impl App {
         Ok(Self { stop, port })
     }
 
-    /// The port it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -88,19 +83,11 @@ fn serve(mut stream: TcpStream, peer: SocketAddr) {
 }
 
 /// Connects from inside a netns.
-///
-/// # Errors
-///
-/// When the connection cannot be made in time.
 pub fn connect(netns: &Netns, to: SocketAddr) -> anyhow::Result<TcpStream> {
     connect_marked(netns, to, None)
 }
 
 /// Connects from inside a netns with a mark on the packets.
-///
-/// # Errors
-///
-/// When the connection cannot be made in time.
 pub fn connect_marked(
     netns: &Netns,
     to: SocketAddr,
@@ -117,23 +104,15 @@ pub fn connect_marked(
     Ok(socket.into())
 }
 
-/// The source address that an application sees of a connection.
-///
-/// # Errors
-///
-/// When the connection fails.
+/// Returns the source address that an application sees of a connection.
 pub fn ask(netns: &Netns, to: SocketAddr) -> anyhow::Result<IpAddr> {
     source_seen(connect(netns, to)?).map(|(source, _)| source)
 }
 
-/// Reads the application's first line: the source address that it saw. Gives the connection back for more.
-///
-/// # Errors
-///
-/// When the line does not come.
+/// Reads the application's first line, the source address that it saw, and returns the connection too.
 pub fn source_seen(stream: TcpStream) -> anyhow::Result<(IpAddr, TcpStream)> {
     let mut line = String::new();
-    // One byte at a time: what follows the line stays in the socket.
+    // One byte at a time: everything after the line stays in the socket.
     BufReader::with_capacity(1, &stream)
         .read_line(&mut line)
         .context("no answer")?;
@@ -144,11 +123,7 @@ pub fn source_seen(stream: TcpStream) -> anyhow::Result<(IpAddr, TcpStream)> {
     Ok((source, stream))
 }
 
-/// Sends a word over a live connection and reads it back.
-///
-/// # Errors
-///
-/// When the connection is dead.
+/// Sends a text over a live connection and reads it back.
 pub fn exchange(stream: &mut TcpStream, word: &str) -> anyhow::Result<()> {
     stream.write_all(word.as_bytes()).context("cannot send")?;
     let mut echo = vec![0; word.len()];

@@ -1,4 +1,4 @@
-//! A container runtime's verbs as the plugin makes them, many at once and without a process for each.
+//! Calls pod-events like a container runtime's plugin, many calls at once and without a process for each.
 
 use std::{
     path::Path,
@@ -21,36 +21,32 @@ use tonic::{Request, Response, Status, transport::Channel};
 
 use crate::{Pod, Spec};
 
-/// Connections: a server takes 256 calls at once on each.
+/// Number of connections: a server accepts 256 concurrent calls on each.
 const CONNECTIONS: usize = 8;
 
-/// What became of a verb, and how long that took.
+/// The result of a call and its duration.
 #[derive(Clone, Debug)]
 pub struct Answer<T> {
-    /// From the call to its answer.
+    /// The time from the call to its answer.
     pub took: Duration,
-    /// The answer.
     pub result: Result<T, Failure>,
 }
 
-/// A verb that was called and is not awaited yet.
+/// A call that is not awaited yet.
 pub type Called<T> = JoinHandle<Answer<T>>;
 
 /// A sandbox as a runtime names it.
 #[derive(Clone, Debug)]
 pub struct Named {
-    /// Its pod.
     pub pod: PodSelector,
-    /// The sandbox.
     pub sandbox: SandboxRef,
-    /// Where its netns is.
+    /// The path of its netns.
     pub netns: NetnsRef,
-    /// The addresses in it.
     pub addresses: Vec<String>,
 }
 
 impl Named {
-    /// A sandbox that is there.
+    /// Names an existing sandbox.
     pub fn of(pod: &Pod) -> Self {
         Self {
             addresses: pod.addresses().map(|address| address.to_string()).into(),
@@ -58,7 +54,7 @@ impl Named {
         }
     }
 
-    /// A sandbox of a pod whose netns is said to be at a path.
+    /// Names a sandbox of a pod whose netns is claimed to be at a path.
     pub fn at(spec: &Spec, container_id: &str, path: &Path) -> Self {
         Self {
             pod: PodSelector {
@@ -80,7 +76,7 @@ impl Named {
     }
 }
 
-/// A runtime.
+/// A client that acts as a runtime.
 #[derive(Debug)]
 pub struct Verbs {
     clients: [PodEventsServiceClient<Channel>; CONNECTIONS],
@@ -89,11 +85,7 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// One that asks at a socket.
-    ///
-    /// # Errors
-    ///
-    /// When no runtime of threads can be had.
+    /// Creates a client of the socket.
     pub fn at(socket: &Path) -> anyhow::Result<Self> {
         let runtime = Runtime::new().context("no runtime")?;
         let clients = {
@@ -113,7 +105,6 @@ impl Verbs {
         self.clients.get(next).unwrap_or(first).clone()
     }
 
-    /// Calls ADD.
     pub fn add(&self, named: &Named, timeout: Duration) -> Called<AddPodResponse> {
         let mut client = self.client();
         let mut request = Request::new(AddPodRequest {
@@ -126,14 +117,14 @@ impl Verbs {
         self.call(async move { client.add_pod(request).await })
     }
 
-    /// Calls DEL, with the plugin's five seconds.
+    /// Calls DEL with the plugin's time limit of five seconds.
     pub fn del(&self, named: &Named) -> Called<DeletePodResponse> {
         let mut client = self.client();
         let mut request = Request::new(DeletePodRequest {
             sandbox: Some(named.sandbox.clone()),
             pod: Some(named.pod.clone()),
         });
-        // Longer than the plugin's: what is measured is how long it takes.
+        // Longer than the plugin's, to measure how long it takes.
         request.set_timeout(Duration::from_secs(30));
         self.call(async move { client.delete_pod(request).await })
     }
@@ -154,11 +145,7 @@ impl Verbs {
         })
     }
 
-    /// Waits for answers, as long as they take: each has a deadline.
-    ///
-    /// # Errors
-    ///
-    /// When a client panics.
+    /// Waits for answers; each has a deadline.
     pub fn answers<T>(&self, called: Vec<Called<T>>) -> anyhow::Result<Vec<Answer<T>>> {
         let wait = async {
             let mut answers = Vec::new();
@@ -170,18 +157,14 @@ impl Verbs {
         self.runtime.block_on(wait)
     }
 
-    /// The metrics of the service at a socket.
-    ///
-    /// # Errors
-    ///
-    /// When they cannot be read.
+    /// Returns the metrics of the service at a socket.
     pub fn metrics(&self, socket: &Path) -> anyhow::Result<String> {
         let fetched = inpod_service::metrics::fetch(socket);
         self.runtime.block_on(fetched).map_err(anyhow::Error::msg)
     }
 }
 
-/// The number of a metric with exactly these labels, as `name{label="value"}`; 0 where it was never counted.
+/// Returns the value of a metric with exactly these labels, as `name{label="value"}`; 0 if it was never counted.
 pub fn number(metrics: &str, name: &str) -> f64 {
     let line = metrics
         .lines()

@@ -1,4 +1,4 @@
-//! What a test may want of requests and answers.
+//! Faults for requests and answers.
 
 use std::time::{Duration, Instant};
 
@@ -6,65 +6,56 @@ use anyhow::Context as _;
 use hyper::{Method, Request};
 use serde_json::Value;
 
-/// What a request is about.
+/// The verb of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// A page of all objects of a kind.
     List,
-    /// A watch.
     Watch,
-    /// One object.
     Get,
-    /// A new object.
     Create,
-    /// Something else, as `/version`.
+    /// Anything else, such as `/version`.
     Other,
-    /// Any of these.
     Any,
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// It is passed on.
     Pass,
-    /// It is refused with a code, and with a `Retry-After` in seconds.
+    /// Refuse it with a code and a `Retry-After` in seconds.
     Refuse(u16, Option<u32>),
-    /// The watch begins, and its first event is an error with a code.
+    /// Start the watch with an error event of this code.
     ErrorEvent(u16),
-    /// It is never answered.
     Hang,
-    /// It is passed on after this time.
+    /// Forward it after this time.
     Wait(Duration),
-    /// The objects of the list come in the opposite order.
+    /// Return the list in reverse order.
     Reverse,
-    /// The watch begins, says nothing and does not end.
+    /// Start the watch, then send nothing and keep it open.
     Silence,
-    /// The watch begins, and says nothing but bookmarks.
+    /// Start the watch, then send only bookmarks.
     Swallow,
 }
 
-/// How watches end.
+/// The way in which watches end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// As the server ends them.
+    /// The way of the real server.
     Clean,
-    /// The connection breaks.
     Broken,
     /// The connection breaks in the middle of the next event.
     MidEvent,
 }
 
-/// A request as it came.
+/// A request as the proxy recorded it.
 #[derive(Clone, Debug)]
 pub struct Asked {
-    /// What it was about.
     pub verb: Verb,
-    /// The kind of object: `pods`, `namespaces`, of what is created `events`, or empty.
+    /// The resource: `pods`, `namespaces`, `events` for creations, or empty.
     pub resource: String,
-    /// The query, with `&` between its parts.
+    /// The query string, with `&` between its parts.
     pub query: String,
-    /// When.
     pub at: Instant,
 }
 
@@ -97,7 +88,6 @@ impl Asked {
     }
 }
 
-/// A list in the opposite order.
 pub(super) fn reversed(list: &[u8]) -> anyhow::Result<String> {
     let mut list: Value = serde_json::from_slice(list)?;
     let items = list.get_mut("items").and_then(Value::as_array_mut);
@@ -105,7 +95,7 @@ pub(super) fn reversed(list: &[u8]) -> anyhow::Result<String> {
     Ok(list.to_string())
 }
 
-/// Takes the first line, with its end.
+/// Removes and returns the first line, with its end.
 pub(super) fn line(lines: &mut Vec<u8>) -> Option<Vec<u8>> {
     let end = lines.iter().position(|byte| *byte == b'\n')?;
     let rest = lines.split_off(end + 1);

@@ -1,4 +1,4 @@
-//! The real server, over TLS, with the credentials of whoever asks.
+//! Forwards to the real server over TLS, with the client's credentials.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -29,7 +29,7 @@ impl std::fmt::Debug for Upstream {
 }
 
 impl Upstream {
-    /// The server of a kubeconfig's cluster.
+    /// Returns the server of a kubeconfig's cluster.
     pub(super) fn of(cluster: &Value) -> anyhow::Result<Self> {
         let text = |name: &str| cluster.get(name).and_then(Value::as_str);
         let server = text("server").and_then(|server| server.strip_prefix("https://"));
@@ -48,7 +48,7 @@ impl Upstream {
         Ok(Self { address, tls })
     }
 
-    /// Passes a request on, over a connection of its own.
+    /// Forwards a request over a connection of its own.
     pub(super) async fn ask(
         &self,
         mut request: Request<Incoming>,

@@ -1,4 +1,4 @@
-//! Manifests as a person applies them.
+//! Applies manifests like a person.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use inpod_linux::Netns;
 
 use super::ApiServer;
 
-/// Where objects of a kind are, and whether in namespaces.
+/// Returns the collection of a kind, and whether it is namespaced.
 fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> {
     let rbac = "/apis/rbac.authorization.k8s.io/v1";
     let admission = "/apis/admissionregistration.k8s.io/v1";
@@ -35,7 +35,7 @@ fn collection(kind: &str) -> anyhow::Result<(&'static str, &'static str, bool)> 
     })
 }
 
-/// Where the object of a document is. Documents are as helm and people write them: a level is two blanks.
+/// Returns the path of a document's object. Documents are indented by two spaces, as helm and people write them.
 fn path(document: &str) -> anyhow::Result<String> {
     let after = |start: &str| {
         let mut lines = document.lines();
@@ -51,18 +51,14 @@ fn path(document: &str) -> anyhow::Result<String> {
     Ok(format!("{group}/namespaces/{namespace}/{plural}/{name}"))
 }
 
-/// The documents of a manifest that are objects.
+/// Returns the documents of a manifest that are objects.
 fn documents(manifest: &str) -> Vec<&str> {
     let is_object = |document: &&str| document.lines().any(|line| line.starts_with("kind: "));
     manifest.split("\n---\n").filter(is_object).collect()
 }
 
 impl ApiServer {
-    /// Deletes what a manifest names, the last first, and what belongs to it in the background, as helm does.
-    ///
-    /// # Errors
-    ///
-    /// When something of it is not there, or the server refuses.
+    /// Deletes the objects of a manifest, the last first, with background propagation like helm.
     pub fn remove(&self, manifest: &str) -> anyhow::Result<()> {
         let how = serde_json::json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"});
         for document in documents(manifest).into_iter().rev() {
@@ -73,11 +69,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Applies the documents of a manifest, in their order, on the server's side.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses one, or a kind is not known here.
+    /// Applies the documents of a manifest in order, with server-side apply.
     pub fn apply(&self, manifest: &str) -> anyhow::Result<()> {
         for document in documents(manifest) {
             let path = path(document)?;
@@ -89,33 +81,29 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Deletes an object as the options say: without any, with the time that it was made with.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
+    /// Deletes an object with options; without any, with its own grace period.
     pub fn delete_with(&self, path: &str, options: &serde_json::Value) -> anyhow::Result<()> {
         let options = options.to_string();
         self.curl("DELETE", path, "application/json", Some(&options))
             .map(drop)
     }
 
-    /// The network in which the server is.
+    /// Returns the server's network namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// A file of the server's directory.
+    /// Returns a file of the server's directory.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// The certificate by which the server is known.
+    /// Returns the CA certificate of the server.
     pub(crate) fn authority(&self) -> PathBuf {
         self.file("certs/apiserver.crt")
     }
 
-    /// Where the server is, for a kubeconfig.
+    /// Returns a kubeconfig for this server.
     pub(crate) fn kubeconfig_of(token: &str, authority: &str) -> String {
         serde_json::json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "it",

@@ -1,4 +1,4 @@
-//! Many requests by one process.
+//! Sends many requests with one process.
 
 use std::{fmt::Write as _, io::Write as _, path::Path, process::Stdio};
 
@@ -9,11 +9,7 @@ use super::{ADDRESS, ApiServer, process::enter};
 use crate::process::succeeded;
 
 impl ApiServer {
-    /// Makes objects, each at its path, in no order.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses one.
+    /// Creates objects, each at its path, in no order.
     pub fn create_all(&self, objects: &[(String, Value)]) -> anyhow::Result<()> {
         self.batch(
             &["--parallel", "--parallel-max", "32"],
@@ -23,11 +19,7 @@ impl ApiServer {
         )
     }
 
-    /// Merges something into objects, one after the other over one connection.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses one.
+    /// Applies merge patches one after the other over one connection.
     pub fn patch_all(&self, changes: &[(String, Value)]) -> anyhow::Result<()> {
         self.batch(&[], "PATCH", "application/merge-patch+json", changes)
     }
@@ -42,9 +34,9 @@ impl ApiServer {
         let authority = self.dir.join("certs/apiserver.crt");
         let mut config = String::new();
         for (index, (path, body)) in requests.iter().enumerate() {
-            // What follows `next` has to be said again (curl(1), --next).
+            // Options must be repeated after `next` (curl(1), --next).
             let next = if index == 0 { "" } else { "next\n" };
-            // curl's quoted strings know the escapes of JSON's that JSON in a string has: \" and \\.
+            // curl's quoted strings know the escapes that JSON within a JSON string needs: \" and \\.
             let body = Value::String(body.to_string());
             write!(
                 config,

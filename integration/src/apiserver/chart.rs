@@ -1,4 +1,4 @@
-//! What the chart deploys, as `deploy/render` has it, and the identity that it gives pod-events.
+//! Deploys what the chart renders, and issues the identity that it gives pod-events.
 
 use std::{io::Write as _, path::Path, process::Stdio};
 
@@ -8,33 +8,25 @@ use serde_json::{Value, json};
 use super::{ADDRESS, ApiServer, enter};
 use crate::process::succeeded;
 
-/// What is deployed, with the broker apart, so that every identity is in it.
+/// The manifests with the broker apart, so that they contain every identity.
 const MANIFESTS: &str = include_str!("../../../deploy/manifests/split.yaml");
 
 /// The namespace that inpod is deployed to.
 const RELEASE: &str = "inpod-system";
 
 impl ApiServer {
-    /// The namespace of inpod, and its identities with their rights. Nobody here runs DaemonSets.
+    /// Creates inpod's namespace and its identities with their rights. Nothing here runs DaemonSets.
     pub(super) fn deploy(&self) -> anyhow::Result<()> {
         documents().try_for_each(|document| self.create_yaml(document))
     }
 
-    /// A token of pod-events on a node. It is bound to an agent's pod there, which is made, as a kubelet has it for a
-    /// pod that it runs; so the node stands in it.
-    ///
-    /// # Errors
-    ///
-    /// When the server gives none.
+    /// Returns a token of pod-events on a node, bound to an agent's pod that is created there, as a kubelet requests
+    /// it for a pod that it runs: the token names the node.
     pub fn token(&self, node: &str) -> anyhow::Result<String> {
         self.token_of("pod-events", node)
     }
 
-    /// The same of another account of inpod's.
-    ///
-    /// # Errors
-    ///
-    /// When the server gives none.
+    /// Returns a token of another of inpod's accounts.
     pub fn token_of(&self, account: &str, node: &str) -> anyhow::Result<String> {
         let name = format!("{account}-{node}");
         let agent = json!({
@@ -62,20 +54,12 @@ impl ApiServer {
         Ok(token.context("no token")?.to_owned())
     }
 
-    /// A kubeconfig with the identity of pod-events on a node.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::token`].
+    /// Returns a kubeconfig with the identity of pod-events on a node.
     pub fn kubeconfig(&self, node: &str) -> anyhow::Result<String> {
         self.kubeconfig_for("pod-events", node)
     }
 
-    /// The same of another account of inpod's.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::token_of`].
+    /// Returns a kubeconfig of another of inpod's accounts.
     pub fn kubeconfig_for(&self, account: &str, node: &str) -> anyhow::Result<String> {
         let token = self.token_of(account, node)?;
         let authority = self.dir.join("certs/apiserver.crt");
@@ -93,11 +77,7 @@ impl ApiServer {
         Ok(config.to_string())
     }
 
-    /// Makes one of the objects that are deployed, unless nobody here would run it.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
+    /// Creates one of the deployed objects, unless nothing here would run it.
     fn create_yaml(&self, document: &str) -> anyhow::Result<()> {
         let path = match kind(document)? {
             "Namespace" => "/api/v1/namespaces",
@@ -117,12 +97,7 @@ impl ApiServer {
             .map(drop)
     }
 
-    /// What the server would warn of if a manifest were applied; nothing is changed. Fields that it does not know, and
-    /// those that are there twice, are errors.
-    ///
-    /// # Errors
-    ///
-    /// When the server would refuse it.
+    /// Returns the server's warnings for a manifest, by a dry run. Unknown and duplicate fields are errors.
     pub fn warnings(&self, path: &str, manifest: &str) -> anyhow::Result<Vec<String>> {
         let mut command = enter(&self.netns, Path::new("curl"));
         command
@@ -147,11 +122,7 @@ impl ApiServer {
         Ok(head.lines().filter(is_warning).map(str::to_owned).collect())
     }
 
-    /// Makes the binding again that was deleted.
-    ///
-    /// # Errors
-    ///
-    /// When the server refuses.
+    /// Creates the deleted binding again.
     pub fn bind_again(&self) -> anyhow::Result<()> {
         let binding = documents()
             .find(|document| kind(document).is_ok_and(|kind| kind == "ClusterRoleBinding"));
@@ -159,7 +130,7 @@ impl ApiServer {
     }
 }
 
-/// The objects, each as it is written.
+/// Returns the objects as they are written.
 fn documents() -> impl Iterator<Item = &'static str> {
     MANIFESTS.split("\n---\n").skip(1)
 }

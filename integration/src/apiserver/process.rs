@@ -1,4 +1,4 @@
-//! Programs in the server's network.
+//! Starts programs in the server's network.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 use anyhow::Context as _;
 use inpod_linux::Netns;
 
-/// A program that the environment names.
+/// Returns the program that an environment variable names.
 pub(crate) fn tool(variable: &str) -> anyhow::Result<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     let found = path.filter(|path| path.is_file());
@@ -18,7 +18,7 @@ pub(crate) fn tool(variable: &str) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// A command in a netns, with nothing of this environment.
+/// Returns a command in a netns, with an empty environment.
 pub(crate) fn enter(netns: &Netns, program: &Path) -> Command {
     let mut command = Command::new("nsenter");
     command
@@ -37,7 +37,7 @@ pub(crate) fn spawn(mut command: Command, log: &Path) -> anyhow::Result<Child> {
     Ok(command.spawn()?)
 }
 
-/// The server's store.
+/// Starts the server's etcd.
 pub(super) fn etcd(dir: &Path, netns: &Netns) -> anyhow::Result<Child> {
     let mut command = enter(netns, &tool("ETCD")?);
     command.arg("--data-dir").arg(dir.join("etcd"));

@@ -1,4 +1,4 @@
-//! The story of a pod that joins the mesh, told on the terminal. Run it through `integration/demo`.
+//! Shows on the terminal how a pod joins the mesh. Run it through `integration/demo`.
 
 use std::{
     io::{self, Write as _},
@@ -22,26 +22,26 @@ fn main() -> ExitCode {
         }
         Err(error) => {
             heading("Verdict: FAILED.");
-            say(&format!("{error:#}"));
+            print_line(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-fn say(text: &str) {
-    // A reader who has gone needs no story.
+fn print_line(text: &str) {
+    // A reader may have closed the terminal.
     writeln!(io::stdout(), "{text}").unwrap_or_default();
 }
 
 fn heading(text: &str) {
-    say(&format!("\n\x1b[1m{text}\x1b[0m"));
+    print_line(&format!("\n\x1b[1m{text}\x1b[0m"));
 }
 
-/// The same, set in as a quotation.
+/// Prints an indented quotation.
 fn quote(text: &str) {
     text.trim_end()
         .lines()
-        .for_each(|line| say(&format!("    {line}")));
+        .for_each(|line| print_line(&format!("    {line}")));
 }
 
 fn story(keep: bool) -> anyhow::Result<()> {
@@ -57,7 +57,7 @@ fn story(keep: bool) -> anyhow::Result<()> {
         App::start(&outsider.netns, PORT)?,
     ];
     for pod in [&client, &server, &outsider] {
-        say(&format!(
+        print_line(&format!(
             "    {:9} {} {}  netns {}",
             pod.spec.name,
             pod.v4,
@@ -68,7 +68,7 @@ fn story(keep: bool) -> anyhow::Result<()> {
     added(&node, &server)?;
     for pod in [&client, &outsider] {
         let outcome = node.add(pod)?;
-        say(&format!(
+        print_line(&format!(
             "    ADD of {}: exit {} after {:.1?}",
             pod.spec.name, outcome.code, outcome.took
         ));
@@ -91,17 +91,17 @@ fn set_up() -> anyhow::Result<Node> {
     let node = Node::new()?;
     for service in SERVICES {
         node.start(service)?;
-        say(&format!(
+        print_line(&format!(
             "    {service:15} serves {}",
             inpod_service::socket(&node.run_dir(), service).display()
         ));
     }
     node.start_ztunnel(&[])?;
-    say(
+    print_line(
         "    reference-ztunnel connects to the broker's ZDS socket (a stock one would do the same)",
     );
     node.ready()?;
-    say("    all are ready");
+    print_line("    all are ready");
     Ok(node)
 }
 
@@ -113,12 +113,12 @@ fn added(node: &Node, pod: &Pod) -> anyhow::Result<()> {
         .iter()
         .filter(|(name, _)| name.starts_with("CNI_"))
     {
-        say(&format!("    {name}={value}"));
+        print_line(&format!("    {name}={value}"));
     }
     quote(&format!("stdin: {}", call.stdin));
     let outcome = call.run()?;
     ensure!(outcome.code == 0, "ADD was refused: {}", outcome.stdout);
-    say(&format!(
+    print_line(&format!(
         "  exit {} after {:.1?}; stdout is the chain's result, byte for byte:",
         outcome.code, outcome.took
     ));
@@ -158,7 +158,7 @@ fn explain_arguments(node: &Node, pod: &Pod) -> [String; 8] {
 fn explained(node: &Node, pod: &Pod) -> anyhow::Result<()> {
     heading("4. The decision and everything behind it: ExplainPod, asked with grpcurl");
     let arguments = explain_arguments(node, pod);
-    say(&format!("    grpcurl {}", shell(&arguments)));
+    print_line(&format!("    grpcurl {}", shell(&arguments)));
     let answer = run(&grpcurl(), &arguments)?;
     quote(&answer);
     ensure!(
@@ -168,7 +168,7 @@ fn explained(node: &Node, pod: &Pod) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As a person would type it.
+/// Formats a command line as a person would type it.
 fn shell(arguments: &[String]) -> String {
     let quoted = arguments.iter().map(|word| {
         if word.contains('{') {
@@ -183,7 +183,7 @@ fn shell(arguments: &[String]) -> String {
 fn in_the_netns(pod: &Pod) -> anyhow::Result<()> {
     heading("5. Inside the netns of server: the rules (nft list ruleset)");
     quote(&pod.ruleset()?);
-    say("  the rule and the route that bring answers back to ztunnel:");
+    print_line("  the rule and the route that bring answers back to ztunnel:");
     quote(
         &pod.traces()?
             .into_iter()
@@ -220,7 +220,7 @@ fn requests(node: &Node, [client, server, outsider]: [&Pod; 3]) -> anyhow::Resul
             } else {
                 path.join(" -> ")
             };
-            say(&format!(
+            print_line(&format!(
                 "    {:8} -> {:8} {address:13}  {path:30} source seen: {seen}",
                 from.spec.name, to.spec.name
             ));
@@ -264,7 +264,7 @@ fn deleted(node: &Node, pod: Pod) -> anyhow::Result<()> {
     let Pod {
         spec, veth, netns, ..
     } = pod;
-    // The story's own descriptor would keep the netns alive.
+    // This descriptor would keep the netns alive.
     drop(netns);
     eventually(
         "the host side of the veth is gone",
@@ -284,7 +284,7 @@ fn deleted(node: &Node, pod: Pod) -> anyhow::Result<()> {
             .all(|claim| claim.path != format!("/run/netns/{}", spec.name)),
         "the claim is held"
     );
-    say(&format!(
+    print_line(&format!(
         "    {veth} is gone; claims held: {}, workloads desired: {}",
         claims.len(),
         workloads.len()
@@ -327,7 +327,7 @@ fn play(node: &Node, server: &Pod) -> anyhow::Result<()> {
         manifests.display()
     ));
     quote(&format!("tail -f {}", node.access_log().display()));
-    say("  Leave the shell (exit) to end everything.");
+    print_line("  Leave the shell (exit) to end everything.");
     let directory = tempfile::tempdir_in("/run")?;
     std::os::unix::fs::symlink(grpcurl(), directory.path().join("grpcurl"))?;
     let path = format!(

@@ -1,9 +1,9 @@
-//! A process that connects to ZDS and is no ztunnel: says hello, and tells on its standard output what it was given.
+//! A process that connects to ZDS and is not a ztunnel: sends the hello and prints what it receives.
 //!
 //! ```text
 //! impostor wait SOCKET            one connection, until it ends
-//! impostor hand-over SOCKET       the same, by another process: the one that connected ends at once
-//! impostor many SOCKET NUMBER     so many connections at once, until all have ended
+//! impostor hand-over SOCKET       one connection, kept by another process: the one that connected exits at once
+//! impostor many SOCKET NUMBER     this many connections at once, until all have ended
 //! impostor again SOCKET SECONDS   one connection after the other, each as soon as the last has ended
 //! ```
 
@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn print_line(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout();
     writeln!(out, "{text}")?;
     Ok(out.flush()?)
@@ -48,14 +48,14 @@ fn greet(path: &str) -> anyhow::Result<OwnedFd> {
     let socket = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
     let address = UnixAddr::new(Path::new(path))?;
     connect(socket.as_raw_fd(), &address).with_context(|| format!("cannot connect to {path}"))?;
-    // One who was sent away already is told so when it listens.
+    // If the connection was already refused, listening shows it.
     send(socket.as_raw_fd(), HELLO, MsgFlags::MSG_NOSIGNAL)
         .map(drop)
         .unwrap_or_default();
     Ok(socket)
 }
 
-/// What comes next: bytes and descriptors, or `None` for the end.
+/// Returns the next bytes and number of descriptors, or `None` at the end.
 fn next(socket: &OwnedFd) -> anyhow::Result<Option<(usize, usize)>> {
     let mut bytes = [0; 2048];
     let mut control = nix::cmsg_space!([i32; 8]);
@@ -80,13 +80,13 @@ fn next(socket: &OwnedFd) -> anyhow::Result<Option<(usize, usize)>> {
 }
 
 fn wait(socket: &OwnedFd) -> anyhow::Result<()> {
-    say("connected")?;
+    print_line("connected")?;
     while let Some((bytes, descriptors)) = next(socket)? {
-        say(&format!(
+        print_line(&format!(
             "given {bytes} bytes and {descriptors} descriptors"
         ))?;
     }
-    say("end")
+    print_line("end")
 }
 
 fn hand_over(socket: OwnedFd) -> anyhow::Result<()> {
@@ -94,7 +94,7 @@ fn hand_over(socket: OwnedFd) -> anyhow::Result<()> {
         .arg("inherited")
         .stdin(Stdio::from(socket))
         .spawn()?;
-    // Nobody waits for it: this process ends, and has been seen to.
+    // This process exits without waiting for it.
     drop(heir);
     Ok(())
 }
@@ -109,19 +109,19 @@ fn many(path: &str, number: usize) -> anyhow::Result<()> {
     for _ in 0..number {
         sockets.push(greet(path)?);
     }
-    say("connected")?;
+    print_line("connected")?;
     let mut given = 0;
     for socket in &sockets {
         while let Some((_, descriptors)) = next(socket)? {
             given += descriptors;
         }
     }
-    say(&format!("given {given} descriptors"))?;
-    say("end")
+    print_line(&format!("given {given} descriptors"))?;
+    print_line("end")
 }
 
 fn again(path: &str, time: Duration) -> anyhow::Result<()> {
-    say("connected")?;
+    print_line("connected")?;
     let end = Instant::now() + time;
     let (mut connections, mut given) = (0_u64, 0);
     while Instant::now() < end {
@@ -131,6 +131,6 @@ fn again(path: &str, time: Duration) -> anyhow::Result<()> {
             given += descriptors;
         }
     }
-    say(&format!("given {given} descriptors"))?;
-    say(&format!("end of {connections} connections"))
+    print_line(&format!("given {given} descriptors"))?;
+    print_line(&format!("end of {connections} connections"))
 }

@@ -1,4 +1,5 @@
-//! A service of a later release than the others, for tests of what is said of it: it has a socket, health and metrics.
+//! A service of a later release than the others, for tests of how that is reported: it has a
+//! socket, health and metrics.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! What a node's programs are configured with.
+//! Configuration files of a node's programs.
 
 use std::{fs, path::Path};
 
@@ -8,17 +8,17 @@ use serde_json::json;
 use super::NODE;
 use crate::ApiServer;
 
-/// The networks of this node's pods. Routes to the first are known outside.
+/// The networks of this node's pods. The outside has routes to the first.
 pub(super) const PODS: [&str; 1] = ["10.244.0.0/24"];
 
-/// The network's name.
+/// The name of the network.
 pub(super) const NETWORK: &str = "podnet";
 
-/// Where Debian's package containernetworking-plugins puts them.
+/// The plugin directory of Debian's package containernetworking-plugins.
 const PLUGINS: &str = "/usr/lib/cni";
 
-/// A disk that is nearly full is no matter here; nor is swap. Without systemd the kubelet makes the cgroups itself. A
-/// ConfigMap that has changed is shown to pods at the next of these periods (1 min, where nothing is said).
+/// The kubelet's configuration. Ignores a nearly full disk and swap. Without systemd the kubelet creates the cgroups
+/// itself. Pods see a changed ConfigMap within this period (default: 1 min).
 const KUBELET: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -41,8 +41,8 @@ imageGCLowThresholdPercent: 99
 localStorageCapacityIsolation: false
 ";
 
-/// Form 2 is read by containerd 1.6 to 2.x. Where the rest of the machine may not lower a process's oom score, runc may
-/// not either.
+/// containerd 1.6 to 2.x read version 2. If the rest of the machine may not lower a process's oom score,
+/// runc may not either.
 const CONTAINERD: &str = r#"version = 2
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -56,7 +56,7 @@ disable_apparmor = true
 restrict_oom_score_adj = true
 "#;
 
-/// The first process, the programs that it starts, and starts again, whatever ends them.
+/// The first process, which starts the node's programs and restarts them whenever they end.
 const INIT: &str = r#"
 mkdir -p /run/netns /etc/kubernetes/manifests
 while :; do containerd --config /srv/containerd.toml >>/srv/log/containerd.log 2>&1; sleep 0.2; done &
@@ -108,7 +108,7 @@ pub(super) fn write(server: &ApiServer, dir: &Path) -> anyhow::Result<()> {
 /// The primary CNI's file in `/etc`.
 pub(super) const PRIMARY: &str = "cni/net.d/10-podnet.conflist";
 
-/// What it says.
+/// Returns the content of the primary's configuration list.
 pub(super) fn list() -> String {
     let bridge = json!({
         "type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
@@ -122,16 +122,16 @@ pub(super) fn list() -> String {
     json!({"cniVersion": "1.0.0", "name": NETWORK, "plugins": [bridge, portmap]}).to_string()
 }
 
-/// Writes the list of the primary CNI. Renamed into place: runtimes watch. `etc` is the machine's own view while it runs:
-/// what is written below an overlay is not heard by who watches it.
+/// Writes the list of the primary CNI, renamed into place because runtimes watch the directory. `etc` is the
+/// machine's own view while it runs: inotify does not report writes below an overlay.
 pub(super) fn primary(etc: &Path) -> anyhow::Result<()> {
-    // containerd 1.6 looks again where a name leaves the directory, not where one comes into it from elsewhere.
+    // containerd 1.6 notices a name that leaves the directory, but not one that is moved into it from elsewhere.
     let aside = etc.join("cni/net.d/.podnet");
     fs::write(&aside, list())?;
     Ok(fs::rename(aside, etc.join(PRIMARY))?)
 }
 
-/// The command line of the first process, after `node.sh NAME DIR`.
+/// Returns the arguments of the first process, after `node.sh NAME DIR`.
 pub(super) fn init(kubelet: &Path, address: &str) -> Vec<String> {
     let words = ["sh", "/srv/init.sh"].map(str::to_owned);
     let told = [

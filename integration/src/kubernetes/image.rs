@@ -1,4 +1,4 @@
-//! Images without a registry: one layer each, as an archive of the OCI image layout 1.0.
+//! Builds images without a registry: one layer each, as an archive of the OCI image layout 1.0.
 
 use std::{
     fs,
@@ -12,44 +12,44 @@ use serde_json::{Value, json};
 
 use crate::{bin, run};
 
-/// The names of processors in OCI images are Go's.
+/// OCI images name processors like Go.
 const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") {
     "arm64"
 } else {
     "amd64"
 };
 
-/// Where Debian's package busybox-static puts it.
+/// The path in Debian's package busybox-static.
 const BUSYBOX: &str = "/usr/bin/busybox";
 
-/// Which binaries are in which image, as `deploy/images/build` reads it.
+/// The binaries of each image, as `deploy/images/build` reads them.
 const COMPONENTS: &str = include_str!("../../../deploy/images/components");
 
-/// The tag that the chart takes for its images, its `appVersion`.
+/// The chart's default tag, its `appVersion`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What a pod in these tests calls of it.
+/// The commands that a pod in these tests uses.
 const APPLETS: [&str; 9] = [
     "sh", "sleep", "httpd", "wget", "nc", "cat", "echo", "mkdir", "true",
 ];
 
-/// An image to be made.
+/// An image to build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// `inpod.test/busybox:1`: a sandbox's, and the applications'.
+    /// `inpod.test/busybox:1`: for sandboxes and applications.
     Busybox,
     /// `inpod.test/reference-ztunnel:1`.
     Ztunnel,
-    /// `inpod.test/sidecar:1`: a proxy that tells each connection, with its head in `src/bin/sidecar.rs`. It is started as
-    /// Istio's is, by arguments alone.
+    /// `inpod.test/sidecar:1`: a proxy that prints each connection (`src/bin/sidecar/`), started like
+    /// Istio's, by arguments only.
     Sidecar,
-    /// One that is shipped, under the name that `deploy/images/build` gives it, `localhost/NAME:TAG`, and laid out as
-    /// the Containerfile says. The binaries are those of this workspace as they were built last, with the libraries
-    /// that they name beside them; each ends in its tag, so that no two tags have the same bytes.
+    /// A shipped image, named as by `deploy/images/build`, `localhost/NAME:TAG`, with the layout of the
+    /// Containerfile. The binaries are those of this workspace's last build with their libraries beside them; each
+    /// ends in its tag, so that no two tags have the same bytes.
     Shipped {
-        /// As in `deploy/images/components`.
+        /// A name of `deploy/images/components`.
         name: &'static str,
-        /// [`VERSION`], or another release's.
+        /// [`VERSION`], or that of another release.
         tag: &'static str,
     },
 }
@@ -73,11 +73,7 @@ impl Image {
         }
     }
 
-    /// Writes the archive, `NAME.tar` in a directory. Its path.
-    ///
-    /// # Errors
-    ///
-    /// When a file is missing or a program fails.
+    /// Writes the archive `NAME.tar` to a directory and returns its path.
     pub fn write(&self, dir: &Path) -> anyhow::Result<PathBuf> {
         let work = dir.join(self.name());
         let root = work.join("root");
@@ -109,7 +105,7 @@ fn busybox(root: &Path) -> anyhow::Result<Value> {
     Ok(json!(["/bin/sleep", "86400"]))
 }
 
-/// The binaries in an image that is shipped; the first is what it runs.
+/// Returns the binaries of a shipped image; the first is the entrypoint.
 fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
     let mut lines = COMPONENTS.lines().map(str::split_whitespace);
     let words = lines.find_map(|mut words| (words.next() == Some(image)).then_some(words));
@@ -117,7 +113,7 @@ fn binaries(image: &str) -> anyhow::Result<Vec<&'static str>> {
     Ok(words.collect())
 }
 
-/// Binaries at the root, as the Containerfile copies them, and what they are linked with.
+/// Copies binaries to the root, like the Containerfile, with the libraries that they are linked with.
 fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
     fs::create_dir_all(root)?;
     for name in names {
@@ -138,7 +134,7 @@ fn component(root: &Path, names: &[&str], tag: &str) -> anyhow::Result<Value> {
     Ok(json!([format!("/{runs}")]))
 }
 
-/// What a program is linked with, the loader among it (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).
+/// Returns the libraries and the loader of a program (ldd(1): `NAME => PATH (ADDRESS)`, or `PATH (ADDRESS)`).
 fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let printed = run("ldd", &[program])?;
     let paths = printed
@@ -147,11 +143,7 @@ fn libraries(program: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths.map(PathBuf::from).collect())
 }
 
-/// Makes an archive of what is in `root` below a working directory, with what a container of it runs.
-///
-/// # Errors
-///
-/// When a file cannot be written or a program fails.
+/// Packs `root` below a working directory into an archive, with a container's entrypoint.
 pub fn pack_image(work: &Path, name: &str, runs: &Value, archive: &Path) -> anyhow::Result<()> {
     let layout = work.join("layout");
     fs::create_dir_all(layout.join("blobs/sha256"))?;
@@ -185,7 +177,7 @@ fn pack(from: &Path, to: &Path, what: &[&str]) -> anyhow::Result<()> {
     run("tar", &[&["-C", &from, "-cf", &to], what].concat()).map(drop)
 }
 
-/// Stores a file under its digest, and describes it.
+/// Stores a file under its digest and returns its descriptor.
 fn blob(layout: &Path, media_type: &str, file: &Path) -> anyhow::Result<Value> {
     let printed = run("sha256sum", &[file])?;
     let digest = printed.split_whitespace().next();

@@ -1,4 +1,4 @@
-//! What is left of a failure for its reader.
+//! Collects what explains a failure.
 
 use std::{
     fmt::Write as _,
@@ -10,44 +10,44 @@ use serde_json::Value;
 
 use super::{Cluster, summary, text};
 
-/// How many lines of each.
+/// Number of lines of each log.
 const LINES: usize = 25;
 
-pub(super) fn told(cluster: &Cluster) -> String {
-    let mut told = String::new();
+pub(super) fn diagnostics(cluster: &Cluster) -> String {
+    let mut diagnostics = String::new();
     for name in ["apiserver", "kube_controller_manager", "kube_scheduler"] {
-        section(&mut told, name, &cluster.log(&format!("{name}.log")));
+        section(&mut diagnostics, name, &cluster.log(&format!("{name}.log")));
     }
     for name in ["node", "containerd", "kubelet"] {
         let path = cluster.machine.logs().join(format!("{name}.log"));
-        section(&mut told, name, &read(&path));
+        section(&mut diagnostics, name, &read(&path));
     }
     for path in files(&cluster.machine.pod_logs(), 3) {
-        section(&mut told, &path.display().to_string(), &read(&path));
+        section(&mut diagnostics, &path.display().to_string(), &read(&path));
     }
-    section(&mut told, "events", &events(cluster));
+    section(&mut diagnostics, "events", &events(cluster));
     let pods = cluster.server.get("/api/v1/pods").unwrap_or_default();
     let all = pods.pointer("/items").and_then(Value::as_array);
     let all: String = all.into_iter().flatten().map(summary).collect();
-    section(&mut told, "pods", &all);
-    told
+    section(&mut diagnostics, "pods", &all);
+    diagnostics
 }
 
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| error.to_string())
 }
 
-fn section(told: &mut String, name: &str, content: &str) {
+fn section(diagnostics: &mut String, name: &str, content: &str) {
     let lines: Vec<_> = content.lines().collect();
     let tail = lines.get(lines.len().saturating_sub(LINES)..);
-    writeln!(told, "--- {name}").unwrap_or_default();
+    writeln!(diagnostics, "--- {name}").unwrap_or_default();
     for line in tail.unwrap_or_default() {
         let short: String = line.chars().take(600).collect();
-        writeln!(told, "{short}").unwrap_or_default();
+        writeln!(diagnostics, "{short}").unwrap_or_default();
     }
 }
 
-/// The files at a depth below a directory.
+/// Returns the files at a depth below a directory.
 pub(super) fn files(dir: &Path, depth: usize) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path());
@@ -60,7 +60,7 @@ pub(super) fn files(dir: &Path, depth: usize) -> Vec<PathBuf> {
     found
 }
 
-/// Who was told what, in the order of time.
+/// Returns the cluster's Events in order of time.
 fn events(cluster: &Cluster) -> String {
     let list = cluster.server.get("/api/v1/events").unwrap_or_default();
     let items = list.pointer("/items").and_then(Value::as_array);

@@ -1,4 +1,4 @@
-//! The node's machine: a network, mounts, pids and cgroups of its own, with containerd and a kubelet.
+//! The node's machine: network, mounts, pids and cgroups of its own, with containerd and a kubelet.
 
 use std::{
     fs,
@@ -28,7 +28,8 @@ use crate::{
 pub(super) const ADDRESS: &str = "10.78.0.2";
 const NUMBER: u32 = 2;
 
-/// Without kube-proxy: the one Service that pods ask, the API server's, for those of the node's network and others.
+/// Replaces kube-proxy for the one Service that pods use, the API server's, for pods of the
+/// node's network and others.
 const SERVICES: &str = "table ip services {
   chain output {
     type nat hook output priority -100
@@ -41,7 +42,7 @@ const SERVICES: &str = "table ip services {
 }
 ";
 
-/// A node's machine. Its files outlive a boot, all but `/run`.
+/// A node's machine. Its files survive a boot, except `/run`.
 #[derive(Debug)]
 pub struct Machine {
     name: String,
@@ -50,7 +51,7 @@ pub struct Machine {
     server: Arc<ApiServer>,
 }
 
-/// What a boot made.
+/// The state of one boot.
 #[derive(Debug)]
 struct Running {
     process: Child,
@@ -58,9 +59,9 @@ struct Running {
 }
 
 impl Machine {
-    /// A machine that is off, with everything on its disk.
+    /// Creates a machine that is off, with everything on its disk.
     pub(super) fn new(server: Arc<ApiServer>, images: &[Image]) -> anyhow::Result<Self> {
-        // Another isolation on this machine may have a process of the same number.
+        // Another isolation on this machine may have a process with the same number.
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let name = format!("inpod-node-{now}");
         let dir = PathBuf::from("/run").join(&name);
@@ -82,11 +83,7 @@ impl Machine {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Boots, and waits until Kubernetes calls the node ready.
-    ///
-    /// # Errors
-    ///
-    /// When it does not get ready.
+    /// Boots and waits until Kubernetes reports the node as ready.
     pub fn boot(&self) -> anyhow::Result<()> {
         self.start()?;
         let began = SystemTime::now();
@@ -97,7 +94,7 @@ impl Machine {
                 "{}",
                 node.pointer("/status/conditions").unwrap_or(&node)
             );
-            // A node that was ready before this boot says so until somebody notices.
+            // A node that was ready before this boot is reported as such until its lease expires.
             let told = fs::read_to_string(self.dir.join("log/kubelet.log"))?;
             ensure!(
                 told.contains("Fast updating node status as it just became ready")
@@ -108,7 +105,7 @@ impl Machine {
         })
     }
 
-    /// The first process with all that it starts.
+    /// Starts the first process.
     fn start(&self) -> anyhow::Result<()> {
         let kubelet = tool("KUBELET")?;
         let netns = self.network()?;
@@ -135,7 +132,7 @@ impl Machine {
         for setting in ["net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding=1"] {
             exec_in(netns.path(), &["sysctl", "-qw", setting])?;
         }
-        // Before its address is translated, a packet needs a way.
+        // A packet needs a route before its address is translated.
         let services = ["ip", "route", "add", "10.79.0.0/24", "dev", "api0"];
         exec_in(netns.path(), &services)?;
         let rules = self.dir.join("services.nft");
@@ -144,18 +141,14 @@ impl Machine {
         Ok(netns)
     }
 
-    /// Cuts the power: every process ends at once, and nothing in memory is left.
-    ///
-    /// # Errors
-    ///
-    /// When something stays.
+    /// Cuts the power: every process ends at once, and nothing in memory remains.
     pub fn cut_power(&self) -> anyhow::Result<()> {
         let mut running = self.running().take().context("the machine is off")?;
         running.process.kill()?;
         running.process.wait()?;
         drop(running);
         let cgroups = eventually("its cgroups are gone", PATIENCE, || self.remove_cgroups());
-        // A network goes a while after its name does, and its wire with it.
+        // A network disappears a while after its name, and its wire with it.
         let wire = format!("api{NUMBER}");
         exec_in(self.server.netns().path(), &["ip", "link", "del", &wire])?;
         run("ip", &["netns", "del", &self.name])?;
@@ -165,17 +158,12 @@ impl Machine {
         cgroups
     }
 
-    /// Cuts the power and boots again.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::cut_power`] and [`Self::boot`].
     pub fn reboot(&self) -> anyhow::Result<()> {
         self.cut_power()?;
         self.boot()
     }
 
-    /// Removes the machine's cgroups, in every hierarchy, once nobody is in them any more.
+    /// Removes the machine's cgroups in every hierarchy once they are empty.
     fn remove_cgroups(&self) -> anyhow::Result<()> {
         // Depth first; what cannot be removed yet is found again.
         let script = format!(
@@ -188,7 +176,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The pid of the machine's first process, as it is seen from here.
+    /// Returns the pid of the machine's first process, as seen from here.
     fn first(&self) -> anyhow::Result<u32> {
         let running = self.running();
         let process = &running.as_ref().context("the machine is off")?.process;
@@ -197,11 +185,7 @@ impl Machine {
         Ok(printed.trim().parse()?)
     }
 
-    /// Runs a command on the machine, outside of any pod, as a person does who is logged in.
-    ///
-    /// # Errors
-    ///
-    /// When it fails, or takes longer than half a minute.
+    /// Runs a command on the machine, outside any pod, within 30 s.
     pub fn exec(&self, command: &[&str]) -> anyhow::Result<String> {
         let target = self.first()?.to_string();
         let within = [
@@ -211,60 +195,41 @@ impl Machine {
         run("nsenter", &[&within, command].concat())
     }
 
-    /// A file of the machine's: of `/run`, `/opt`, `/var/lib`, `/var/log`, or of what the test wrote to `/etc`.
+    /// Returns a file of the machine: of `/run`, `/opt`, `/var/lib`, `/var/log`, or one that the
+    /// test wrote to `/etc`.
     pub fn file(&self, path: &str) -> PathBuf {
         self.dir.join(path.trim_start_matches('/'))
     }
 
-    /// A file of `/etc`, as the machine sees it.
-    ///
-    /// # Errors
-    ///
-    /// When the machine is off.
+    /// Returns a file of `/etc` as the machine sees it. Fails if the machine is off.
     pub fn etc(&self, path: &str) -> anyhow::Result<PathBuf> {
         let root = format!("/proc/{}/root/etc", self.first()?);
         Ok(Path::new(&root).join(path))
     }
 
-    /// The machine's own network.
-    ///
-    /// # Errors
-    ///
-    /// When the machine is off.
+    /// Returns the machine's own network namespace.
     pub fn netns(&self) -> anyhow::Result<PathBuf> {
         let running = self.running();
         let running = running.as_ref().context("the machine is off")?;
         Ok(running.netns.path().to_owned())
     }
 
-    /// What the primary CNI wrote as its network's configuration.
+    /// Returns the primary CNI's network configuration.
     pub fn primary() -> String {
         files::list()
     }
 
-    /// Has the primary CNI write its file, which a machine has from the beginning.
-    ///
-    /// # Errors
-    ///
-    /// When the machine is off.
+    /// Writes the primary CNI's file, which a machine has from the beginning.
     pub fn write_primary(&self) -> anyhow::Result<()> {
         files::primary(&self.etc("")?)
     }
 
-    /// Takes the primary CNI's file away: a machine without a network.
-    ///
-    /// # Errors
-    ///
-    /// When the machine is off.
+    /// Removes the primary CNI's file, which leaves the machine without a network.
     pub fn remove_primary(&self) -> anyhow::Result<()> {
         Ok(fs::remove_file(self.etc(files::PRIMARY)?)?)
     }
 
-    /// Gives the runtime one more image.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be made or the runtime does not take it.
+    /// Loads another image into the runtime.
     pub fn load(&self, image: &Image) -> anyhow::Result<()> {
         let archive = image.write(&self.dir.join("images"))?;
         let name = archive.file_name().context("a file has a name")?;
@@ -274,11 +239,7 @@ impl Machine {
         Ok(fs::remove_file(archive)?)
     }
 
-    /// The processes of a pod's containers, as their pids are seen from here.
-    ///
-    /// # Errors
-    ///
-    /// When `/proc` cannot be read.
+    /// Returns the processes of a pod's containers, with their pids as seen from here.
     pub fn pids(&self, uid: &str) -> anyhow::Result<Vec<u32>> {
         let place = format!("/pod{uid}/");
         let mut pids = Vec::new();
@@ -296,11 +257,7 @@ impl Machine {
         Ok(pids)
     }
 
-    /// A pod's network.
-    ///
-    /// # Errors
-    ///
-    /// When nothing of it runs.
+    /// Returns a pod's network namespace.
     pub fn netns_of(&self, uid: &str) -> anyhow::Result<Netns> {
         let pids = self.pids(uid)?;
         let pid = pids
@@ -310,11 +267,7 @@ impl Machine {
         Ok(Netns::open(Path::new(&path), &["/proc".into()])?)
     }
 
-    /// Kills what runs a program in a pod. The program is named as its container sees it.
-    ///
-    /// # Errors
-    ///
-    /// When it does not run.
+    /// Kills the processes that run a program in a pod. The path is that in the container.
     pub fn kill(&self, uid: &str, program: &str, signal: Signal) -> anyhow::Result<()> {
         let runs = |pid: &u32| {
             let found = fs::read_link(format!("/proc/{pid}/exe"));
@@ -326,11 +279,7 @@ impl Machine {
         Ok(kill(Pid::from_raw(i32::try_from(pid)?), signal)?)
     }
 
-    /// Connections that the ztunnels of this boot and earlier ones have taken.
-    ///
-    /// # Errors
-    ///
-    /// When their log cannot be read.
+    /// Returns the connections that the ztunnels of this boot and earlier ones accepted.
     pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
         Access::read(&self.dir.join("var/log/ztunnel/access.json"))
     }
@@ -339,11 +288,7 @@ impl Machine {
         self.dir.join("log")
     }
 
-    /// What the containers of a pod have written, one after the other, for as long as the pod is there.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be read.
+    /// Returns the logs of a pod's containers, one after the other, as long as the pod exists.
     pub fn log_of(&self, uid: &str) -> anyhow::Result<String> {
         let ours = |path: &PathBuf| path.display().to_string().contains(uid);
         let files = logs::files(&self.pod_logs(), 3).into_iter().filter(ours);
@@ -358,7 +303,7 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         if self.running().is_some() {
-            // Whatever stays is named by the next who looks.
+            // The next test names whatever remains.
             self.cut_power().unwrap_or_default();
         }
         fs::remove_dir_all(&self.dir).unwrap_or_default();

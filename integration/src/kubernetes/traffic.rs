@@ -1,4 +1,4 @@
-//! New connections, one after the other, for as long as something goes on.
+//! Opens new connections one after the other while something goes on.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,29 +16,29 @@ use inpod_linux::Netns;
 
 use crate::connect;
 
-/// How long after the end of a request the next one begins.
+/// Pause between two requests.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Requests over HTTP, each by a connection of its own.
+/// HTTP requests, each over a connection of its own.
 #[derive(Debug)]
 pub struct Traffic {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Report>,
 }
 
-/// What came of them.
+/// The results of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// How many were answered.
+    /// The number of answered requests.
     pub answered: usize,
-    /// When those failed that did, from the beginning on, and why.
+    /// The failures: time since the start, and error.
     pub failed: Vec<(Duration, String)>,
-    /// The longest that one took.
+    /// The time of the slowest request.
     pub slowest: Duration,
 }
 
 impl Traffic {
-    /// Begins. The client's sockets are in a netns that is the traffic's own to hold.
+    /// Starts requests from a netns, which stays open for them.
     pub fn start(from: Netns, to: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -58,31 +58,19 @@ impl Traffic {
         Self { stop, thread }
     }
 
-    /// Ends after the request under way.
-    ///
-    /// # Errors
-    ///
-    /// When the thread has panicked.
+    /// Stops after the request in flight.
     pub fn end(self) -> anyhow::Result<Report> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().map_err(|_| anyhow!("the client died"))
     }
 }
 
-/// One request; the body of the answer.
-///
-/// # Errors
-///
-/// When it is not answered with 200 in time.
+/// Sends one request and returns the body of a 200 answer.
 pub fn get(from: &Netns, to: SocketAddr) -> anyhow::Result<String> {
     ask(from, to, "/").map(|(_, body)| body)
 }
 
-/// The same for another path than `/`; with the address that was asked from.
-///
-/// # Errors
-///
-/// As [`get`].
+/// Requests a path and returns the body and the client's address.
 pub fn ask(from: &Netns, to: SocketAddr, path: &str) -> anyhow::Result<(SocketAddr, String)> {
     let mut stream = connect(from, to)?;
     let here = stream.local_addr()?;

@@ -1,4 +1,4 @@
-//! Many pods at once, with few processes for them.
+//! Creates many pods at once with few processes.
 
 use std::{
     io::Write as _,
@@ -15,15 +15,11 @@ use inpod_linux::Netns;
 use super::{NEXT, Node};
 use crate::{Call, Outcome, PATIENCE, Pod, Spec, eventually, process::succeeded};
 
-/// How many ADDs are under way at once.
+/// Number of concurrent ADDs.
 const AT_ONCE: usize = 4;
 
 impl Node {
-    /// As [`Node::sandbox`], for each of them.
-    ///
-    /// # Errors
-    ///
-    /// When a command fails.
+    /// Creates many sandboxes, like [`Node::sandbox`].
     pub fn sandboxes(&self, specs: Vec<Spec>) -> anyhow::Result<Vec<Pod>> {
         let plans: Vec<_> = specs.into_iter().map(|spec| self.plan(spec)).collect();
         let own = self.netns.path();
@@ -42,17 +38,13 @@ impl Node {
         batch(own, &[], links)?;
         let pods = plans.into_iter().map(|plan| self.realise(plan));
         let pods = pods.collect::<anyhow::Result<Vec<_>>>()?;
-        // All at once: a directory that changes is read anew, every file of it.
+        // All at once: pod-events rereads every file of a directory that changes.
         pods.iter()
             .try_for_each(|pod| self.write_manifest(&pod.spec))?;
         Ok(pods)
     }
 
-    /// As [`Node::pod`], for each of them.
-    ///
-    /// # Errors
-    ///
-    /// When one does not succeed.
+    /// Creates many pods, like [`Node::pod`].
     pub fn pods(&self, specs: Vec<Spec>) -> anyhow::Result<Vec<Pod>> {
         let pods = self.sandboxes(specs)?;
         pods.iter()
@@ -76,11 +68,8 @@ impl Node {
         Ok(pods)
     }
 
-    /// Waits until pod-events has read a pod's manifest. Among hundreds that may take longer than an ADD waits for it.
-    ///
-    /// # Errors
-    ///
-    /// When it does not.
+    /// Waits until pod-events has read a pod's manifest. Among hundreds that may take longer than an
+    /// ADD waits for it.
     pub fn until_known(&self, spec: &Spec) -> anyhow::Result<()> {
         let what = format!("the manifest of {} is read", spec.name);
         eventually(&what, PATIENCE, || self.explain(spec).map(drop))
@@ -122,7 +111,7 @@ impl Node {
     }
 }
 
-/// A pod that is to be.
+/// A pod to create.
 struct Plan {
     spec: Spec,
     number: u32,
@@ -131,7 +120,7 @@ struct Plan {
     veth: String,
 }
 
-/// Commands of ip(8), a line each, in one process.
+/// Runs commands of ip(8), one per line, in one process.
 fn batch(
     netns: &Path,
     flags: &[&str],

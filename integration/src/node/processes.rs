@@ -1,4 +1,4 @@
-//! What runs on a node.
+//! Starts and stops the processes of a node.
 
 use std::{
     fs,
@@ -16,53 +16,33 @@ use super::Node;
 use crate::{Access, PATIENCE, bin, eventually};
 
 impl Node {
-    /// The socket on which ztunnels connect.
+    /// Returns the socket on which ztunnels connect.
     pub fn zds_socket(&self) -> PathBuf {
         self.dir.join("ztunnel/ztunnel.sock")
     }
 
-    /// Starts a service of inpod for whoever has its user id.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts a service that accepts any process with its user id.
     pub fn start(&self, service: &str) -> anyhow::Result<()> {
         self.start_for("uid", service)
     }
 
-    /// Starts a service of inpod with a policy for its peers.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts a service with a policy for its peers.
     pub fn start_for(&self, peer: &str, service: &str) -> anyhow::Result<()> {
         self.start_with(service, &["--peer", peer])
     }
 
-    /// Starts a service of inpod with settings of its own, the policy for its peers among them. The broker serves any
-    /// ztunnel of its user, unless they say otherwise.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts a service with settings, including the policy for its peers. By default, the broker serves any
+    /// ztunnel of its user.
     pub fn start_with(&self, service: &str, settings: &[&str]) -> anyhow::Result<()> {
         self.start_at(&self.run_dir(), service, settings)
     }
 
-    /// The same, with its sockets below another directory.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts a service with its sockets below another directory.
     pub fn start_at(&self, run_dir: &Path, service: &str, settings: &[&str]) -> anyhow::Result<()> {
         self.start_within(&[], run_dir, service, settings)
     }
 
-    /// The same, by a program that becomes the service: what it is given is followed by the service's command line.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts a service through a program that executes it: `within` is followed by the service's command line.
     pub fn start_within(
         &self,
         within: &[&str],
@@ -78,7 +58,7 @@ impl Node {
             "pod-events" => {
                 command.args(["--node-name", self.name()]);
                 command.args(&self.pods_from);
-                // What a node's pods happen to have must not lead it astray.
+                // Variables that a node's pods may have must not mislead it.
                 for name in ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY"] {
                     command.env(name, "http://127.0.0.1:1");
                 }
@@ -102,28 +82,16 @@ impl Node {
     }
 
     /// Starts the reference ztunnel.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
     pub fn start_ztunnel(&self, arguments: &[&str]) -> anyhow::Result<()> {
         self.start_ztunnel_as("ztunnel", arguments)
     }
 
-    /// Starts one more reference ztunnel under a name of its own.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts another reference ztunnel under a name of its own.
     pub fn start_ztunnel_as(&self, name: &str, arguments: &[&str]) -> anyhow::Result<()> {
         self.start_ztunnel_within(&[], name, arguments)
     }
 
-    /// The same, by a program that becomes the ztunnel.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts a reference ztunnel through a program that executes it.
     pub fn start_ztunnel_within(
         &self,
         within: &[&str],
@@ -132,7 +100,7 @@ impl Node {
     ) -> anyhow::Result<()> {
         let mut command = self.command(within, &bin("reference-ztunnel")?);
         let state = self.dir.join(format!("{name}.json"));
-        // What a ztunnel that was killed said of itself is no longer true.
+        // The state file of a killed ztunnel is outdated.
         fs::remove_file(&state).unwrap_or_default();
         command
             .arg("--uds")
@@ -143,7 +111,7 @@ impl Node {
         self.spawn(name, command)
     }
 
-    /// The reference ztunnel's access log.
+    /// Returns the path of the reference ztunnel's access log.
     pub fn access_log(&self) -> PathBuf {
         self.access_log_of("ztunnel")
     }
@@ -153,39 +121,23 @@ impl Node {
         self.dir.join("log").join(name).with_extension("json")
     }
 
-    /// What the reference ztunnel says of itself.
-    ///
-    /// # Errors
-    ///
-    /// When it has said nothing.
+    /// Reads the reference ztunnel's state file.
     pub fn ztunnel_state(&self) -> anyhow::Result<serde_json::Value> {
         self.ztunnel_state_of("ztunnel")
     }
 
-    /// The same of one with a name of its own.
-    ///
-    /// # Errors
-    ///
-    /// When it has said nothing.
+    /// Reads the state file of the ztunnel with this name.
     pub fn ztunnel_state_of(&self, name: &str) -> anyhow::Result<serde_json::Value> {
         let path = self.dir.join(format!("{name}.json"));
         Ok(serde_json::from_str(&fs::read_to_string(path)?)?)
     }
 
-    /// Connections that the ztunnel has taken.
-    ///
-    /// # Errors
-    ///
-    /// When its log cannot be read.
+    /// Returns the connections that the ztunnel has accepted.
     pub fn accesses(&self) -> anyhow::Result<Vec<Access>> {
         self.accesses_of("ztunnel")
     }
 
-    /// The same of one with a name of its own.
-    ///
-    /// # Errors
-    ///
-    /// When its log cannot be read.
+    /// Returns the connections that the ztunnel with this name has accepted.
     pub fn accesses_of(&self, name: &str) -> anyhow::Result<Vec<Access>> {
         Access::read(&self.access_log_of(name))
     }
@@ -203,7 +155,7 @@ impl Node {
         command
     }
 
-    /// Starts any program under a name, by one that becomes it.
+    /// Starts any program under a name.
     pub(crate) fn start_program(
         &self,
         within: &[&str],
@@ -236,20 +188,12 @@ impl Node {
     }
 
     /// Stops a process with a signal and waits for its end.
-    ///
-    /// # Errors
-    ///
-    /// When it was not running or does not end.
     pub fn stop(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
         self.signal(name, signal)?;
         self.until_ended(name).map(drop)
     }
 
-    /// Waits for the end of a process. One that does not end is killed.
-    ///
-    /// # Errors
-    ///
-    /// When it was not running or does not end.
+    /// Waits for the end of a process and kills it if it does not end in time.
     pub fn until_ended(&self, name: &str) -> anyhow::Result<ExitStatus> {
         let mut child = self
             .processes
@@ -268,11 +212,7 @@ impl Node {
         ended
     }
 
-    /// Sends a process a signal; after SIGSTOP none of its threads runs any more.
-    ///
-    /// # Errors
-    ///
-    /// When it does not run, or does not stop.
+    /// Sends a process a signal; after SIGSTOP, returns once all its threads have stopped.
     pub fn signal(&self, name: &str, signal: Signal) -> anyhow::Result<()> {
         let processes = self.processes.borrow();
         let child = processes
@@ -286,11 +226,7 @@ impl Node {
         Ok(())
     }
 
-    /// Starts netconfig without the directory of netns, as a broken mount leaves it.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be started.
+    /// Starts netconfig without the directory of network namespaces, as a broken mount leaves it.
     pub fn start_netconfig_blind(&self) -> anyhow::Result<()> {
         let mut command = self.command(&[], Path::new("unshare"));
         let program = bin("netconfig")?;
@@ -303,22 +239,13 @@ impl Node {
         self.spawn("netconfig", command)
     }
 
-    /// The pid of a process.
-    ///
-    /// # Errors
-    ///
-    /// When it does not run.
     pub fn pid(&self, name: &str) -> anyhow::Result<u32> {
         let processes = self.processes.borrow();
         let child = processes.get(name);
         Ok(child.with_context(|| format!("{name} does not run"))?.id())
     }
 
-    /// The resident memory of a process in KiB.
-    ///
-    /// # Errors
-    ///
-    /// When it does not run.
+    /// Returns the resident memory of a process in KiB.
     pub fn resident(&self, name: &str) -> anyhow::Result<u64> {
         let pid = self.pid(name)?;
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -329,7 +256,7 @@ impl Node {
         Ok(line.trim().trim_end_matches("kB").trim().parse()?)
     }
 
-    /// The last lines that a process wrote.
+    /// Returns the last lines of a process's log.
     pub fn tail(&self, process: &str, lines: usize) -> String {
         let text = fs::read_to_string(self.log(process)).unwrap_or_default();
         let all: Vec<&str> = text.lines().collect();
@@ -339,7 +266,7 @@ impl Node {
     }
 }
 
-/// Each thread takes a signal on its own, after kill(2) has returned (proc_pid_stat(5): the state follows the name).
+/// Each thread stops on its own, after kill(2) has returned (proc_pid_stat(5): the state follows the name).
 fn all_stopped(tasks: &str) -> anyhow::Result<()> {
     for task in fs::read_dir(tasks)? {
         let stat = fs::read_to_string(task?.path().join("stat"))?;

@@ -1,4 +1,4 @@
-//! Pods on a node: their manifests, their netns, and the verbs of a runtime.
+//! Pods on a node: their manifests, their netns, and a runtime's CNI calls.
 
 use std::{fs, net::Ipv4Addr, path::Path, sync::atomic::Ordering};
 
@@ -12,24 +12,16 @@ use crate::{
 
 impl Node {
     /// Writes a pod's manifest.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be written.
     pub fn write_manifest(&self, spec: &Spec) -> anyhow::Result<()> {
         let path = self
             .manifests()
             .join(format!("{}-{}.yaml", spec.namespace, spec.name));
-        // Renamed into place, as tools do that care.
+        // Renamed into place, like careful tools do.
         fs::write(path.with_extension("tmp"), spec.manifest(&self.name))?;
         Ok(fs::rename(path.with_extension("tmp"), path)?)
     }
 
-    /// A sandbox of a pod, its manifest written, as the chain leaves it for inpod.
-    ///
-    /// # Errors
-    ///
-    /// When a command fails.
+    /// Writes a pod's manifest and creates a sandbox as the chain leaves it for inpod.
     pub fn sandbox(&self, spec: Spec) -> anyhow::Result<Pod> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let host = self.next_address.replace(self.next_address.get() + 1);
@@ -85,12 +77,12 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the host side of a pod's veth is there.
+    /// Returns whether the host side of a pod's veth exists.
     pub fn has_veth(&self, pod: &Pod) -> bool {
         exec_in(self.netns.path(), &["ip", "link", "show", &pod.veth]).is_ok()
     }
 
-    /// The call that a runtime makes.
+    /// Returns a runtime's call of the plugin.
     pub fn call(&self, verb: fn(&Pod, &Path, &Path) -> Call, pod: &Pod) -> Call {
         verb(
             pod,
@@ -99,22 +91,14 @@ impl Node {
         )
     }
 
-    /// ADD, which must succeed.
-    ///
-    /// # Errors
-    ///
-    /// When it does not.
+    /// Runs an ADD, which must succeed.
     pub fn add(&self, pod: &Pod) -> anyhow::Result<Outcome> {
         let outcome = self.call(Call::add, pod).run()?;
         ensure!(outcome.code == 0, "ADD of {}: {outcome:?}", pod.spec.name);
         Ok(outcome)
     }
 
-    /// Both DELs of a runtime, which must succeed, and the end of the netns between them.
-    ///
-    /// # Errors
-    ///
-    /// When they do not.
+    /// Runs both DELs of a runtime, which must succeed, and removes the netns between them.
     pub fn del(&self, pod: &Pod) -> anyhow::Result<()> {
         let first = self.call(Call::del, pod).run()?;
         ensure!(
@@ -132,11 +116,7 @@ impl Node {
         Ok(())
     }
 
-    /// A sandbox whose ADD has succeeded.
-    ///
-    /// # Errors
-    ///
-    /// When it does not succeed.
+    /// Creates a sandbox and runs its ADD, which must succeed.
     pub fn pod(&self, spec: Spec) -> anyhow::Result<Pod> {
         let pod = self.sandbox(spec)?;
         self.add(&pod)?;

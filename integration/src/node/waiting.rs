@@ -1,4 +1,4 @@
-//! What is to become true of a node.
+//! Waits for states of a node.
 
 use std::time::Duration;
 
@@ -10,10 +10,6 @@ use crate::{PATIENCE, Spec, eventually};
 
 impl Node {
     /// Waits until the agent serves ADD and a ztunnel is up to date.
-    ///
-    /// # Errors
-    ///
-    /// When that takes too long.
     pub fn ready(&self) -> anyhow::Result<()> {
         eventually(
             "the agent is ready and a ztunnel is up to date",
@@ -25,7 +21,7 @@ impl Node {
                     .iter()
                     .filter(|condition| !condition.ok)
                     .collect();
-                // Told as soon as the broker is seen.
+                // Reported as soon as the broker is connected.
                 let told = |name| status.conditions.iter().any(|known| known.name == name);
                 ensure!(status.ready && bad.is_empty() && told("ztunnel"), "{bad:?}");
                 anyhow::Ok(())
@@ -33,20 +29,11 @@ impl Node {
         )
     }
 
-    /// Everything that is known of a pod.
-    ///
-    /// # Errors
-    ///
-    /// When nothing is.
     pub fn explain(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {
         self.api.explain(&spec.namespace, &spec.name)
     }
 
-    /// Waits until a pod stands somewhere.
-    ///
-    /// # Errors
-    ///
-    /// When it does not come there.
+    /// Waits until a pod has a state.
     pub fn until(
         &self,
         spec: &Spec,
@@ -64,11 +51,7 @@ impl Node {
         )
     }
 
-    /// Waits until a pod is enrolled with exactly its rules and a ztunnel's word.
-    ///
-    /// # Errors
-    ///
-    /// When it does not come to that.
+    /// Waits until a pod is enrolled with exactly its rules and acknowledged by a ztunnel.
     pub fn until_whole(&self, spec: &Spec) -> anyhow::Result<ExplainPodResponse> {
         eventually(
             &format!("{} is wholly in the mesh", spec.name),

@@ -219,7 +219,7 @@ impl Drop for Turn<'_> {
     )]
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("{}", self.told());
+            eprintln!("{}", self.diagnostics());
         }
     }
 }

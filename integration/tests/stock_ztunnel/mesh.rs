@@ -52,7 +52,7 @@ impl Mesh {
         let (client, server) = (node.sandbox(captured_dns.ambient())?, ambient("server")?);
         let (next, outsider) = (ambient("next")?, node.sandbox(Spec::new("outsider"))?);
         let all = [&client, &server, &next, &outsider];
-        node.tell_stock_ztunnels(&all, &[("server", SERVICE.into())])?;
+        node.configure_stock_ztunnels(&all, &[("server", SERVICE.into())])?;
         let apps = all.iter().map(|pod| App::start(&pod.netns, PORT));
         let mesh = Self {
             _apps: apps.collect::<Result<_, _>>()?,

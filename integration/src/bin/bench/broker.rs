@@ -1,4 +1,5 @@
-//! What the broker adds to the wire: its adds and snapshots against bare packets with a descriptor, to the same ztunnel.
+//! Measures what the broker adds to the wire: its adds and snapshots against bare packets with a descriptor,
+//! to the same ztunnel.
 
 mod peers;
 mod subject;
@@ -9,7 +10,7 @@ use anyhow::Context as _;
 use tokio::runtime::Runtime;
 
 use crate::{
-    say,
+    print_line,
     table::{Row, table},
 };
 
@@ -17,11 +18,11 @@ use peers::Bare;
 pub(crate) use peers::{ZTUNNEL, ztunnel};
 use subject::Subject;
 
-/// How full the nodes are that are compared.
+/// Workloads on the nodes that are compared.
 const FEW: u64 = 10;
 const MANY: u64 = 1000;
 
-/// How many callers add at once.
+/// Number of concurrent callers.
 const CALLERS: u64 = 16;
 
 pub(crate) fn broker(samples: usize) -> anyhow::Result<()> {
@@ -35,7 +36,7 @@ pub(crate) fn broker(samples: usize) -> anyhow::Result<()> {
     runtime.block_on(rate(samples, &few, &many))
 }
 
-/// One add at a time, gRPC in to gRPC out.
+/// Measures one add at a time, from gRPC request to gRPC answer.
 async fn adds(
     samples: usize,
     bare: &mut Bare,
@@ -60,7 +61,7 @@ async fn adds(
     table("The broker: one add", &rows)
 }
 
-/// From ztunnel's hello to the end of its snapshot, per workload.
+/// Measures from ztunnel's hello to the end of its snapshot, per workload.
 async fn snapshots(
     samples: usize,
     bare: &mut Bare,
@@ -90,7 +91,7 @@ async fn snapshots(
     table("The broker: a snapshot", &rows)
 }
 
-/// Many callers at once, through one session.
+/// Measures many callers at once, through one session.
 async fn rate(samples: usize, few: &Subject, many: &Subject) -> anyhow::Result<()> {
     let count = u64::try_from(samples)?.max(CALLERS);
     for (subject, served) in [(few, FEW), (many, MANY)] {
@@ -101,7 +102,7 @@ async fn rate(samples: usize, few: &Subject, many: &Subject) -> anyhow::Result<(
             reason = "a small count, for people"
         )]
         let rate = count as f64 / took.as_secs_f64();
-        say(&format!(
+        print_line(&format!(
             "\n{count} adds by {CALLERS} callers through one session, where {served} are served: {rate:.0} a second"
         ))?;
     }

@@ -1,4 +1,4 @@
-//! What a review costs: the injector on one processor, its callers on the others, over TLS as the API server asks.
+//! Measures the cost of a review: the injector on one CPU, its callers on the others, over TLS like the API server.
 
 mod subject;
 
@@ -15,16 +15,16 @@ use nix::{
 use serde_json::{Value, json};
 
 use crate::{
-    say,
+    print_line,
     table::{Row, record, table},
 };
 use subject::{Caller, Subject};
 
-/// How many callers ask at once for the number per second, and for how long.
+/// Number of concurrent callers for the rate, and its duration.
 const CALLERS: usize = 8;
 const FOR: Duration = Duration::from_secs(5);
 
-/// Environment of a large pod: 2,800 variables of 1,000 bytes, just below what the API server stores.
+/// The environment of a large pod: 2,800 variables of 1,000 bytes, just below the API server's limit.
 const VARIABLES: usize = 2800;
 
 pub(crate) fn injector(samples: usize) -> anyhow::Result<()> {
@@ -74,13 +74,13 @@ pub(crate) fn injector(samples: usize) -> anyhow::Result<()> {
     ] {
         rate(&subject, what, &body)?;
     }
-    say(&format!(
+    print_line(&format!(
         "\nresident memory: {fresh} KiB at the start, {} KiB in the end",
         subject.resident()?
     ))
 }
 
-/// Takes a processor from this process, and tells which.
+/// Removes a CPU from this process's affinity and returns it.
 fn apart() -> anyhow::Result<usize> {
     let this = Pid::from_raw(0);
     let mine = sched_getaffinity(this)?;
@@ -98,7 +98,7 @@ fn apart() -> anyhow::Result<usize> {
     Ok(theirs)
 }
 
-/// A pod of two containers with probes, as a Deployment makes it.
+/// Returns a pod of two containers with probes, as a Deployment creates it.
 fn pod(variables: usize) -> Value {
     let value = "x".repeat(1000);
     let env: Vec<_> = (0..variables)
@@ -137,7 +137,7 @@ fn review(pod: &Value, is_wanted: bool) -> Vec<u8> {
     review.to_string().into_bytes()
 }
 
-/// The pod of a review as its answer makes it.
+/// Returns the pod of a review after its patch.
 fn injected(caller: &mut Caller, asked: &[u8]) -> anyhow::Result<Value> {
     let review: Value = serde_json::from_slice(asked)?;
     let mut pod = review.pointer("/request/object").context("a pod")?.clone();
@@ -147,7 +147,7 @@ fn injected(caller: &mut Caller, asked: &[u8]) -> anyhow::Result<Value> {
     Ok(pod)
 }
 
-/// Reviews a second, and the processor time of each.
+/// Measures reviews per second, and the CPU time of each.
 fn rate(subject: &Subject, what: &str, body: &[u8]) -> anyhow::Result<()> {
     let callers = (0..CALLERS).map(|_| subject.caller());
     let callers = callers.collect::<anyhow::Result<Vec<_>>>()?;
@@ -176,7 +176,7 @@ fn rate(subject: &Subject, what: &str, body: &[u8]) -> anyhow::Result<()> {
     ensure!(count > 0, "no review was answered");
     let (rate, each) = (f64::from(count) / took.as_secs_f64(), used / count);
     let busy = used.as_secs_f64() / took.as_secs_f64() * 100.0;
-    say(&format!(
+    print_line(&format!(
         "\n{what}, {CALLERS} callers: {rate:.0} reviews a second; the injector's processor was busy for {busy:.0} % of the time, {} us for each",
         each.as_micros()
     ))

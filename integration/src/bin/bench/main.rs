@@ -30,45 +30,45 @@ fn main() -> anyhow::Result<()> {
         .map_or(Ok(200), |text| text.parse())
         .context("SAMPLES is a number")?;
     let load = || fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    say(&format!("n = {samples}; load before: {}", load().trim()))?;
+    print_line(&format!("n = {samples}; load before: {}", load().trim()))?;
     let only = std::env::args().nth(2).unwrap_or_default();
     if only == "reconcile" {
         reconcile::reconcile(samples, size()?)?;
-        return say(&format!("\nload after: {}", load().trim()));
+        return print_line(&format!("\nload after: {}", load().trim()));
     }
     if only == "repair" {
         reconcile::repair(size()?.pods)?;
-        return say(&format!("\nload after: {}", load().trim()));
+        return print_line(&format!("\nload after: {}", load().trim()));
     }
     if only == "ztunnel" {
         stock::stock(samples)?;
-        return say(&format!("\nload after: {}", load().trim()));
+        return print_line(&format!("\nload after: {}", load().trim()));
     }
     if only == "injector" {
         injector::injector(samples)?;
-        return say(&format!("\nload after: {}", load().trim()));
+        return print_line(&format!("\nload after: {}", load().trim()));
     }
     if matches!(&*only, "" | "broker") {
         broker::broker(samples)?;
     }
     if only == "broker" {
-        return say(&format!("\nload after: {}", load().trim()));
+        return print_line(&format!("\nload after: {}", load().trim()));
     }
     rules::rules(samples)?;
     rules::again(samples.min(50))?;
     rules::workers(samples)?;
     rules::fuller(samples)?;
     if only == "rules" {
-        return say(&format!("\nload after: {}", load().trim()));
+        return print_line(&format!("\nload after: {}", load().trim()));
     }
     verbs::verbs(samples)?;
     verbs::crowd(samples)?;
     services::starts(samples.min(50))?;
     services::memory()?;
-    say(&format!("\nload after: {}", load().trim()))
+    print_line(&format!("\nload after: {}", load().trim()))
 }
 
-/// How full a node and its cluster are: what people ask for is 250 pods, and 10,000 namespaces.
+/// Returns the size of the node and of its cluster; the default is 250 pods and 10,000 namespaces.
 fn size() -> anyhow::Result<reconcile::Size> {
     let number = |index, default| {
         let text = std::env::args().nth(index);
@@ -81,6 +81,6 @@ fn size() -> anyhow::Result<reconcile::Size> {
     })
 }
 
-fn say(text: &str) -> anyhow::Result<()> {
+fn print_line(text: &str) -> anyhow::Result<()> {
     writeln!(io::stdout(), "{text}").context("nobody listens")
 }

@@ -1,5 +1,5 @@
-//! Pods from Kubernetes: what an ADD costs beside one of a directory's pods, many at once, a restart, and what grows with
-//! the cluster. The API server is the real one.
+//! Measures pods from Kubernetes: an ADD beside one of a directory's pods, many at once, a restart, and what grows
+//! with the cluster. The API server is real.
 
 mod adds;
 mod cluster;
@@ -15,14 +15,14 @@ use integration::{ApiServer, Node};
 use cluster::Cluster;
 pub(crate) use repair::repair;
 
-/// How many pods a node has, and how many namespaces its cluster.
+/// The number of pods on a node, and of namespaces in its cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     pub(crate) pods: usize,
     pub(crate) namespaces: usize,
 }
 
-/// How many namespaces the cluster has with which a large one is compared.
+/// The number of namespaces in the small cluster of the comparison.
 const FEW: usize = 10;
 
 pub(crate) fn reconcile(samples: usize, size: Size) -> anyhow::Result<()> {
@@ -38,17 +38,17 @@ pub(crate) fn reconcile(samples: usize, size: Size) -> anyhow::Result<()> {
     scale::scale(samples, &[(&few, FEW), (&many, size.namespaces)])
 }
 
-/// Parts of a second that the kernel counts a process's time in, whatever its own are (proc(5), `USER_HZ`).
+/// The kernel's unit of a process's CPU time (proc(5), `USER_HZ`).
 const TICK: Duration = Duration::from_millis(10);
 
 fn processor_time(node: &Node, service: &str) -> anyhow::Result<Duration> {
     used(node.pid(service)?)
 }
 
-/// What a process has had of the processors, in user and kernel mode together; to 10 ms.
+/// Returns the CPU time of a process, user and system together, with a resolution of 10 ms.
 pub(crate) fn used(pid: u32) -> anyhow::Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name before it may have blanks. After it come the state and then fields 4 to 13, which are others.
+    // The process name before it may contain spaces. The state and then fields 4 to 13 follow it.
     let (_, fields) = stat.rsplit_once(')').context("a name in parentheses")?;
     let ticks = fields.split_whitespace().skip(11).take(2);
     let ticks = ticks.map(str::parse::<u32>).sum::<Result<u32, _>>()?;

@@ -1,4 +1,4 @@
-//! Rules in fresh network namespaces, by netconfig and by what it replaces.
+//! Measures rules in fresh network namespaces, by netconfig and by what it replaces.
 
 use std::{
     io::Write as _,
@@ -21,7 +21,7 @@ use crate::{
     table::{Row, record, table, timed},
 };
 
-/// Runs something in a network namespace of its own, with `lo` up, and gives the time that it says it took.
+/// Runs `f` in a network namespace of its own, with `lo` up, and returns the time that it reports.
 fn in_fresh_netns(
     f: impl FnOnce(&Netns) -> anyhow::Result<Duration> + Send,
 ) -> anyhow::Result<Duration> {
@@ -37,7 +37,7 @@ fn in_fresh_netns(
     })
 }
 
-/// Executes a program of the current netns with text on its standard input.
+/// Executes a program in the current netns with text on its standard input.
 pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> anyhow::Result<()> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -50,7 +50,7 @@ pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> anyhow::Res
     Ok(())
 }
 
-/// The same rules, as iptables knows them.
+/// Returns the same rules for iptables.
 fn iptables_script(loopback: &str) -> String {
     format!(
         "*mangle\n:ISTIO_PRERT - [0:0]\n:ISTIO_OUTPUT - [0:0]\n-A PREROUTING -j ISTIO_PRERT\n-A OUTPUT -j ISTIO_OUTPUT\n\
@@ -91,7 +91,7 @@ fn ambient() -> Redirection {
     Redirection::Ambient(Ambient::default())
 }
 
-/// Everything that Istio's node agent writes by default: DNS and probes too.
+/// Returns everything that Istio's node agent writes by default, including DNS and probes.
 fn everything() -> anyhow::Result<Redirection> {
     let sources = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
     let sources = sources.map(str::parse).into_iter();
@@ -102,7 +102,7 @@ fn everything() -> anyhow::Result<Redirection> {
     }))
 }
 
-/// One for all pods, as the service has it.
+/// One for all pods, as in the service.
 static WRITER: LazyLock<Writer> = LazyLock::new(Writer::default);
 
 fn apply(netns: &Netns, redirection: &Redirection) -> anyhow::Result<Applied> {
@@ -143,7 +143,7 @@ pub(crate) fn rules(samples: usize) -> anyhow::Result<()> {
     table("Rules in a fresh netns", &rows)
 }
 
-/// What is done for a pod whose rules are as they should be.
+/// Measures a pod whose rules are in sync.
 pub(crate) fn again(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("netconfig: everything read back, nothing written"),
@@ -168,7 +168,7 @@ pub(crate) fn again(samples: usize) -> anyhow::Result<()> {
     table("A pod whose rules are there", &rows)
 }
 
-/// Pods at once: two workers, each with netns of its own that are there already.
+/// Measures pods at once: two workers, each with its own existing netns.
 pub(crate) fn workers(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("netconfig, two workers, per pod: rules, routes and ip rules, read back"),
@@ -183,7 +183,7 @@ pub(crate) fn workers(samples: usize) -> anyhow::Result<()> {
     table("Pods at once", &rows)
 }
 
-/// How long a pod takes on average while two workers do ten each.
+/// Returns the average time of a pod while two workers process ten each.
 fn per_pod(f: impl Fn(&Netns) -> anyhow::Result<()> + Sync) -> anyhow::Result<Duration> {
     const EACH: u32 = 10;
     let batches = [pods(EACH)?, pods(EACH)?];
@@ -211,7 +211,7 @@ fn pods(count: u32) -> anyhow::Result<Vec<Netns>> {
     (0..count).map(pod).collect()
 }
 
-/// Whether a pod costs more where others have their rules already, and whether it does for others than netconfig.
+/// Measures whether a pod costs more if others have rules already, and whether that is so without netconfig too.
 pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("rules of a pod, where 10 have theirs"),
@@ -221,7 +221,7 @@ pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
     ];
     let [few, many, nft_few, nft_many] = &mut rows;
     let mut enrolled = enroll(10)?;
-    // None ends meanwhile: the kernel's work of taking a netns down grows with their number, and is none of ours.
+    // None ends meanwhile: the kernel's work to destroy a netns grows with their number and is not ours.
     let mut kept = on_this_node(samples, few, nft_few)?;
     enrolled.extend(enroll(490)?);
     kept.extend(on_this_node(samples, many, nft_many)?);
@@ -229,8 +229,8 @@ pub(crate) fn fuller(samples: usize) -> anyhow::Result<()> {
     table("Rules on a fuller node", &rows)
 }
 
-/// Rules by netconfig and then by nft, in netns that are there already. Not in turns: beside an exec every pod of
-/// netconfig's would be one that finds the caches cold.
+/// Measures rules by netconfig and then by nft, in existing netns. Not alternating: after an exec, each of
+/// netconfig's pods would find cold caches.
 fn on_this_node(samples: usize, ours: &mut Row, nfts: &mut Row) -> anyhow::Result<Vec<Netns>> {
     let script = ambient().ruleset().to_string();
     let mut pods = pods(u32::try_from(samples)?)?;

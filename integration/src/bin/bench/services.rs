@@ -1,4 +1,4 @@
-//! What the services cost: their start and their memory.
+//! Measures the start and the memory of the services.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use integration::{Node, SERVICES, Spec, bin};
 use nix::sys::signal::Signal;
 
 use crate::{
-    say,
+    print_line,
     table::{Row, table},
 };
 
@@ -44,7 +44,7 @@ pub(crate) fn starts(samples: usize) -> anyhow::Result<()> {
 
 pub(crate) fn memory() -> anyhow::Result<()> {
     let node = Node::running()?;
-    say(
+    print_line(
         "\n### Resident memory, KiB\n\n| pods enrolled | netconfig | ztunnel-broker | pod-events | sum |\n|---|---|---|---|---|",
     )?;
     let mut pods = Vec::new();
@@ -60,10 +60,10 @@ pub(crate) fn memory() -> anyhow::Result<()> {
             anyhow::bail!("three services")
         };
         let sum = netconfig + broker + pod_events;
-        say(&format!(
+        print_line(&format!(
             "| {enrolled} | {netconfig} | {broker} | {pod_events} | {sum} |"
         ))?;
     }
     let plugin = fs::metadata(bin("inpod-cni")?)?.len();
-    say(&format!("\nThe plugin has {plugin} bytes."))
+    print_line(&format!("\nThe plugin has {plugin} bytes."))
 }

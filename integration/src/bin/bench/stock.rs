@@ -1,4 +1,4 @@
-//! A stock ztunnel beside the reference one: its answer to an Add, and a pod's ADD and DEL with it.
+//! Measures a stock ztunnel beside the reference one: its answer to an Add, and a pod's ADD and DEL with it.
 
 use std::{
     fs,
@@ -21,13 +21,13 @@ use crate::{
     verbs::{known, took},
 };
 
-/// How long anything here may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit for anything here.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The name of either ztunnel on its node.
 const NAME: &str = "ztunnel";
 
-/// Which ztunnel is started.
+/// The ztunnel to start.
 #[derive(Clone, Copy)]
 enum Kind {
     Reference,
@@ -39,7 +39,7 @@ impl Kind {
         match self {
             Self::Reference => node.start_ztunnel(&[]),
             Self::Stock => {
-                node.tell_stock_ztunnels(&[], &[])?;
+                node.configure_stock_ztunnels(&[], &[])?;
                 node.start_stock_ztunnel(&[], NAME)
             }
         }
@@ -51,7 +51,7 @@ pub(crate) fn stock(samples: usize) -> anyhow::Result<()> {
     verbs(samples)
 }
 
-/// A server of ZDS that sends a packet and takes the answer, with a ztunnel on the other end.
+/// A ZDS server that sends a packet and receives the answer, with a ztunnel on the other end.
 struct Bare {
     socket: UnixSeqpacket,
     node: Node,
@@ -64,15 +64,15 @@ impl Bare {
         fs::create_dir_all(path.parent().context("a directory")?)?;
         let mut listener = UnixSeqpacketListener::bind(&path)?;
         kind.start(&node)?;
-        let socket = timeout(PATIENCE, listener.accept()).await??;
-        timeout(PATIENCE, socket.recv(&mut [0; 1024])).await??;
+        let socket = timeout(TIMEOUT, listener.accept()).await??;
+        timeout(TIMEOUT, socket.recv(&mut [0; 1024])).await??;
         let bare = Self { socket, node };
         bare.ask(Payload::SnapshotSent(SnapshotSent {}), None)
             .await?;
         Ok(bare)
     }
 
-    /// The time until a request is acknowledged.
+    /// Returns the time until a request is acknowledged.
     async fn ask(&self, payload: Payload, netns: Option<&Netns>) -> anyhow::Result<Duration> {
         let packet = WorkloadRequest {
             payload: Some(payload),
@@ -85,14 +85,14 @@ impl Bare {
         }
         let started = Instant::now();
         let sending = self.socket.send_with_ancillary(&packet, &mut ancillary);
-        timeout(PATIENCE, sending).await??;
+        timeout(TIMEOUT, sending).await??;
         let mut answer = [0; 2048];
-        let received = timeout(PATIENCE, self.socket.recv(&mut answer)).await??;
+        let received = timeout(TIMEOUT, self.socket.recv(&mut answer)).await??;
         ensure!(received.bytes_read() == 2, "an acknowledgement");
         Ok(started.elapsed())
     }
 
-    /// A pod comes and goes: the times of Add and Del.
+    /// Adds and deletes a pod and returns the times.
     async fn pod(&self, number: usize) -> anyhow::Result<[Duration; 2]> {
         let pod = self.node.sandbox(Spec::new(&format!("pod-{number}")))?;
         let Spec {
@@ -165,7 +165,7 @@ fn verbs(samples: usize) -> anyhow::Result<()> {
     table("CNI verbs, exec to exit", &rows)
 }
 
-/// The times of ADD and DEL of a pod, whose listeners are there when its ADD has ended.
+/// Returns the times of a pod's ADD and DEL; its listeners exist when its ADD ends.
 fn come_and_go(node: &Node) -> anyhow::Result<[Duration; 2]> {
     let pod = node.sandbox(Spec::new("one").ambient())?;
     known(node, &pod.spec)?;
@@ -173,7 +173,7 @@ fn come_and_go(node: &Node) -> anyhow::Result<[Duration; 2]> {
     serves(&pod)?;
     let del = took(&node.call(Call::del, &pod))?;
     pod.unmount()?;
-    eventually("it is forgotten", PATIENCE, || {
+    eventually("it is forgotten", TIMEOUT, || {
         let known = node.api().workloads()?.workloads.len();
         ensure!(known == 0, "{known}");
         anyhow::Ok(())
@@ -181,7 +181,7 @@ fn come_and_go(node: &Node) -> anyhow::Result<[Duration; 2]> {
     Ok([add, del])
 }
 
-/// Not waited for: an ADD that ends before its pod is served would be no ADD.
+/// Does not wait: an ADD that returns before its pod is served would be a failure.
 fn serves(pod: &Pod) -> anyhow::Result<()> {
     let listening = pod.exec(&["ss", "-Hltn", "sport", "=", ":15008"])?;
     ensure!(!listening.is_empty(), "ADD has ended and nothing listens");

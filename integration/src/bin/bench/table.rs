@@ -1,10 +1,10 @@
-//! Times, and how they are printed.
+//! Times, and their tables.
 
 use std::time::{Duration, Instant};
 
-use crate::say;
+use crate::print_line;
 
-/// Times of one thing, in the order they were measured.
+/// The times of one operation, in the order of measurement.
 pub(crate) struct Row {
     pub(crate) what: &'static str,
     pub(crate) times: Vec<Duration>,
@@ -18,7 +18,7 @@ impl Row {
         }
     }
 
-    /// The time below which a share of the samples is, in microseconds.
+    /// Returns the time below which this share of the samples lies, in microseconds.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.times.clone();
         sorted.sort();
@@ -37,15 +37,15 @@ impl Row {
     }
 }
 
-/// Prints a table; its first row is what the others are compared with.
+/// Prints a table; the first row is the reference of the others.
 pub(crate) fn table(title: &str, rows: &[Row]) -> anyhow::Result<()> {
-    say(&format!(
+    print_line(&format!(
         "\n### {title}\n\n| what | median us | p99 | min | n | x first |\n|---|---|---|---|---|---|"
     ))?;
     let first = rows.first().map_or(1.0, |row| row.quantile(0.5));
     for row in rows {
         let (median, p99, min) = (row.quantile(0.5), row.quantile(0.99), row.quantile(0.0));
-        say(&format!(
+        print_line(&format!(
             "| {} | {median:.0} | {p99:.0} | {min:.0} | {} | {:.2} |",
             row.what,
             row.times.len(),
@@ -55,14 +55,14 @@ pub(crate) fn table(title: &str, rows: &[Row]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long something takes.
+/// Returns the time that `f` takes.
 pub(crate) fn timed(f: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Duration> {
     let started = Instant::now();
     f()?;
     Ok(started.elapsed())
 }
 
-/// One sample of each row.
+/// Adds one sample to each row.
 pub(crate) fn record<const N: usize>(rows: &mut [Row; N], times: [Duration; N]) {
     for (row, time) in rows.iter_mut().zip(times) {
         row.times.push(time);

@@ -1,4 +1,4 @@
-//! CNI verbs, from exec to exit.
+//! Measures CNI verbs, from exec to exit.
 
 use std::{thread, time::Duration};
 
@@ -45,7 +45,7 @@ pub(crate) fn verbs(samples: usize) -> anyhow::Result<()> {
     )
 }
 
-/// ADD beside few and beside many enrolled pods, in turns.
+/// Measures ADD beside few and beside many enrolled pods, alternating.
 pub(crate) fn crowd(samples: usize) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("ADD of an enrolled pod, on a node with 10"),
@@ -70,11 +70,11 @@ fn crowded(pods: usize) -> anyhow::Result<(Node, Vec<Pod>)> {
     Ok((node, pods))
 }
 
-/// Between the look at a pod and its ADD: the directory of manifests is read once more, whole, for the last of the events
-/// of one file.
+/// Pause between the check for a pod and its ADD: the directory of manifests is read once more for the last
+/// event of a file.
 const READ: Duration = Duration::from_millis(200);
 
-/// Waits until the source shows a pod: how long a directory of manifests takes to be read is no part of an ADD.
+/// Waits until the source shows a pod: the time to read a directory of manifests is not part of an ADD.
 pub(crate) fn known(node: &Node, spec: &Spec) -> anyhow::Result<()> {
     eventually("the pod is known", PATIENCE, || {
         let known = node.explain(spec)?;
@@ -93,7 +93,7 @@ fn version() -> Call {
     }
 }
 
-/// How long a call takes that must succeed.
+/// Returns the time of a call, which must succeed.
 pub(crate) fn took(call: &Call) -> anyhow::Result<Duration> {
     let outcome = call.run()?;
     ensure!(outcome.code == 0, "{outcome:?}");

@@ -1,5 +1,5 @@
-//! As much of an Envoy as the injector's bootstrap asks for: which way a connection takes that came to `virtualInbound`.
-//! Fields are Envoy's (API v3); what else a bootstrap may say is not looked at.
+//! The part of Envoy that the injector's bootstrap needs: the route of a connection to `virtualInbound`. Fields are
+//! those of Envoy's API v3; everything else in a bootstrap is ignored.
 
 use std::{
     fs,
@@ -36,12 +36,12 @@ impl Bootstrap {
         })
     }
 
-    /// Whether its sockets take what is addressed to others.
+    /// Returns whether its sockets accept traffic addressed to others.
     pub(crate) fn is_transparent(&self) -> bool {
         self.inbound.get("transparent") == Some(&Value::Bool(true))
     }
 
-    /// The packet mark of what it sends in a client's name; `None` where it does not.
+    /// Returns the mark of packets sent with the client's address, if there is one.
     fn mark(&self) -> Option<u32> {
         let filters = list(&self.inbound, "/listener_filters");
         let mut marks = filters
@@ -65,7 +65,7 @@ impl Bootstrap {
         Ok(Way { to, from, mark })
     }
 
-    /// By the chain of the port, else by that of the address's family.
+    /// Selects by the port's filter chain, else by that of the address family.
     fn cluster(&self, to: SocketAddr) -> anyhow::Result<&Value> {
         let wanted = |chain: &Value, field: &str| {
             chain
@@ -85,7 +85,7 @@ impl Bootstrap {
     }
 }
 
-/// The address that a cluster connects from: of several, the one of the family that it connects to.
+/// Returns the source address of a cluster: of several, the one of the destination's family.
 fn source(cluster: &Value, to: Option<SocketAddr>) -> anyhow::Result<Option<IpAddr>> {
     let first = cluster.pointer("/upstream_bind_config/source_address");
     let more = list(cluster, "/upstream_bind_config/extra_source_addresses");

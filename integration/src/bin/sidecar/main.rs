@@ -1,16 +1,17 @@
-//! A sidecar's proxy, as small as can be: as user and group 1337, in the netns that it is started in, it takes what is led
-//! to 15006 and connects to where that was going, and tells each connection in a line on its standard output: source,
-//! destination, and `forwarded`, `refused` or `loop`.
+//! A minimal sidecar proxy. As user and group 1337, in the netns that it is started in, it accepts connections
+//! redirected to 15006, connects to their original destination, and prints a line for each: source, destination, and
+//! `forwarded`, `refused` or `loop`.
 //!
 //! ```text
-//! sidecar original          from 127.0.0.6 or ::6 to the address and port that the client dialled
+//! sidecar original          from 127.0.0.6 or ::6 to the address and port that the client dialed
 //! sidecar localhost         to that port of localhost, as Istio did before 1.10
 //! sidecar unmarked          as original, without an address of its own
-//! sidecar bootstrap FILE    as an Envoy with this bootstrap (JSON) does; where that says transparent, as group 1337 alone
+//! sidecar bootstrap FILE    like an Envoy with this bootstrap (JSON); if that is transparent, as group 1337 only
 //! ```
 //!
-//! With the arguments of Istio's container behind the mode (`proxy sidecar ...`) it is the whole proxy: it also takes what is
-//! led to 15001, told alike, and answers 200 at 15021, as Istio's does once it is ready.
+//! With the arguments of Istio's container after the mode (`proxy sidecar ...`) it is the whole proxy: it
+//! also accepts connections redirected to 15001, prints them the same way, and answers 200 at 15021, like
+//! Istio's once it is ready.
 
 mod bootstrap;
 
@@ -33,19 +34,19 @@ use bootstrap::Bootstrap;
 /// The user and group of Istio's proxy.
 const OWNER: u32 = 1337;
 
-/// Where inbound connections are led.
+/// Port to which inbound connections are redirected.
 const INBOUND: u16 = 15006;
 
-/// Where outbound connections are led.
+/// Port to which outbound connections are redirected.
 const OUTBOUND: u16 = 15001;
 
-/// Where it is asked whether it is ready.
+/// Port of the readiness probe.
 const HEALTH: u16 = 15021;
 
-/// What it answers there.
+/// The answer to the readiness probe.
 const READY: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 enum Mode {
@@ -55,12 +56,12 @@ enum Mode {
     Bootstrap(Bootstrap),
 }
 
-/// Where it connects to, and how.
+/// The destination of a connection, and its options.
 #[derive(Debug)]
 struct Way {
     to: SockAddr,
     from: Option<IpAddr>,
-    /// A packet mark, where `from` is the client's address.
+    /// A packet mark, if `from` is the client's address.
     mark: Option<u32>,
 }
 
@@ -104,7 +105,7 @@ impl Mode {
     }
 }
 
-/// The ports of connections that it has made itself and that last.
+/// The local ports of its own open connections.
 type Own = Arc<Mutex<BTreeSet<u16>>>;
 
 fn main() -> anyhow::Result<()> {
@@ -112,7 +113,7 @@ fn main() -> anyhow::Result<()> {
     let mode = Arc::new(Mode::parse(&arguments)?);
     let (uid, gid) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));
     setresgid(gid, gid, gid).context("cannot become the proxy's group")?;
-    // Who takes what is addressed to others needs rights that the user would not have.
+    // Transparent sockets need rights that the user would not have.
     let transparent = mode.is_transparent();
     if !transparent {
         setresuid(uid, uid, uid).context("cannot become the proxy's user")?;
@@ -124,11 +125,11 @@ fn main() -> anyhow::Result<()> {
         let health = listen(HEALTH, false)?;
         thread::spawn(move || health.incoming().flatten().for_each(answer));
     }
-    say("listening")?;
+    print_line("listening")?;
     take(&listener, &mode, &own)
 }
 
-/// Takes connections, each in a thread of its own.
+/// Accepts connections, each in a thread of its own.
 fn take(listener: &TcpListener, mode: &Arc<Mode>, own: &Own) -> anyhow::Result<()> {
     for stream in listener.incoming() {
         let (stream, mode, own) = (stream?, Arc::clone(mode), Arc::clone(own));
@@ -137,7 +138,7 @@ fn take(listener: &TcpListener, mode: &Arc<Mode>, own: &Own) -> anyhow::Result<(
     Ok(())
 }
 
-/// Says that it is ready. A client that goes away is no error.
+/// Answers the readiness probe. A client that goes away is no error.
 fn answer(mut client: TcpStream) {
     let asked = client.read(&mut [0; 4096]);
     asked
@@ -145,7 +146,7 @@ fn answer(mut client: TcpStream) {
         .unwrap_or_default();
 }
 
-fn say(line: &str) -> io::Result<()> {
+fn print_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()
@@ -167,8 +168,8 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// What the client dialled, from connection tracking; where that has nothing to tell and the socket takes what is addressed
-/// to others, the address that it has got.
+/// Returns the address that the client dialed, from conntrack; if there is none and the socket is transparent,
+/// the socket's own address.
 fn original(stream: &TcpStream, mode: &Mode) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let local = stream.local_addr().ok().map(canonical)?;
@@ -181,13 +182,13 @@ fn original(stream: &TcpStream, mode: &Mode) -> Option<SocketAddr> {
     known.or_else(|| mode.is_transparent().then_some(local))
 }
 
-/// One connection. A client that goes away is no error.
+/// Serves one connection. A client that goes away is no error.
 fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
     let source = client.peer_addr().map(canonical);
     let (Ok(source), Some(original)) = (source, original(client, mode)) else {
         return;
     };
-    let told = |outcome| say(&format!("{source} {original} {outcome}")).unwrap_or_default();
+    let told = |outcome| print_line(&format!("{source} {original} {outcome}")).unwrap_or_default();
     let is_own = |port| {
         let own = own.lock().unwrap_or_else(PoisonError::into_inner);
         own.contains(&port)
@@ -200,7 +201,7 @@ fn serve(client: &TcpStream, mode: &Mode, own: &Own) {
         Ok(server) => {
             told("forwarded");
             both(client, &server).unwrap_or_default();
-            // Another client may have the port next.
+            // Another client may get the port next.
             let address = server.local_addr().ok();
             let port = address.and_then(|address| Some(address.as_socket()?.port()));
             let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -227,12 +228,12 @@ fn connect(way: &Way, own: &Own) -> io::Result<Socket> {
     if let Some(from) = way.from.or(any) {
         socket.bind(&SocketAddr::new(from, 0).into())?;
     }
-    // Known before the first packet: that may come back to the listener.
+    // Recorded before the first packet, which may come back to the listener.
     if let Some(bound) = socket.local_addr()?.as_socket() {
         let mut own = own.lock().unwrap_or_else(PoisonError::into_inner);
         own.insert(bound.port());
     }
-    socket.connect_timeout(&way.to, PATIENCE)?;
+    socket.connect_timeout(&way.to, TIMEOUT)?;
     Ok(socket)
 }
 

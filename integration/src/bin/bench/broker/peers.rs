@@ -1,4 +1,4 @@
-//! The two ends of ZDS that the broker stands between: a ztunnel that answers at once, and a bare server of packets.
+//! The two ends of ZDS around the broker: a ztunnel that answers at once, and a bare server of packets.
 
 use std::{
     fs::File,
@@ -14,13 +14,13 @@ use tokio::time::timeout;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
 use zds_client::Client;
 
-/// How long anything here may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// Time limit for anything here.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The word by which the bench executes itself as a ztunnel.
+/// The argument with which the bench executes itself as a ztunnel.
 pub(crate) const ZTUNNEL: &str = "ztunnel";
 
-/// A ztunnel that acknowledges everything at once and does nothing, until the agent is gone for good.
+/// Acknowledges everything at once and does nothing, until the agent is gone for good.
 pub(crate) fn ztunnel(socket: &Path) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -28,7 +28,7 @@ pub(crate) fn ztunnel(socket: &Path) -> anyhow::Result<()> {
     runtime.block_on(async {
         while let Ok(mut client) = Client::connect(socket).await {
             while let Ok(Some(received)) = client.recv().await {
-                // The descriptor is closed, as by one that has opened its listeners.
+                // Closes the descriptor, as a ztunnel does once its listeners are open.
                 drop(received);
                 client.ack(Ok(())).await?;
             }
@@ -37,7 +37,7 @@ pub(crate) fn ztunnel(socket: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// A process, ended with the value.
+/// A process that is killed when dropped.
 #[derive(Debug)]
 pub(super) struct Running(Child);
 
@@ -47,7 +47,7 @@ impl Running {
         child.map(Self).with_context(|| format!("{command:?}"))
     }
 
-    /// This program, as a ztunnel.
+    /// Starts this program as a ztunnel.
     pub(super) fn ztunnel(socket: &Path) -> anyhow::Result<Self> {
         Self::start(
             Command::new(std::env::current_exe()?)
@@ -64,7 +64,7 @@ impl Drop for Running {
     }
 }
 
-/// A server of ZDS that does no more than send a packet and take the answer.
+/// A ZDS server that only sends a packet and receives the answer.
 #[derive(Debug)]
 pub(super) struct Bare {
     socket: UnixSeqpacket,
@@ -80,8 +80,8 @@ impl Bare {
         let path = dir.path().join("ztunnel.sock");
         let mut listener = UnixSeqpacketListener::bind(&path)?;
         let ztunnel = Running::ztunnel(&path)?;
-        let socket = timeout(PATIENCE, listener.accept()).await??;
-        timeout(PATIENCE, socket.recv(&mut [0; 1024])).await??;
+        let socket = timeout(TIMEOUT, listener.accept()).await??;
+        timeout(TIMEOUT, socket.recv(&mut [0; 1024])).await??;
         Ok(Self {
             socket,
             netns: File::open("/proc/self/ns/net")?,
@@ -99,9 +99,9 @@ impl Bare {
         let sending = self
             .socket
             .send_with_ancillary(&self.packet, &mut ancillary);
-        timeout(PATIENCE, sending).await??;
+        timeout(TIMEOUT, sending).await??;
         let mut answer = [0; 1024];
-        let received = timeout(PATIENCE, self.socket.recv(&mut answer)).await??;
+        let received = timeout(TIMEOUT, self.socket.recv(&mut answer)).await??;
         ensure!(received.bytes_read() == 2, "an acknowledgement");
         Ok(started.elapsed())
     }

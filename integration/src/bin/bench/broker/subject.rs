@@ -1,4 +1,4 @@
-//! A broker that runs, its callers' connection, a ztunnel and what stands for netconfig.
+//! A running broker with its callers' connection, a ztunnel and a substitute for netconfig.
 
 use std::{
     fs::{self, File},
@@ -29,7 +29,7 @@ use tokio::{
 };
 use tonic::{Request, transport::Channel};
 
-use super::peers::{PATIENCE, Running};
+use super::peers::{Running, TIMEOUT};
 
 #[derive(Debug)]
 pub(super) struct Subject {
@@ -49,7 +49,7 @@ impl Drop for Subject {
 }
 
 impl Subject {
-    /// A broker whose ztunnel serves that many workloads.
+    /// Starts a broker whose ztunnel serves this many workloads.
     pub(super) async fn with(workloads: u64) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir()?;
         let netns_socket = dir.path().join("netns/netns.sock");
@@ -84,7 +84,7 @@ impl Subject {
         self.revision.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The time of a call that changes nothing.
+    /// Measures a call that changes nothing.
     pub(super) async fn call(&mut self) -> anyhow::Result<Duration> {
         let request = SetZtunnelsRequest {
             instance_id: self.instance_id.clone(),
@@ -95,7 +95,7 @@ impl Subject {
         Ok(started.elapsed())
     }
 
-    /// The time of the add.
+    /// Measures an add, then removes it.
     pub(super) async fn add_and_remove(&mut self) -> anyhow::Result<Duration> {
         let number = self.next();
         let started = Instant::now();
@@ -110,7 +110,7 @@ impl Subject {
             instance_id: self.instance_id.clone(),
             workload: Some(workload(number)?),
         });
-        request.set_timeout(PATIENCE);
+        request.set_timeout(TIMEOUT);
         self.client.clone().add_workload(request).await?;
         Ok(())
     }
@@ -125,7 +125,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Adds so many, by so many callers at once, and takes them away again; the time of the adding.
+    /// Adds `count` workloads with `callers` concurrent callers, then removes them; returns the time of the adds.
     pub(super) async fn add_all(&self, count: u64, callers: u64) -> anyhow::Result<Duration> {
         let numbers: Vec<_> = (0..count).map(|_| self.next()).collect();
         let started = Instant::now();
@@ -140,7 +140,7 @@ impl Subject {
         Ok(took)
     }
 
-    /// The time between ztunnel's hello and the end of its snapshot, when its session is renewed.
+    /// Renews ztunnel's session and returns the time from its hello to the end of its snapshot.
     pub(super) async fn snapshot(&self) -> anyhow::Result<Duration> {
         let mut client = self.client.clone();
         let sessions = client.list_workloads(ListWorkloadsRequest {}).await?;
@@ -155,7 +155,7 @@ impl Subject {
             .await?;
         let mut began = None;
         loop {
-            let message = timeout(PATIENCE, events.message()).await??;
+            let message = timeout(TIMEOUT, events.message()).await??;
             let event = message.and_then(|message| message.event);
             let Event::Session(session) = event.context("the stream ended")? else {
                 continue;
@@ -172,7 +172,7 @@ impl Subject {
 
     async fn live(&self) -> anyhow::Result<()> {
         let mut client = self.client.clone();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let list = client.list_workloads(ListWorkloadsRequest {}).await?;
             let mut sessions = list.into_inner().sessions.into_iter();
@@ -199,7 +199,7 @@ fn start(dir: &Path) -> anyhow::Result<Running> {
 }
 
 async fn instance_id(client: &mut ZtunnelBrokerServiceClient<Channel>) -> anyhow::Result<String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         match client.list_workloads(ListWorkloadsRequest {}).await {
             Ok(list) => return Ok(list.into_inner().instance_id),

@@ -1,4 +1,4 @@
-//! An injector that runs on a processor of its own, and those who ask it.
+//! An injector on a CPU of its own, and its callers.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ use tokio_rustls::rustls::{
     pki_types::{CertificateDer, ServerName, pem::PemObject as _},
 };
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 15017);
 
@@ -38,7 +38,7 @@ impl Drop for Subject {
 }
 
 impl Subject {
-    /// The injector with its defaults, on this processor.
+    /// Starts the injector with its defaults on this CPU.
     pub(super) fn start(cpu: usize) -> anyhow::Result<Self> {
         let dir = tempfile::tempdir_in("/run")?;
         let script = "cd \"$0\"
@@ -73,17 +73,17 @@ impl Subject {
             trust: Arc::new(config),
             _dir: dir,
         };
-        eventually("the injector answers", PATIENCE, || {
+        eventually("the injector answers", TIMEOUT, || {
             subject.caller()?.nothing()
         })?;
         Ok(subject)
     }
 
-    /// Somebody with a connection that is kept.
+    /// Opens a connection that is kept.
     pub(super) fn caller(&self) -> anyhow::Result<Caller> {
         let stream = TcpStream::connect(ADDRESS)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let name = ServerName::IpAddress(ADDRESS.ip().into());
         let connection = ClientConnection::new(Arc::clone(&self.trust), name)?;
         let mut stream = StreamOwned::new(connection, stream);
@@ -93,7 +93,7 @@ impl Subject {
         Ok(Caller(BufReader::new(stream)))
     }
 
-    /// Its resident memory in KiB.
+    /// Returns its resident memory in KiB.
     pub(super) fn resident(&self) -> anyhow::Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -101,19 +101,19 @@ impl Subject {
         Ok(number.context("VmRSS")?.parse()?)
     }
 
-    /// What it has used of its processor, to 10 ms.
+    /// Returns the CPU time that it has used, with a resolution of 10 ms.
     pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
         // taskset has become the injector.
         crate::reconcile::used(self.child.id())
     }
 }
 
-/// A connection that is kept.
+/// A caller with a persistent connection.
 #[derive(Debug)]
 pub(super) struct Caller(BufReader<StreamOwned<ClientConnection, TcpStream>>);
 
 impl Caller {
-    /// A request that comes to no review.
+    /// Measures a request that leads to no review.
     pub(super) fn nothing(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let (status, _) = self.ask(b"GET /healthz HTTP/1.1\r\nHost: injector\r\n\r\n", &[])?;
@@ -121,7 +121,7 @@ impl Caller {
         Ok(began.elapsed())
     }
 
-    /// A review, from its first byte to the answer's last.
+    /// Measures a review, from its first byte to the answer's last.
     pub(super) fn review(&mut self, body: &[u8]) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let answer = self.post(body)?;
@@ -133,7 +133,7 @@ impl Caller {
         Ok(took)
     }
 
-    /// What a review is answered.
+    /// Returns the answer to a review.
     pub(super) fn answer(&mut self, body: &[u8]) -> anyhow::Result<Value> {
         Ok(serde_json::from_slice(&self.post(body)?)?)
     }
@@ -177,7 +177,7 @@ impl Caller {
     }
 }
 
-/// Does with a pod what an answer's patch says.
+/// Applies an answer's patch to a pod.
 pub(super) fn patch(pod: &mut Value, patch: &str) -> anyhow::Result<()> {
     let patch: json_patch::Patch = serde_json::from_slice(&STANDARD.decode(patch)?)?;
     Ok(json_patch::patch(pod, &patch)?)

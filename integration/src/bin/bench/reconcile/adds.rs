@@ -1,4 +1,4 @@
-//! ADDs of pods that Kubernetes shows, or does not show yet, and many at once.
+//! Measures ADDs of pods that Kubernetes shows, or does not show yet, and many at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,18 +7,18 @@ use integration::{Act, ApiProxy, ApiServer, Call, Named, Node, Pod, Spec, Verb, 
 
 use super::Cluster;
 use crate::{
-    say,
+    print_line,
     table::{Row, record, table},
     verbs::{known, took},
 };
 
-/// How many come at once.
+/// Number of concurrent ADDs.
 const BURST: usize = 100;
 
-/// What the plugin gives the agent.
+/// The plugin's time limit for the agent.
 const PLUGIN: Duration = Duration::from_secs(30);
 
-/// One ADD at a time, by the plugin, in turns on four nodes.
+/// Measures one ADD at a time, by the plugin, alternating between four nodes.
 pub(super) fn one(samples: usize, server: &Arc<ApiServer>) -> anyhow::Result<()> {
     let mut rows = [
         Row::new("a pod of a directory"),
@@ -63,7 +63,7 @@ fn shown(cluster: &Cluster, name: &str) -> anyhow::Result<Duration> {
     Ok(time)
 }
 
-/// The watch keeps silent of it, so that nobody asks which of the two was faster.
+/// Keeps the watch silent about the pod, so that its speed does not matter.
 fn not_shown(cluster: &Cluster, proxy: &ApiProxy, name: &str) -> anyhow::Result<Duration> {
     let before = proxy.asked(Verb::Get, "pods").len();
     let pod = cluster.create(name)?;
@@ -74,7 +74,7 @@ fn not_shown(cluster: &Cluster, proxy: &ApiProxy, name: &str) -> anyhow::Result<
     Ok(time)
 }
 
-/// Many ADDs at once, without a process for each, beside as many alone.
+/// Measures many ADDs at once, without a process for each, beside as many one at a time.
 pub(super) fn burst(samples: usize, server: &Arc<ApiServer>) -> anyhow::Result<()> {
     let cluster = Cluster::empty(server)?;
     let verbs = Verbs::at(&inpod_service::socket(
@@ -99,7 +99,7 @@ pub(super) fn burst(samples: usize, server: &Arc<ApiServer>) -> anyhow::Result<(
     table("ADD by gRPC, pods that the watch has shown", &rows)?;
     let [alone, at_once] = &rows;
     let ratio = |share| at_once.quantile(share) / alone.quantile(0.5);
-    say(&format!(
+    print_line(&format!(
         "\nOf 100 at once, p50 is {:.1} and p99 is {:.1} times the median of one alone.",
         ratio(0.5),
         ratio(0.99)
@@ -117,7 +117,7 @@ fn sandboxes(cluster: &Cluster, prefix: &str, count: usize) -> anyhow::Result<Ve
     Ok(pods)
 }
 
-/// How long each takes that must succeed.
+/// Returns the time of each ADD, which must succeed.
 fn add(verbs: &Verbs, pods: &[Pod]) -> anyhow::Result<Vec<Duration>> {
     let named: Vec<_> = pods.iter().map(Named::of).collect();
     let called = named.iter().map(|named| verbs.add(named, PLUGIN)).collect();

@@ -1,4 +1,4 @@
-//! A node of a cluster, and its pods there.
+//! A node of a cluster, and its pods.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use integration::{ApiProxy, ApiServer, Node, PATIENCE, Pod, Spec, eventually};
 use serde_json::{Value, json};
 
-/// Namespaces until a cluster has so many.
+/// Creates namespaces until the cluster has this many.
 pub(super) fn fill(server: &ApiServer, namespaces: usize) -> anyhow::Result<()> {
     let missing = namespaces.saturating_sub(count(server)?);
     let objects = (0..missing).map(|number| namespace(&format!("filler-{number}")));
@@ -23,7 +23,7 @@ fn count(server: &ApiServer) -> anyhow::Result<usize> {
     Ok(usize::try_from(more)? + 1)
 }
 
-/// A request that makes one, with labels and annotations as clusters have them.
+/// Returns a request that creates a namespace, with labels and annotations as clusters have them.
 fn namespace(name: &str) -> (String, Value) {
     let metadata = json!({
         "name": name,
@@ -34,7 +34,7 @@ fn namespace(name: &str) -> (String, Value) {
     ("/api/v1/namespaces".to_owned(), object)
 }
 
-/// A node whose pods are objects of an API server, all in one namespace, on which everything runs.
+/// A node whose pods are objects of an API server, all in one namespace, with all services.
 pub(super) struct Cluster {
     pub(super) node: Node,
     pub(super) server: Arc<ApiServer>,
@@ -43,14 +43,14 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Without pods.
+    /// Starts a node without pods.
     pub(super) fn empty(server: &Arc<ApiServer>) -> anyhow::Result<Self> {
         let cluster = Self::stopped(server)?;
         cluster.start()?;
         Ok(cluster)
     }
 
-    /// Without pods, and with a proxy between pod-events and the API server that was told what it does.
+    /// Starts a node without pods, with a proxy between pod-events and the API server.
     pub(super) fn behind_proxy(
         server: &Arc<ApiServer>,
         instruct: impl FnOnce(&ApiProxy),
@@ -62,7 +62,7 @@ impl Cluster {
         Ok((cluster, proxy))
     }
 
-    /// With enrolled pods.
+    /// Starts a node with enrolled pods.
     pub(super) fn full(server: &Arc<ApiServer>, pods: usize) -> anyhow::Result<Self> {
         let mut cluster = Self::empty(server)?;
         let names: Vec<_> = (0..pods).map(|number| format!("web-{number}")).collect();
@@ -88,7 +88,7 @@ impl Cluster {
         self.node.ready()
     }
 
-    /// How many pods it was filled with.
+    /// Returns the number of pods that it started with.
     pub(super) fn pods(&self) -> usize {
         self.pods.len()
     }
@@ -105,7 +105,7 @@ impl Cluster {
         format!("{}/{name}", self.collection())
     }
 
-    /// Makes pods of the mesh on this node; as they are for a runtime then.
+    /// Creates pods of the mesh on this node, as a runtime then sees them.
     pub(super) fn create_all(&self, names: &[String]) -> anyhow::Result<Vec<Spec>> {
         let objects = names
             .iter()
@@ -122,8 +122,8 @@ impl Cluster {
         names.iter().map(spec).collect()
     }
 
-    /// Makes a pod of the mesh on this node and gives it a sandbox. The sandbox is there before the pod: what comes
-    /// next comes at once.
+    /// Creates a pod of the mesh on this node and gives it a sandbox. The sandbox exists before the pod, so that the
+    /// next step can follow at once.
     pub(super) fn create(&self, name: &str) -> anyhow::Result<Pod> {
         let mut pod = self.node.sandbox(self.spec(name, ""))?;
         let made = self.server.create(&self.collection(), &self.object(name))?;
@@ -132,7 +132,7 @@ impl Cluster {
         Ok(pod)
     }
 
-    /// Ends a pod and its object.
+    /// Ends a pod and deletes its object.
     pub(super) fn delete(&self, pod: &Pod) -> anyhow::Result<()> {
         self.node.del(pod)?;
         self.server.delete(&self.path(&pod.spec.name))

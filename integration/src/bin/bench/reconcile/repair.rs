@@ -1,4 +1,4 @@
-//! The memory of repair on a node with pods, all of which are as they should be.
+//! Measures the memory of repair on a node of healthy pods.
 
 use std::{fs, path::Path, sync::Arc, thread, time::Duration};
 
@@ -7,12 +7,12 @@ use integration::{ApiServer, PATIENCE, eventually};
 use tokio::runtime::Runtime;
 
 use super::Cluster;
-use crate::say;
+use crate::print_line;
 
-/// What it has asked for and been told is there by then.
+/// Time after which repair has received all that it requested.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// Prints a table with a row for a node without pods and one for a full one.
+/// Prints a table with a row for a node without pods and one for a full node.
 pub(crate) fn repair(pods: usize) -> anyhow::Result<()> {
     let server = Arc::new(ApiServer::start()?);
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
@@ -20,14 +20,14 @@ pub(crate) fn repair(pods: usize) -> anyhow::Result<()> {
         .context("the crate is in a tree")?
         .join("deploy/manifests/repair.yaml");
     server.apply(&fs::read_to_string(manifest)?)?;
-    say("\n### repair: resident memory\n\n| pods of the node, enrolled | KiB |\n|---|---|")?;
+    print_line("\n### repair: resident memory\n\n| pods of the node, enrolled | KiB |\n|---|---|")?;
     for count in [0, pods] {
         let cluster = match count {
             0 => Cluster::empty(&server)?,
             _ => Cluster::full(&server, count)?,
         };
         let resident = resident(&cluster)?;
-        say(&format!("| {} | {resident} |", cluster.pods()))?;
+        print_line(&format!("| {} | {resident} |", cluster.pods()))?;
     }
     Ok(())
 }

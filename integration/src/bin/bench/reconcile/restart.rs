@@ -1,4 +1,4 @@
-//! A restart of pod-events on a full node: what it costs until every pod is verified, in all three services.
+//! Measures a restart of pod-events on a full node until every pod is verified, in all three services.
 
 use std::{
     path::PathBuf,
@@ -13,11 +13,11 @@ use tokio::runtime::Runtime;
 
 use super::{Cluster, processor_time};
 use crate::{
-    say,
+    print_line,
     table::{Row, record, table},
 };
 
-/// Where nothing was written for so long, nothing more is.
+/// Without writes for this long, none follow.
 const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) fn restart(samples: usize, cluster: &Cluster) -> anyhow::Result<()> {
@@ -37,10 +37,12 @@ pub(super) fn restart(samples: usize, cluster: &Cluster) -> anyhow::Result<()> {
         &format!("Restart of pod-events beside {pods} enrolled pods, until each is verified"),
         &rows,
     )?;
-    say("\nNothing was written: no object of Kubernetes, and no rule that the kernel told of.")
+    print_line(
+        "\nNothing was written: no object of Kubernetes, and no rule that the kernel told of.",
+    )
 }
 
-/// Restarts pod-events and waits until every pod is verified; fails if something is written.
+/// Restarts pod-events and waits until every pod is verified; fails if anything is written.
 pub(super) fn one(
     cluster: &Cluster,
     metrics: &Metrics,
@@ -48,7 +50,7 @@ pub(super) fn one(
 ) -> anyhow::Result<[Duration; 5]> {
     let node = &cluster.node;
     let before = settled(cluster, metrics)?;
-    // The numbers mean something: enrolling the pods has moved them.
+    // The counters work: enrolling the pods has increased them.
     ensure!(before.0 > 0 && before.1 > 0, "{before:?} writes at first");
     let verified = metrics.sum(VERIFIED)?;
     let [netconfig, broker, pod_events] = SERVICES;
@@ -72,7 +74,7 @@ pub(super) fn one(
     Ok([took, own + netconfig + broker, own, netconfig, broker])
 }
 
-/// What was written so far, once nothing more is: changes of objects, and of what the kernel tells of.
+/// Returns the counts of changed objects and of kernel notifications once they no longer grow.
 fn settled(cluster: &Cluster, metrics: &Metrics) -> anyhow::Result<(usize, u64)> {
     let written = || {
         let changes = cluster.server.changes_in(cluster.namespace())?.len();
@@ -87,13 +89,13 @@ fn settled(cluster: &Cluster, metrics: &Metrics) -> anyhow::Result<(usize, u64)>
     })
 }
 
-/// Rule sets that netconfig has found as they should be.
+/// Rule sets that netconfig found in sync.
 const VERIFIED: &str =
     "inpod_netconfig_rules_duration_seconds_count{operation=\"verify\",result=\"OK\"}";
-/// Changes in the pods' netns of which the kernel has told.
+/// Changes in the pods' netns that the kernel reported.
 const CHANGES: &str = "inpod_netconfig_drift_events_total{netns=\"claimed\"}";
 
-/// What netconfig counts.
+/// The metrics of netconfig.
 pub(super) struct Metrics {
     runtime: Runtime,
     socket: PathBuf,
@@ -107,7 +109,7 @@ impl Metrics {
         })
     }
 
-    /// The sum of those whose names begin so.
+    /// Returns the sum of the samples whose names begin with `prefix`.
     fn sum(&self, prefix: &str) -> anyhow::Result<u64> {
         let fetched = self
             .runtime

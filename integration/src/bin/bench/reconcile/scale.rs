@@ -1,4 +1,4 @@
-//! What grows with the namespaces of the cluster: the memory of pod-events, and what an event costs it.
+//! Measures what grows with the cluster's namespaces: the memory of pod-events, and its cost of an event.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use super::{
     Cluster, processor_time,
     restart::{self, Metrics},
 };
-use crate::say;
+use crate::print_line;
 
-/// How often the label of one pod changes before the time is taken.
+/// Changes of one pod's label per measurement.
 const CHANGES: u32 = 200;
 
 pub(super) fn scale(samples: usize, clusters: &[(&Cluster, usize); 2]) -> anyhow::Result<()> {
@@ -28,7 +28,7 @@ pub(super) fn scale(samples: usize, clusters: &[(&Cluster, usize); 2]) -> anyhow
         }
     }
     let count = rounds * CHANGES;
-    say(&format!(
+    print_line(&format!(
         "\n### pod-events in a larger cluster: resident memory, and processor time for each of {count} changes of a pod's \
          label, in turns of {CHANGES}\n\n| pods | namespaces | KiB, pods just enrolled | after a restart | after the changes \
          | us per change |\n|---|---|---|---|---|---|"
@@ -39,14 +39,14 @@ pub(super) fn scale(samples: usize, clusters: &[(&Cluster, usize); 2]) -> anyhow
         let last = cluster.node.resident("pod-events")?;
         let each = (time / count).as_micros();
         let pods = cluster.pods();
-        say(&format!(
+        print_line(&format!(
             "| {pods} | {namespaces} | {enrolled} | {restarted} | {last} | {each} |"
         ))?;
     }
     Ok(())
 }
 
-/// What pod-events needs for a turn of changes. That it has seen the last is known from a pod that comes after it.
+/// Measures a round of changes. A pod created afterwards shows when pod-events has seen the last one.
 fn changes(cluster: &Cluster, round: u32) -> anyhow::Result<Duration> {
     let changes = (0..CHANGES).map(|number| {
         let label = json!({"changed": format!("{round}-{number}")});
