@@ -94,29 +94,29 @@ impl fmt::Display for Capabilities {
 
 /// What a ztunnel must be able to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Demand {
+pub enum RequiredCapabilities {
     /// This, and nothing else.
     Exactly(Capabilities),
     /// Whatever it likes.
     Any,
 }
 
-impl Demand {
+impl RequiredCapabilities {
     /// What differs from it, in words; `None` where nothing does.
     pub fn difference(self, found: Capabilities) -> Option<String> {
         let Self::Exactly(wanted) = self else {
             return None;
         };
         let (more, less) = (found.without(wanted), wanted.without(found));
-        let mut words = String::new();
+        let mut text = String::new();
         if more != Capabilities(0) {
-            write!(words, "has too many: {more}").unwrap_or_default();
+            write!(text, "has too many: {more}").unwrap_or_default();
         }
         if less != Capabilities(0) {
-            let between = if words.is_empty() { "" } else { "; " };
-            write!(words, "{between}has too few: it lacks {less}").unwrap_or_default();
+            let between = if text.is_empty() { "" } else { "; " };
+            write!(text, "{between}has too few: it lacks {less}").unwrap_or_default();
         }
-        (!words.is_empty()).then_some(words)
+        (!text.is_empty()).then_some(text)
     }
 
     fn of(names: &[String]) -> Result<Self, String> {
@@ -138,7 +138,7 @@ impl Demand {
 }
 
 /// A list of names, or `any`.
-impl<'de> Deserialize<'de> for Demand {
+impl<'de> Deserialize<'de> for RequiredCapabilities {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let names: Vec<String> = inpod_service::list(deserializer)?;
         Self::of(&names).map_err(D::Error::custom)
@@ -149,9 +149,9 @@ impl<'de> Deserialize<'de> for Demand {
 mod tests {
     use super::*;
 
-    fn demand(text: &str) -> Result<Demand, String> {
+    fn required(text: &str) -> Result<RequiredCapabilities, String> {
         let names: Vec<_> = text.split(',').map(str::to_owned).collect();
-        Demand::of(&names)
+        RequiredCapabilities::of(&names)
     }
 
     /// The three, as `capsh --decode=0000000000203000` says as well.
@@ -159,15 +159,15 @@ mod tests {
 
     #[test]
     fn what_istios_chart_gives_ztunnel_is_what_is_demanded_by_default() {
-        let wanted = demand("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
+        let wanted = required("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
         let found = Capabilities::permitted(ZTUNNEL).unwrap();
-        assert_eq!(wanted, Demand::Exactly(found));
+        assert_eq!(wanted, RequiredCapabilities::Exactly(found));
         assert_eq!(wanted.difference(found), None);
     }
 
     #[test]
     fn a_difference_says_what_is_too_many_and_too_few() {
-        let wanted = demand("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
+        let wanted = required("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
         let difference = |bits| wanted.difference(Capabilities(bits)).unwrap();
         assert_eq!(
             difference(0),
@@ -183,8 +183,11 @@ mod tests {
 
     #[test]
     fn any_is_content_with_everything() {
-        assert_eq!(demand("any").unwrap(), Demand::Any);
-        assert_eq!(Demand::Any.difference(Capabilities(u64::MAX)), None);
+        assert_eq!(required("any").unwrap(), RequiredCapabilities::Any);
+        assert_eq!(
+            RequiredCapabilities::Any.difference(Capabilities(u64::MAX)),
+            None
+        );
     }
 
     #[test]
@@ -197,13 +200,13 @@ mod tests {
             "",
             "all",
         ] {
-            let error = demand(text).unwrap_err();
+            let error = required(text).unwrap_err();
             let wrong = text.split(',').find(|name| !NAMES.contains(name)).unwrap();
             assert!(error.contains("ztunnel_capabilities"), "{error}");
             assert!(error.contains(&format!("\"{wrong}\"")), "{text}: {error}");
         }
         assert!(
-            Demand::of(&[])
+            RequiredCapabilities::of(&[])
                 .unwrap_err()
                 .contains("ztunnel_capabilities")
         );

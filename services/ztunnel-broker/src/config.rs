@@ -5,7 +5,7 @@ use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 use inpod_service::{Key, peer::Setting};
 use serde::Deserialize;
 
-use crate::{capabilities::Demand, peer::Policy};
+use crate::{capabilities::RequiredCapabilities, peer::Policy};
 
 /// See [`Config`].
 pub const KEYS: &[Key] = &[
@@ -44,7 +44,7 @@ pub struct Config {
     pub zds_socket: PathBuf,
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     ztunnel_peer: Setting,
-    ztunnel_capabilities: Demand,
+    ztunnel_capabilities: RequiredCapabilities,
     /// A session's own clock. With 0 no session would last.
     ack_timeout_seconds: NonZeroU16,
     /// The callers' clock.

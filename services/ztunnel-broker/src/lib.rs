@@ -5,27 +5,27 @@
 //! measured against, [`ledger`] both together, all without I/O; [`hub`] shares it, [`zds`] and [`server`] are the two
 //! sockets.
 
+mod admission;
 pub mod capabilities;
 pub mod config;
+pub mod connection_limit;
 pub mod descriptors;
 pub mod desired;
-mod door;
 pub mod error;
+pub mod host_pid;
 pub mod hub;
 pub mod ledger;
+pub mod log_throttle;
 pub mod message;
 pub mod metrics;
 pub mod nack;
-pub mod pace;
 pub mod peer;
 pub mod pending;
-pub mod places;
 pub mod queue;
-pub mod refusals;
+pub mod rate_limit;
 pub mod server;
 pub mod session;
 pub mod sessions;
-pub mod sight;
 pub mod step;
 pub mod suspects;
 pub mod tombstone;
@@ -61,8 +61,8 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
 /// When a socket cannot be had, or nobody who connects could be proven.
 pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Result<()> {
     let policy = config.policy();
-    if policy.looks_at_pids() {
-        sight::check()?;
+    if policy.needs_host_pid() {
+        host_pid::check()?;
     }
     let descriptors = Descriptors::new(daemon.directory("netns").join("netns.sock"));
     let hub = Hub::new(

@@ -14,7 +14,7 @@ use inpod_types::{
 use nix::sys::socket::{getsockopt, sockopt};
 use tokio_seqpacket::UnixSeqpacket;
 
-use crate::capabilities::{Capabilities, Demand};
+use crate::capabilities::{Capabilities, RequiredCapabilities};
 
 /// A process that may be given descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl Peer {
     }
 
     /// A process of which no more is known.
-    pub fn of_pid(pid: i32) -> Self {
+    pub fn from_pid(pid: i32) -> Self {
         Self {
             pid,
             cgroup: None,
@@ -55,10 +55,10 @@ impl Peer {
 
 /// Why a connection is not served.
 #[derive(Debug, thiserror::Error)]
-pub enum Impostor {
+pub enum AdmissionError {
     /// The kernel does not say who it is.
     #[error("cannot see who connected")]
-    Unseen(#[source] io::Error),
+    Credentials(#[source] io::Error),
     /// Another user.
     #[error("process {pid} has uid {uid}, not ours")]
     Uid {
@@ -77,7 +77,7 @@ pub enum Impostor {
     },
     /// It is not where a ztunnel has to be.
     #[error("process {pid} in {cgroup} is not at {root} or below")]
-    Elsewhere {
+    WrongCgroup {
         /// Its pid.
         pid: i32,
         /// Its cgroup.
@@ -105,7 +105,7 @@ pub enum Impostor {
     },
     /// Its pod is none of those that are ztunnels.
     #[error("process {pid} in {cgroup} is in a pod that is no ztunnel of this node")]
-    OtherPod {
+    NotZtunnel {
         /// Its pid.
         pid: i32,
         /// Its cgroup.
@@ -113,7 +113,7 @@ pub enum Impostor {
     },
     /// Nobody has said which pods are ztunnels.
     #[error("process {pid} in {cgroup} may be a ztunnel: pod-events has not said which pods are")]
-    Unsaid {
+    ZtunnelsUnknown {
         /// Its pid.
         pid: i32,
         /// Its cgroup.
@@ -121,7 +121,7 @@ pub enum Impostor {
     },
     /// There are as many as there may be.
     #[error("process {pid}{}: too many connections", .cgroup.as_ref().map(|it| format!(" in {it}")).unwrap_or_default())]
-    TooMany {
+    TooManyConnections {
         /// Its pid.
         pid: i32,
         /// Its cgroup, where that is looked at.
@@ -129,26 +129,26 @@ pub enum Impostor {
     },
 }
 
-impl Impostor {
+impl AdmissionError {
     /// Whether another word of pod-events would make it welcome.
-    pub fn may_be_welcome_later(&self) -> bool {
-        matches!(self, Self::OtherPod { .. } | Self::Unsaid { .. })
+    pub fn may_be_admitted_later(&self) -> bool {
+        matches!(self, Self::NotZtunnel { .. } | Self::ZtunnelsUnknown { .. })
     }
 
     /// Where it is, or what else tells it from others.
-    pub fn whence(&self) -> String {
+    pub fn origin(&self) -> String {
         match self {
-            Self::Unseen(_) => String::new(),
+            Self::Credentials(_) => String::new(),
             Self::Uid { uid, .. } => format!("uid {uid}"),
-            Self::Process { pid, .. } | Self::TooMany { pid, cgroup: None } => {
+            Self::Process { pid, .. } | Self::TooManyConnections { pid, cgroup: None } => {
                 format!("process {pid}")
             }
-            Self::Elsewhere { cgroup, .. }
+            Self::WrongCgroup { cgroup, .. }
             | Self::NoPod { cgroup, .. }
             | Self::Capabilities { cgroup, .. }
-            | Self::OtherPod { cgroup, .. }
-            | Self::Unsaid { cgroup, .. }
-            | Self::TooMany {
+            | Self::NotZtunnel { cgroup, .. }
+            | Self::ZtunnelsUnknown { cgroup, .. }
+            | Self::TooManyConnections {
                 cgroup: Some(cgroup),
                 ..
             } => cgroup.clone(),
@@ -161,7 +161,7 @@ impl Impostor {
 pub struct Policy {
     uid: u32,
     setting: Setting,
-    capabilities: Demand,
+    capabilities: RequiredCapabilities,
 }
 
 /// One that has connected and has our user id.
@@ -174,7 +174,7 @@ pub struct Candidate {
 
 impl Policy {
     /// As configured. The user id is ours in any case.
-    pub fn new(setting: Setting, capabilities: Demand) -> Self {
+    pub fn new(setting: Setting, capabilities: RequiredCapabilities) -> Self {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
             setting,
@@ -184,11 +184,11 @@ impl Policy {
 
     /// Whoever has our user id: for demos, and for development.
     pub fn same_uid() -> Self {
-        Self::new(Setting::Uid, Demand::Any)
+        Self::new(Setting::Uid, RequiredCapabilities::Any)
     }
 
     /// Whether pids of peers must be seen.
-    pub fn looks_at_pids(&self) -> bool {
+    pub fn needs_host_pid(&self) -> bool {
         self.setting != Setting::Uid
     }
 
@@ -197,18 +197,18 @@ impl Policy {
     /// # Errors
     ///
     /// When it has another uid or cannot be seen.
-    pub fn look(&self, socket: &UnixSeqpacket) -> Result<Candidate, Impostor> {
-        let unseen = |error: nix::Error| Impostor::Unseen(error.into());
-        let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(unseen)?;
+    pub fn identify(&self, socket: &UnixSeqpacket) -> Result<Candidate, AdmissionError> {
+        let unreadable = |error: nix::Error| AdmissionError::Credentials(error.into());
+        let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(unreadable)?;
         let (pid, uid) = (credentials.pid(), credentials.uid());
         if uid != self.uid {
-            return Err(Impostor::Uid { pid, uid });
+            return Err(AdmissionError::Uid { pid, uid });
         }
         let process = self
-            .looks_at_pids()
+            .needs_host_pid()
             .then(|| Process::behind(socket))
             .transpose()
-            .map_err(|source| Impostor::Process { pid, source })?;
+            .map_err(|source| AdmissionError::Process { pid, source })?;
         Ok(Candidate { pid, process })
     }
 
@@ -221,39 +221,43 @@ impl Policy {
         &self,
         candidate: &Candidate,
         ztunnels: Option<&BTreeSet<PodUid>>,
-    ) -> Result<Peer, Impostor> {
+    ) -> Result<Peer, AdmissionError> {
         let pid = candidate.pid;
         let Some(process) = &candidate.process else {
-            return Ok(Peer::of_pid(pid));
+            return Ok(Peer::from_pid(pid));
         };
-        let unseen = |source| Impostor::Process { pid, source };
-        let (pid, cgroup) = process.read("cgroup").map_err(unseen)?;
-        let (_, status) = process.read("status").map_err(unseen)?;
-        let seen = Seen {
+        let unreadable = |source| AdmissionError::Process { pid, source };
+        let (pid, cgroup) = process.read("cgroup").map_err(unreadable)?;
+        let (_, status) = process.read("status").map_err(unreadable)?;
+        let process = ProcessInfo {
             pid,
             cgroup,
             permitted: Capabilities::permitted(&status),
         };
-        self.judge(&seen, ztunnels)
+        self.check(&process, ztunnels)
     }
 
-    fn judge(&self, seen: &Seen, ztunnels: Option<&BTreeSet<PodUid>>) -> Result<Peer, Impostor> {
-        let (pid, place) = (seen.pid, Cgroup::parse(&seen.cgroup));
+    fn check(
+        &self,
+        process: &ProcessInfo,
+        ztunnels: Option<&BTreeSet<PodUid>>,
+    ) -> Result<Peer, AdmissionError> {
+        let (pid, place) = (process.pid, Cgroup::parse(&process.cgroup));
         let cgroup = place.to_string();
         match &self.setting {
-            Setting::Uid => Ok(Peer::of_pid(pid)),
+            Setting::Uid => Ok(Peer::from_pid(pid)),
             Setting::Cgroup(root) if place.is_below(root) => Ok(Peer {
                 pid,
                 cgroup: Some(cgroup),
                 pod_uid: None,
             }),
-            Setting::Cgroup(root) => Err(Impostor::Elsewhere {
+            Setting::Cgroup(root) => Err(AdmissionError::WrongCgroup {
                 pid,
                 cgroup,
                 root: root.clone(),
             }),
             Setting::Pod => {
-                let uid = self.ztunnel(seen, &cgroup, ztunnels)?;
+                let uid = self.ztunnel(process, &cgroup, ztunnels)?;
                 Ok(Peer {
                     pid,
                     cgroup: Some(cgroup),
@@ -266,40 +270,40 @@ impl Policy {
     /// The pod, if it is a ztunnel's.
     fn ztunnel(
         &self,
-        seen: &Seen,
+        process: &ProcessInfo,
         cgroup: &str,
         ztunnels: Option<&BTreeSet<PodUid>>,
-    ) -> Result<PodUid, Impostor> {
-        let (pid, cgroup) = (seen.pid, cgroup.to_owned());
-        let Some(place) = place(&seen.cgroup) else {
-            return Err(Impostor::NoPod { pid, cgroup });
+    ) -> Result<PodUid, AdmissionError> {
+        let (pid, cgroup) = (process.pid, cgroup.to_owned());
+        let Some(place) = place(&process.cgroup) else {
+            return Err(AdmissionError::NoPod { pid, cgroup });
         };
-        if let Some(difference) = self.difference(seen) {
-            return Err(Impostor::Capabilities {
+        if let Some(difference) = self.difference(process) {
+            return Err(AdmissionError::Capabilities {
                 pid,
                 cgroup,
                 difference,
             });
         }
         let Some(ztunnels) = ztunnels else {
-            return Err(Impostor::Unsaid { pid, cgroup });
+            return Err(AdmissionError::ZtunnelsUnknown { pid, cgroup });
         };
         let is_there = |uid: &&PodUid| PodKey::of(uid.as_str()) == Some(place.pod);
         let uid = ztunnels.iter().find(is_there).cloned();
-        uid.ok_or(Impostor::OtherPod { pid, cgroup })
+        uid.ok_or(AdmissionError::NotZtunnel { pid, cgroup })
     }
 
-    fn difference(&self, seen: &Seen) -> Option<String> {
-        match (self.capabilities, seen.permitted) {
-            (Demand::Any, _) => None,
-            (Demand::Exactly(_), None) => Some("does not show them".to_owned()),
+    fn difference(&self, process: &ProcessInfo) -> Option<String> {
+        match (self.capabilities, process.permitted) {
+            (RequiredCapabilities::Any, _) => None,
+            (RequiredCapabilities::Exactly(_), None) => Some("does not show them".to_owned()),
             (demand, Some(found)) => demand.difference(found),
         }
     }
 }
 
 /// What procfs tells of a process.
-struct Seen {
+struct ProcessInfo {
     pid: i32,
     /// The text of its `cgroup`.
     cgroup: String,

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 use tokio_seqpacket::{UnixSeqpacket, UnixSeqpacketListener, ancillary::AncillaryMessageWriter};
 
 use crate::{
-    door::{self, Door},
+    admission::{self, Admission},
     hub::Hub,
     message::Message,
     nack::Nack,
@@ -103,7 +103,7 @@ impl Listener {
             path: path.to_owned(),
             source,
         };
-        let listener = UnixSeqpacketListener::bind_with_backlog(path, door::BACKLOG);
+        let listener = UnixSeqpacketListener::bind_with_backlog(path, admission::LISTEN_BACKLOG);
         let listener = listener.map_err(listen)?;
         drop(way);
         uds::restrict(path)?;
@@ -124,7 +124,7 @@ impl Listener {
     /// on with what they have.
     pub async fn serve(self, hub: Arc<Hub>) -> Infallible {
         tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
-        Door::new(hub, self.policy).serve(self.listener).await
+        Admission::new(hub, self.policy).serve(self.listener).await
     }
 }
 
@@ -143,7 +143,7 @@ fn enclose(path: &Path) -> Result<(), BindError> {
 }
 
 /// A session of one who was admitted, to its end.
-pub(crate) async fn attend(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
+pub(crate) async fn serve_session(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
     let id = hub.connect(peer.clone());
     let guard = Connection { hub, id };
     let Peer {

@@ -177,7 +177,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         .set_workloads(set(vec![workload("c", 0)]))
         .await
         .unwrap();
-    let first = handler.hub.connect(Peer::of_pid(7));
+    let first = handler.hub.connect(Peer::from_pid(7));
     handler.hub.hello(first);
     let told = told(&handler, stop, |hub| {
         drop(hub.next(first));
@@ -209,7 +209,7 @@ async fn a_watcher_that_falls_behind_is_cut_off() {
         .await
         .unwrap();
     for _ in 0..10_000 {
-        let id = handler.hub.connect(Peer::of_pid(1));
+        let id = handler.hub.connect(Peer::from_pid(1));
         handler.hub.disconnect(id, "it hung up");
     }
     let events: Vec<_> = watch.into_inner().collect().await;
@@ -225,7 +225,7 @@ async fn a_session_that_is_not_there_cannot_be_renewed() {
         let renewed = handler.renew_session(request).await;
         assert_eq!(failure(renewed).reason, reason, "{session_id}");
     }
-    let id = handler.hub.connect(Peer::of_pid(7));
+    let id = handler.hub.connect(Peer::from_pid(7));
     let request = Request::new(RenewSessionRequest { session_id: id.0 });
     let renewed = handler.renew_session(request).await.unwrap().into_inner();
     assert_eq!(renewed.session.unwrap().peer_pid, 7);
@@ -263,7 +263,7 @@ async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a
     let peer = Peer {
         cgroup: Some("/kubepods/z".to_owned()),
         pod_uid: Some(fixture::uid("z")),
-        ..Peer::of_pid(7)
+        ..Peer::from_pid(7)
     };
     for _ in 0..2 {
         let id = handler.hub.connect(peer.clone());

@@ -56,7 +56,7 @@ impl AddAssign for Reached {
 
 /// Each ztunnel is a process of its own.
 fn peer(n: usize) -> Peer {
-    Peer::of_pid(i32::try_from(n).unwrap() + 1)
+    Peer::from_pid(i32::try_from(n).unwrap() + 1)
 }
 
 pub(super) struct World {

@@ -22,118 +22,124 @@ use inpod_service::vital;
 use inpod_types::with_causes;
 
 use crate::{
+    connection_limit::{ConnectionLimit, ConnectionPermit},
     hub::Hub,
-    pace::Pace,
-    peer::{Candidate, Impostor, Peer, Policy},
-    places::{Place, Places},
-    refusals::Refusals,
+    log_throttle::LogThrottle,
+    peer::{AdmissionError, Candidate, Peer, Policy},
+    rate_limit::RateLimit,
     zds,
 };
 
 /// How many connections are looked at in a second. With a debug build, which takes 0.3 ms for a look, a storm without
 /// end costs a sixth of a core (integration/tests/zds_storm.rs); a queue of [`BACKLOG`] is gone in two seconds.
-const LOOKS_PER_SECOND: u32 = 500;
+const MAX_CHECKS_PER_SECOND: u32 = 500;
 
 /// How many connections wait in the kernel to be looked at; a ztunnel that finds the queue full tries again later and
 /// later (after 15 s at the latest).
-pub(crate) const BACKLOG: i32 = 1024;
+pub(crate) const LISTEN_BACKLOG: i32 = 1024;
 
 /// How many sessions begin in a second.
-const SESSIONS_PER_SECOND: u32 = 5;
+const MAX_SESSIONS_PER_SECOND: u32 = 5;
 
 /// How many may be admitted at once, whether their session has begun or not. A node has one ztunnel, two during an
 /// upgrade.
-const MOST_ADMITTED: usize = 16;
+const MAX_SESSIONS: usize = 16;
 
 /// How many of them may be of one process. A ztunnel has one connection; what it left behind is seen at once.
-const MOST_OF_ONE_PROCESS: usize = 8;
+const MAX_SESSIONS_PER_PROCESS: usize = 8;
 
 /// How many may wait for pod-events to say that they are ztunnels.
-const MOST_HELD: usize = 16;
+const MAX_WAITING: usize = 16;
 
 /// How many of them may be of one cgroup.
-const MOST_OF_ONE_CGROUP: usize = 2;
+const MAX_WAITING_PER_CGROUP: usize = 2;
 
 /// How long they may. One that is sent away connects again.
-const HOLD: Duration = Duration::from_secs(10);
+const ADMISSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long to wait before the next try when no connection can be taken.
-const AGAIN: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Who is let in, and who is there.
 #[derive(Debug)]
-pub(crate) struct Door {
+pub(crate) struct Admission {
     hub: Arc<Hub>,
     policy: Policy,
-    admitted: Arc<Places<i32>>,
-    held: Arc<Places<String>>,
-    pace: tokio::sync::Mutex<Pace>,
-    refusals: Mutex<Refusals>,
+    session_limit: Arc<ConnectionLimit<i32>>,
+    waiting_limit: Arc<ConnectionLimit<String>>,
+    session_rate: tokio::sync::Mutex<RateLimit>,
+    refusal_log: Mutex<LogThrottle>,
 }
 
-impl Door {
+impl Admission {
     pub(crate) fn new(hub: Arc<Hub>, policy: Policy) -> Arc<Self> {
         Arc::new(Self {
             hub,
             policy,
-            admitted: Places::new(MOST_ADMITTED, MOST_OF_ONE_PROCESS),
-            held: Places::new(MOST_HELD, MOST_OF_ONE_CGROUP),
-            pace: tokio::sync::Mutex::new(Pace::new(SESSIONS_PER_SECOND)),
-            refusals: Mutex::default(),
+            session_limit: ConnectionLimit::new(MAX_SESSIONS, MAX_SESSIONS_PER_PROCESS),
+            waiting_limit: ConnectionLimit::new(MAX_WAITING, MAX_WAITING_PER_CGROUP),
+            session_rate: tokio::sync::Mutex::new(RateLimit::new(MAX_SESSIONS_PER_SECOND)),
+            refusal_log: Mutex::default(),
         })
     }
 
     /// Serves whoever comes, for ever. When dropped, all connections close.
     pub(crate) async fn serve(self: Arc<Self>, mut listener: UnixSeqpacketListener) -> Infallible {
         let mut connections = JoinSet::new();
-        let mut pace = Pace::new(LOOKS_PER_SECOND);
+        let mut check_rate = RateLimit::new(MAX_CHECKS_PER_SECOND);
         loop {
-            pace.step().await;
+            check_rate.acquire().await;
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok(socket) => Arc::clone(&self).look(socket, &mut connections),
+                    Ok(socket) => Arc::clone(&self).dispatch(socket, &mut connections),
                     Err(error) => {
                         // Out of descriptors, most likely: some will come back.
                         tracing::error!(%error, "Cannot accept a ztunnel");
-                        sleep(AGAIN).await;
+                        sleep(ACCEPT_RETRY_INTERVAL).await;
                     }
                 },
-                Some(_) = connections.join_next(), if !connections.is_empty() => pace.give_back(),
+                Some(_) = connections.join_next(), if !connections.is_empty() => check_rate.refund(),
             }
         }
     }
 
     /// Sends a connection away, or has it taken care of.
-    fn look(self: Arc<Self>, socket: UnixSeqpacket, connections: &mut JoinSet<()>) {
-        let looked = self.policy.look(&socket).and_then(|candidate| {
+    fn dispatch(self: Arc<Self>, socket: UnixSeqpacket, connections: &mut JoinSet<()>) {
+        let decision = self.policy.identify(&socket).and_then(|candidate| {
             let ztunnels = self.hub.ztunnels();
-            let verdict = self.policy.admit(&candidate, ztunnels.borrow().as_ref());
-            match verdict {
-                Ok(peer) => self.seat(peer).map(Welcome::Now),
-                Err(error) if error.may_be_welcome_later() => {
-                    let place = self.held.take(error.whence()).ok_or(error)?;
-                    Ok(Welcome::Later(candidate, place))
+            let result = self.policy.admit(&candidate, ztunnels.borrow().as_ref());
+            match result {
+                Ok(peer) => self.admit(peer).map(Decision::Admit),
+                Err(error) if error.may_be_admitted_later() => {
+                    let permit = self
+                        .waiting_limit
+                        .try_acquire(error.origin())
+                        .ok_or(error)?;
+                    Ok(Decision::Wait(candidate, permit))
                 }
                 Err(error) => Err(error),
             }
         });
-        match looked {
+        match decision {
             // One that panics may leave the ledger half changed, for all the others.
-            Ok(Welcome::Now(seated)) => {
-                connections.spawn(vital("session", self.attend(socket, seated)));
+            Ok(Decision::Admit(admitted)) => {
+                connections.spawn(vital("session", self.run_session(socket, admitted)));
             }
-            Ok(Welcome::Later(candidate, place)) => {
-                connections.spawn(vital("session", self.hold(socket, candidate, place)));
+            Ok(Decision::Wait(candidate, permit)) => {
+                connections.spawn(vital(
+                    "session",
+                    self.wait_and_run(socket, candidate, permit),
+                ));
             }
             Err(error) => self.refuse(&error),
         }
     }
 
     /// A place for one who is admitted.
-    fn seat(&self, peer: Peer) -> Result<Seated, Impostor> {
-        match self.admitted.take(peer.pid) {
-            Some(place) => Ok(Seated { peer, place }),
-            None => Err(Impostor::TooMany {
+    fn admit(&self, peer: Peer) -> Result<Admitted, AdmissionError> {
+        match self.session_limit.try_acquire(peer.pid) {
+            Some(permit) => Ok(Admitted { peer, permit }),
+            None => Err(AdmissionError::TooManyConnections {
                 pid: peer.pid,
                 cgroup: peer.cgroup,
             }),
@@ -141,68 +147,71 @@ impl Door {
     }
 
     /// Keeps one waiting who may be said to be a ztunnel.
-    async fn hold(
+    async fn wait_and_run(
         self: Arc<Self>,
         socket: UnixSeqpacket,
         candidate: Candidate,
-        place: Place<String>,
+        permit: ConnectionPermit<String>,
     ) {
         tracing::debug!("Holding a connection to ZDS: it may be a ztunnel that was not named yet");
-        let waited = self.wait(&candidate).await;
-        drop((candidate, place));
-        match waited.and_then(|peer| self.seat(peer)) {
-            Ok(seated) => self.attend(socket, seated).await,
+        let waited = self.wait_for_admission(&candidate).await;
+        drop((candidate, permit));
+        match waited.and_then(|peer| self.admit(peer)) {
+            Ok(admitted) => self.run_session(socket, admitted).await,
             Err(error) => self.refuse(&error),
         }
     }
 
-    async fn wait(&self, candidate: &Candidate) -> Result<Peer, Impostor> {
-        let until = Instant::now() + HOLD;
+    async fn wait_for_admission(&self, candidate: &Candidate) -> Result<Peer, AdmissionError> {
+        let deadline = Instant::now() + ADMISSION_TIMEOUT;
         let mut ztunnels = self.hub.ztunnels();
         loop {
-            let verdict = self
+            let result = self
                 .policy
                 .admit(candidate, ztunnels.borrow_and_update().as_ref());
-            match verdict {
-                Err(error) if error.may_be_welcome_later() => {
-                    match timeout_at(until, ztunnels.changed()).await {
+            match result {
+                Err(error) if error.may_be_admitted_later() => {
+                    match timeout_at(deadline, ztunnels.changed()).await {
                         Ok(Ok(())) => {}
                         Ok(Err(_)) | Err(_) => return Err(error),
                     }
                 }
-                verdict => return verdict,
+                result => return result,
             }
         }
     }
 
     /// A session, from its turn to its end.
-    async fn attend(self: Arc<Self>, socket: UnixSeqpacket, seated: Seated) {
-        let Seated { peer, place } = seated;
+    async fn run_session(self: Arc<Self>, socket: UnixSeqpacket, admitted: Admitted) {
+        let Admitted { peer, permit } = admitted;
         // In the order in which they were admitted.
-        self.pace.lock().await.step().await;
-        zds::attend(socket, &self.hub, peer).await;
-        drop(place);
+        self.session_rate.lock().await.acquire().await;
+        zds::serve_session(socket, &self.hub, peer).await;
+        drop(permit);
     }
 
-    fn refuse(&self, error: &Impostor) {
+    fn refuse(&self, error: &AdmissionError) {
         self.hub.metrics().refused();
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refusal_log = self
+            .refusal_log
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now().into_std();
-        if let Some(more) = refusals.count(&error.whence(), now) {
+        if let Some(suppressed) = refusal_log.record(&error.origin(), now) {
             let error = with_causes(error);
-            tracing::warn!(target: "audit", error, unwritten = more, "Refused a connection to ZDS");
+            tracing::warn!(target: "audit", error, suppressed, "Refused a connection to ZDS");
         }
     }
 }
 
-enum Welcome {
-    Now(Seated),
-    Later(Candidate, Place<String>),
+enum Decision {
+    Admit(Admitted),
+    Wait(Candidate, ConnectionPermit<String>),
 }
 
 /// One who is admitted, with a place.
 #[derive(Debug)]
-struct Seated {
+struct Admitted {
     peer: Peer,
-    place: Place<i32>,
+    permit: ConnectionPermit<i32>,
 }

@@ -9,7 +9,7 @@ const FIRST_CGROUP_NAMESPACE: &str = "cgroup:[4026531835]";
 
 /// Why nobody could be proven.
 #[derive(Debug, thiserror::Error)]
-pub enum Blind {
+pub enum HostPidError {
     /// A file of procfs cannot be read.
     #[error("cannot read {path}")]
     Read {
@@ -23,12 +23,12 @@ pub enum Blind {
         "cannot see who connects to ZDS: this is a pid namespace of its own ({0}); run with hostPID: true or, to try \
          inpod, with ztunnel_peer = uid"
     )]
-    Alone(&'static str),
+    OwnPidNamespace(&'static str),
 }
 
 /// What is known of this process and of the first one of its pid namespace.
 #[derive(Debug)]
-struct View {
+struct Processes {
     /// This process's pid.
     own_pid: u32,
     own: Cgroup,
@@ -44,34 +44,37 @@ struct View {
 /// # Errors
 ///
 /// See [`Blind`].
-pub fn check() -> Result<(), Blind> {
-    let read = |path| fs::read_to_string(path).map_err(|source| Blind::Read { path, source });
+pub fn check() -> Result<(), HostPidError> {
+    let read =
+        |path| fs::read_to_string(path).map_err(|source| HostPidError::Read { path, source });
     let path = "/proc/self/ns/cgroup";
     // Absent where the kernel has no such namespaces.
     let namespace = fs::read_link(path).ok();
-    let view = View {
+    let processes = Processes {
         own_pid: process::id(),
         own: Cgroup::parse(&read("/proc/self/cgroup")?),
         is_contained: namespace.is_some_and(|it| it.as_os_str() != FIRST_CGROUP_NAMESPACE),
         first: Cgroup::parse(&read("/proc/1/cgroup")?),
     };
-    decide(&view)
+    check_processes(&processes)
 }
 
-fn decide(view: &View) -> Result<(), Blind> {
-    if view.own_pid == 1 {
-        return Err(Blind::Alone("process 1 is this one"));
+fn check_processes(processes: &Processes) -> Result<(), HostPidError> {
+    if processes.own_pid == 1 {
+        return Err(HostPidError::OwnPidNamespace("process 1 is this one"));
     }
-    if view.is_contained && view.first == view.own {
-        return Err(Blind::Alone("process 1 is in this container"));
+    if processes.is_contained && processes.first == processes.own {
+        return Err(HostPidError::OwnPidNamespace(
+            "process 1 is in this container",
+        ));
     }
     // Seen from a cgroup namespace, containers of the same pod are siblings.
-    let is_same_pod = match view.own.pod() {
-        Some(own) => view.first.pod() == Some(own),
-        None => view.is_contained && view.first.pod().as_deref() == Some("/.."),
+    let is_same_pod = match processes.own.pod() {
+        Some(own) => processes.first.pod() == Some(own),
+        None => processes.is_contained && processes.first.pod().as_deref() == Some("/.."),
     };
     if is_same_pod {
-        return Err(Blind::Alone("process 1 is in this pod"));
+        return Err(HostPidError::OwnPidNamespace("process 1 is in this pod"));
     }
     Ok(())
 }
@@ -86,8 +89,8 @@ mod tests {
         Cgroup::parse(&format!("0::{path}\n"))
     }
 
-    fn view(own: &str, is_contained: bool, first: &str) -> Result<(), Blind> {
-        decide(&View {
+    fn processes(own: &str, is_contained: bool, first: &str) -> Result<(), HostPidError> {
+        check_processes(&Processes {
             own_pid: 4711,
             own: cgroup(own),
             is_contained,
@@ -103,13 +106,13 @@ mod tests {
 
     #[test]
     fn process_1_of_its_own_namespace_sees_nobody() {
-        let view = View {
+        let processes = Processes {
             own_pid: 1,
             own: cgroup("/system.slice/a.service"),
             is_contained: false,
             first: cgroup("/system.slice/a.service"),
         };
-        let error = decide(&view).unwrap_err().to_string();
+        let error = check_processes(&processes).unwrap_err().to_string();
         assert!(
             error.contains("hostPID") && error.contains("ztunnel_peer = uid"),
             "{error}"
@@ -131,7 +134,7 @@ mod tests {
             ("/", true, "/../.."),
             ("/", true, "/../../.."),
         ] {
-            assert!(view(own, is_contained, first).is_ok(), "{own} {first}");
+            assert!(processes(own, is_contained, first).is_ok(), "{own} {first}");
         }
     }
 
@@ -146,7 +149,10 @@ mod tests {
             (&in_pod('a', 'b'), false, &in_pod('a', 'c')),
             ("/", true, &pause),
         ] {
-            assert!(view(own, is_contained, first).is_err(), "{own} {first}");
+            assert!(
+                processes(own, is_contained, first).is_err(),
+                "{own} {first}"
+            );
         }
     }
 }

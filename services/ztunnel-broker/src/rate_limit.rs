@@ -6,15 +6,15 @@ use tokio::time::{Instant, sleep_until};
 
 /// So many steps a second, and as many at once after a pause.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimit {
     interval: Duration,
     burst: Duration,
     /// When the next step would be due if none were ever taken early.
     due: Instant,
-    taken: bool,
+    acquired: bool,
 }
 
-impl Pace {
+impl RateLimit {
     /// A pace of that many steps a second.
     pub fn new(per_second: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
@@ -24,13 +24,13 @@ impl Pace {
             interval,
             burst,
             due: now.checked_sub(burst).unwrap_or(now),
-            taken: false,
+            acquired: false,
         }
     }
 
     /// Waits until a step may be taken, and takes it.
-    pub async fn step(&mut self) {
-        if std::mem::replace(&mut self.taken, true) {
+    pub async fn acquire(&mut self) {
+        if std::mem::replace(&mut self.acquired, true) {
             self.due += self.interval;
         }
         let now = Instant::now();
@@ -39,8 +39,8 @@ impl Pace {
     }
 
     /// The last step was not used.
-    pub fn give_back(&mut self) {
-        self.taken = false;
+    pub fn refund(&mut self) {
+        self.acquired = false;
     }
 }
 
@@ -51,10 +51,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn five_go_at_once_and_then_five_a_second() {
         let start = Instant::now();
-        let mut pace = Pace::new(5);
+        let mut rate = RateLimit::new(5);
         let mut waits = Vec::new();
         for _ in 0..8 {
-            pace.step().await;
+            rate.acquire().await;
             waits.push(start.elapsed().as_millis());
         }
         assert_eq!(waits[..5], [0; 5]);
@@ -63,11 +63,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_step_that_was_given_back_costs_nothing() {
-        let mut pace = Pace::new(5);
+        let mut rate = RateLimit::new(5);
         let start = Instant::now();
         for _ in 0..100 {
-            pace.step().await;
-            pace.give_back();
+            rate.acquire().await;
+            rate.refund();
         }
         assert!(start.elapsed() < Duration::from_millis(10));
     }
