@@ -65,7 +65,7 @@ impl Capabilities {
         let found = (0_u32..).zip(NAMES).find(|(_, known)| *known == name);
         let (bit, _) = found.ok_or_else(|| {
             format!(
-                "setting ztunnel_capabilities: \"{name}\" is no capability; write it like NET_ADMIN"
+                "setting ztunnel_capabilities: \"{name}\" is not a capability; expected a name such as NET_ADMIN"
             )
         })?;
         Ok(Self(1 << bit))
@@ -125,7 +125,7 @@ impl RequiredCapabilities {
         }
         if names.is_empty() {
             return Err(
-                "setting ztunnel_capabilities: no capability is named; write any for whatever a ztunnel has"
+                "setting ztunnel_capabilities: no capability is named; use any to accept every set"
                     .to_owned(),
             );
         }

@@ -17,12 +17,12 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ztunnel_peer",
         default: Some("pod"),
-        help: "How a ztunnel is proven: pod (its pod is one that pod-events says is a ztunnel), cgroup:PATH, or uid (demo and development)",
+        help: "How a ztunnel is authenticated: pod (its pod is one that pod-events reports as a ztunnel), cgroup:PATH, or uid (demo and development)",
     },
     Key {
         name: "ztunnel_capabilities",
         default: Some("NET_ADMIN,NET_RAW,SYS_ADMIN"),
-        help: "With ztunnel_peer=pod, what a ztunnel's process may do, no more and no less; or any",
+        help: "With ztunnel_peer=pod, the exact capabilities that a ztunnel's process must have, or any",
     },
     Key {
         name: "ack_timeout_seconds",
@@ -32,7 +32,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "undo_reserve_seconds",
         default: Some("3"),
-        help: "How much of its caller's time an add that finds no ztunnel leaves for the undoing",
+        help: "How much of its caller's deadline an AddWorkload that finds no ztunnel leaves for the rollback",
     },
 ];
 

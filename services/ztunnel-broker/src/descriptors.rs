@@ -24,26 +24,26 @@ use tokio::{
 use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
 
 /// How long an exchange with netconfig may take, by contract.
-const EXCHANGE: Duration = Duration::from_secs(2);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The longest answer that is read. netconfig's are far shorter; this bounds what a broken one can make us hold.
-const LONGEST_ANSWER: u32 = 64 * 1024;
+const MAX_RESPONSE_BYTES: u32 = 64 * 1024;
 
 /// The descriptor of a netns that netconfig has proven. Closed when the last clone goes.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
-    fd: Arc<Held>,
+    fd: Arc<CountedFd>,
     netns: NetnsId,
 }
 
 /// An open descriptor, counted for as long as it is open.
 #[derive(Debug)]
-struct Held {
+struct CountedFd {
     fd: OwnedFd,
     open: Arc<AtomicU64>,
 }
 
-impl Held {
+impl CountedFd {
     fn new(fd: OwnedFd, open: &Arc<AtomicU64>) -> Arc<Self> {
         open.fetch_add(1, Ordering::Relaxed);
         let open = Arc::clone(open);
@@ -51,7 +51,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for CountedFd {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -60,15 +60,15 @@ impl Drop for Held {
 impl Descriptor {
     /// A descriptor, if it is of that netns as far as can be seen without entering it: netconfig vouches for the
     /// cookie.
-    fn prove(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
+    fn verify(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
         let stat = nix::sys::stat::fstat(&fd).map_err(io::Error::from)?;
         if (stat.st_dev, stat.st_ino) != (netns.device, netns.inode) {
-            return Err(FetchError::AnotherNetns {
+            return Err(FetchError::WrongNetns {
                 device: stat.st_dev,
                 inode: stat.st_ino,
             });
         }
-        let fd = Held::new(fd, open);
+        let fd = CountedFd::new(fd, open);
         Ok(Self { fd, netns })
     }
 
@@ -80,7 +80,7 @@ impl Descriptor {
     /// A descriptor that is taken for one of that netns.
     #[cfg(test)]
     pub(crate) fn assumed(fd: OwnedFd, netns: NetnsId) -> Self {
-        let fd = Held::new(fd, &Arc::default());
+        let fd = CountedFd::new(fd, &Arc::default());
         Self { fd, netns }
     }
 }
@@ -115,8 +115,8 @@ pub enum FetchError {
     #[error("cannot fetch a descriptor from netconfig")]
     Exchange(#[from] io::Error),
     /// netconfig took too long.
-    #[error("netconfig did not answer within {} s", EXCHANGE.as_secs())]
-    Slow,
+    #[error("netconfig did not answer within {} s", EXCHANGE_TIMEOUT.as_secs())]
+    Timeout,
     /// netconfig said no.
     #[error("netconfig refused: {message}")]
     Refused {
@@ -130,7 +130,7 @@ pub enum FetchError {
     Malformed(&'static str),
     /// The descriptor is of another netns than the one that was asked for.
     #[error("netconfig handed over another netns (device {device}, inode {inode})")]
-    AnotherNetns {
+    WrongNetns {
         /// Its `st_dev`.
         device: u64,
         /// Its `st_ino`.
@@ -174,9 +174,9 @@ impl Descriptors {
         sandbox: &SandboxRef,
         netns: NetnsId,
     ) -> Result<Descriptor, FetchError> {
-        let exchange = tokio::time::timeout(EXCHANGE, self.exchange(sandbox, netns));
-        let fd = exchange.await.map_err(|_| FetchError::Slow)??;
-        Descriptor::prove(fd, netns, &self.open)
+        let exchange = tokio::time::timeout(EXCHANGE_TIMEOUT, self.exchange(sandbox, netns));
+        let fd = exchange.await.map_err(|_| FetchError::Timeout)??;
+        Descriptor::verify(fd, netns, &self.open)
     }
 
     async fn exchange(&self, sandbox: &SandboxRef, netns: NetnsId) -> Result<OwnedFd, FetchError> {
@@ -194,7 +194,9 @@ impl Descriptors {
             Some(Answer::Netns(granted)) if granted == netns.into() => receive(stream).await,
             Some(Answer::Netns(_)) => Err(FetchError::Malformed("it names another netns")),
             Some(Answer::Failure(failure)) => Err(refused(failure)),
-            None => Err(FetchError::Malformed("it says neither yes nor no")),
+            None => Err(FetchError::Malformed(
+                "it has neither a netns nor a failure",
+            )),
         }
     }
 }
@@ -207,7 +209,7 @@ async fn write(stream: &mut UnixStream, message: &[u8]) -> io::Result<()> {
 
 async fn read(stream: &mut UnixStream) -> Result<FetchNetnsResponse, FetchError> {
     let length = stream.read_u32().await?;
-    if length > LONGEST_ANSWER {
+    if length > MAX_RESPONSE_BYTES {
         return Err(FetchError::Malformed("it is too long"));
     }
     let mut message = vec![0; usize::try_from(length).map_err(io::Error::other)?];
@@ -308,14 +310,14 @@ mod tests {
         let _listener = tokio::net::UnixListener::bind(&path).unwrap();
         let (sandbox, netns) = (crate::fixture::sandbox("c"), crate::fixture::netns(1));
         let fetched = Descriptors::new(&path).fetch(&sandbox, netns).await;
-        assert!(matches!(fetched, Err(FetchError::Slow)));
+        assert!(matches!(fetched, Err(FetchError::Timeout)));
     }
 
     #[test]
     fn a_descriptor_of_another_netns_is_not_accepted() {
         let fd = File::open("/proc/self/ns/net").unwrap().into();
-        let error = Descriptor::prove(fd, crate::fixture::netns(1), &Arc::default()).unwrap_err();
-        assert!(matches!(error, FetchError::AnotherNetns { .. }), "{error}");
+        let error = Descriptor::verify(fd, crate::fixture::netns(1), &Arc::default()).unwrap_err();
+        assert!(matches!(error, FetchError::WrongNetns { .. }), "{error}");
     }
 
     #[tokio::test]

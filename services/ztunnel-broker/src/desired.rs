@@ -11,7 +11,7 @@ use crate::{descriptors::Descriptor, tombstone::Tombstones};
 
 /// How long the first snapshots wait for descriptors that netconfig has not handed over: after a restart of
 /// everything it is there within moments, and a fresh ztunnel can do nothing with a Keep.
-const FETCH_CHANCE: Duration = Duration::from_secs(2);
+const FETCH_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The pods whose state may have changed, each with the sandbox that the word was about.
 pub type Changes = BTreeMap<PodUid, SandboxRef>;
@@ -61,11 +61,11 @@ impl Entry {
 #[derive(Debug, Default)]
 pub struct Desired {
     /// `None` until the first set; then until when a snapshot waits for descriptors.
-    patience: Option<Instant>,
+    fetch_deadline: Option<Instant>,
     entries: BTreeMap<SandboxRef, Entry>,
     by_uid: BTreeMap<PodUid, BTreeSet<SandboxRef>>,
     /// Whose netns is known and whose descriptor is not held: few, and looked for after every change.
-    lacking: BTreeSet<SandboxRef>,
+    missing_descriptors: BTreeSet<SandboxRef>,
     tombstones: Tombstones,
     arrivals: u64,
 }
@@ -73,33 +73,36 @@ pub struct Desired {
 impl Desired {
     /// Whether the set is known. Before, nobody is told anything.
     pub fn is_seeded(&self) -> bool {
-        self.patience.is_some()
+        self.fetch_deadline.is_some()
     }
 
     /// Whether a snapshot may make do without the descriptors that are missing: when none is, or when the fetching
     /// had its chance. A fresh ztunnel can do nothing with a Keep.
     pub fn may_keep(&self, now: Instant) -> bool {
-        self.patience.is_some_and(|until| until <= now) || self.missing().next().is_none()
+        self.fetch_deadline.is_some_and(|until| until <= now) || self.missing().next().is_none()
     }
 
     /// Until when a snapshot waits for missing descriptors.
-    pub fn patience(&self) -> Option<Instant> {
-        self.patience
+    pub fn fetch_deadline(&self) -> Option<Instant> {
+        self.fetch_deadline
     }
 
     /// Replaces the set, but for sandboxes on which a later word is known. What was known of a netns stays known:
     /// a sandbox never changes it.
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) -> Changes {
-        self.patience.get_or_insert(now + FETCH_CHANCE);
+        self.fetch_deadline.get_or_insert(now + FETCH_GRACE_PERIOD);
         let named: BTreeSet<_> = all.iter().map(|w| w.sandbox.clone()).collect();
         let mut changes = Changes::new();
         for sandbox in self.missing_from(&named, revision) {
-            changes.extend(self.take(&sandbox));
-            self.tombstones.bury(sandbox, revision);
+            changes.extend(self.remove_entry(&sandbox));
+            self.tombstones.insert(sandbox, revision);
         }
         for workload in all {
-            if self.check(&workload.sandbox, workload.revision).is_ok() {
-                self.learn(workload, &mut changes, now);
+            if self
+                .check_revision(&workload.sandbox, workload.revision)
+                .is_ok()
+            {
+                self.update_from_set(workload, &mut changes, now);
             }
         }
         changes
@@ -115,7 +118,7 @@ impl Desired {
             .collect()
     }
 
-    fn learn(&mut self, mut workload: Workload, changes: &mut Changes, now: Instant) {
+    fn update_from_set(&mut self, mut workload: Workload, changes: &mut Changes, now: Instant) {
         let known = self.entries.get(&workload.sandbox);
         let known = known.filter(|known| known.workload.uid == workload.uid);
         let learnt = || known.and_then(|known| known.workload.netns);
@@ -125,7 +128,7 @@ impl Desired {
         }
         let descriptor = known.and_then(|known| known.descriptor.clone());
         let descriptor = descriptor.filter(|held| Some(held.netns()) == workload.netns);
-        changes.extend(self.put(workload, descriptor, now));
+        changes.extend(self.insert_entry(workload, descriptor, now));
     }
 
     /// Takes a workload in and returns what stood in its place.
@@ -139,9 +142,9 @@ impl Desired {
         descriptor: Descriptor,
         now: Instant,
     ) -> Result<(Option<Entry>, Changes), ChangeError> {
-        self.admit(&workload)?;
+        self.check_add(&workload)?;
         let previous = self.entries.get(&workload.sandbox).cloned();
-        let changes = self.put(workload, Some(descriptor), now);
+        let changes = self.insert_entry(workload, Some(descriptor), now);
         Ok((previous, changes))
     }
 
@@ -150,9 +153,9 @@ impl Desired {
     /// # Errors
     ///
     /// When it would not.
-    pub fn admit(&self, workload: &Workload) -> Result<(), ChangeError> {
+    pub fn check_add(&self, workload: &Workload) -> Result<(), ChangeError> {
         self.check_seeded()?;
-        self.check(&workload.sandbox, workload.revision)?;
+        self.check_revision(&workload.sandbox, workload.revision)?;
         match self.current(&workload.uid) {
             Some(newer) if newer.workload.revision > workload.revision => Err(ChangeError::Stale {
                 known: newer.workload.revision,
@@ -172,17 +175,17 @@ impl Desired {
         revision: Revision,
     ) -> Result<Changes, ChangeError> {
         self.check_seeded()?;
-        self.check(sandbox, revision)?;
-        let changes = self.take(sandbox);
-        self.tombstones.bury(sandbox.clone(), revision);
+        self.check_revision(sandbox, revision)?;
+        let changes = self.remove_entry(sandbox);
+        self.tombstones.insert(sandbox.clone(), revision);
         Ok(changes)
     }
 
     /// Puts back what stood in a workload's place before [`Self::add`].
     pub fn restore(&mut self, sandbox: &SandboxRef, previous: Option<Entry>) -> Changes {
-        let mut changes = self.take(sandbox);
+        let mut changes = self.remove_entry(sandbox);
         if let Some(entry) = previous {
-            changes.extend(self.put(entry.workload, entry.descriptor, entry.since));
+            changes.extend(self.insert_entry(entry.workload, entry.descriptor, entry.since));
         }
         changes
     }
@@ -190,9 +193,9 @@ impl Desired {
     /// Keeps a descriptor that has been fetched, if it is the one that the workload still lacks.
     pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor) -> Changes {
         match self.entries.get_mut(sandbox) {
-            Some(entry) if entry.lacks() == Some(descriptor.netns()) => {
+            Some(entry) if entry.missing_descriptor() == Some(descriptor.netns()) => {
                 entry.descriptor = Some(descriptor);
-                self.lacking.remove(sandbox);
+                self.missing_descriptors.remove(sandbox);
                 Changes::from([(entry.workload.uid.clone(), sandbox.clone())])
             }
             Some(_) | None => Changes::new(),
@@ -201,8 +204,13 @@ impl Desired {
 
     /// The workloads whose netns is known and whose descriptor is not held.
     pub fn missing(&self) -> impl Iterator<Item = (&SandboxRef, NetnsId)> {
-        let lacks = |sandbox| self.entries.get(sandbox)?.lacks().map(|it| (sandbox, it));
-        self.lacking.iter().filter_map(lacks)
+        let missing = |sandbox| {
+            self.entries
+                .get(sandbox)?
+                .missing_descriptor()
+                .map(|it| (sandbox, it))
+        };
+        self.missing_descriptors.iter().filter_map(missing)
     }
 
     /// The workload of that sandbox.
@@ -228,11 +236,13 @@ impl Desired {
     }
 
     fn check_seeded(&self) -> Result<(), ChangeError> {
-        self.patience.map(|_| ()).ok_or(ChangeError::NotSeeded)
+        self.fetch_deadline
+            .map(|_| ())
+            .ok_or(ChangeError::NotSeeded)
     }
 
     /// A word of the same revision is a repetition, not a later one.
-    fn check(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
+    fn check_revision(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
         let entry = self.entries.get(sandbox);
         let known = entry
             .map(|entry| entry.workload.revision)
@@ -243,14 +253,14 @@ impl Desired {
         }
     }
 
-    fn put(
+    fn insert_entry(
         &mut self,
         workload: Workload,
         descriptor: Option<Descriptor>,
         since: Instant,
     ) -> Changes {
         let sandbox = workload.sandbox.clone();
-        let mut changes = self.take(&sandbox);
+        let mut changes = self.remove_entry(&sandbox);
         changes.insert(workload.uid.clone(), sandbox.clone());
         let sandboxes = self.by_uid.entry(workload.uid.clone()).or_default();
         sandboxes.insert(sandbox.clone());
@@ -261,18 +271,18 @@ impl Desired {
             arrival: self.arrivals,
             since,
         };
-        if entry.lacks().is_some() {
-            self.lacking.insert(sandbox.clone());
+        if entry.missing_descriptor().is_some() {
+            self.missing_descriptors.insert(sandbox.clone());
         }
         self.entries.insert(sandbox, entry);
         changes
     }
 
-    fn take(&mut self, sandbox: &SandboxRef) -> Changes {
+    fn remove_entry(&mut self, sandbox: &SandboxRef) -> Changes {
         let Some(entry) = self.entries.remove(sandbox) else {
             return Changes::new();
         };
-        self.lacking.remove(sandbox);
+        self.missing_descriptors.remove(sandbox);
         let uid = entry.workload.uid;
         if let Some(sandboxes) = self.by_uid.get_mut(&uid) {
             sandboxes.remove(sandbox);
@@ -285,7 +295,7 @@ impl Desired {
 }
 
 impl Entry {
-    fn lacks(&self) -> Option<NetnsId> {
+    fn missing_descriptor(&self) -> Option<NetnsId> {
         self.workload.netns.filter(|_| self.descriptor.is_none())
     }
 }

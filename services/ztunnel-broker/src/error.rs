@@ -7,15 +7,15 @@ use inpod_types::{Failure, Reason, with_causes};
 use tonic::Status;
 
 use crate::{
-    descriptors::FetchError, desired::ChangeError, sessions::SessionId, verdict::Unserved,
+    descriptors::FetchError, desired::ChangeError, outcome::Unserved, sessions::SessionId,
 };
 
 /// How soon a stock ztunnel is back: it waits at most 15 s between two attempts to connect.
-const RECONNECT: Duration = Duration::from_secs(15);
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(15);
 
 /// The call means another run of the broker.
 #[derive(Debug, thiserror::Error)]
-#[error("this run of the broker is {here}, not the one that is meant")]
+#[error("this run of the broker is {here}, not the one in the request")]
 pub struct InstanceMismatch {
     /// This run.
     pub here: String,
@@ -142,7 +142,7 @@ impl From<AddError> for Failure {
             AddError::Request(invalid) => invalid.into(),
             AddError::NoNetns => Self::new(reason, message).at_field("workload.netns"),
             AddError::Unserved(Unserved::Lost { ago, .. }) => {
-                Self::new(reason, message).retry_after(RECONNECT.saturating_sub(ago))
+                Self::new(reason, message).retry_after(MAX_RECONNECT_DELAY.saturating_sub(ago))
             }
             AddError::Unserved(Unserved::Quarantined { retry_in, .. }) => {
                 Self::new(reason, message).retry_after(retry_in)
@@ -188,9 +188,9 @@ fn reason_of_fetch(error: &FetchError) -> Reason {
         FetchError::Refused { .. }
         | FetchError::Connect { .. }
         | FetchError::Exchange(_)
-        | FetchError::Slow
+        | FetchError::Timeout
         | FetchError::Malformed(_)
-        | FetchError::AnotherNetns { .. } => Reason::DescriptorUnavailable,
+        | FetchError::WrongNetns { .. } => Reason::DescriptorUnavailable,
     }
 }
 
@@ -248,11 +248,10 @@ mod tests {
     fn a_lost_ztunnel_says_since_when_why_and_when_to_come_back() {
         let lost = Unserved::Lost {
             ago: Duration::from_secs(4),
-            why: "it hung up".into(),
+            why: "it closed the connection".into(),
         };
         let failure = Failure::from(AddError::from(lost));
-        let expected =
-            "cannot add the workload: ztunnel was lost 4 s ago (it hung up) and has not come back";
+        let expected = "cannot add the workload: ztunnel was lost 4 s ago (it closed the connection) and has not come back";
         assert_eq!(failure.message, expected);
         assert_eq!(failure.retry_after, Some(Duration::from_secs(11)));
     }

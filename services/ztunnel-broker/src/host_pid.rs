@@ -20,7 +20,7 @@ pub enum HostPidError {
     },
     /// The pids of other pods are not seen.
     #[error(
-        "cannot see who connects to ZDS: this is a pid namespace of its own ({0}); run with hostPID: true or, to try \
+        "cannot identify the peers of ZDS: this process is in a PID namespace of its own ({0}); set hostPID: true or, to try \
          inpod, with ztunnel_peer = uid"
     )]
     OwnPidNamespace(&'static str),

@@ -9,7 +9,7 @@ use prost::Message as _;
 use crate::descriptors::Descriptor;
 
 /// The largest packet that stock ztunnel reads whole.
-pub const LONGEST: usize = 1024;
+pub const MAX_PACKET_BYTES: usize = 1024;
 
 /// One packet for a ztunnel.
 #[derive(Clone, Debug)]
@@ -172,7 +172,11 @@ mod tests {
         let uid = fixture::uid(&"u".repeat(128));
         assert!("u".repeat(129).parse::<PodUid>().is_err());
         let add = Message::add(uid, info, fixture::descriptor(1));
-        assert!(add.encode().len() <= LONGEST, "{}", add.encode().len());
+        assert!(
+            add.encode().len() <= MAX_PACKET_BYTES,
+            "{}",
+            add.encode().len()
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a ztunnel answers when it did not do what it was told.
 
 /// The longest excerpt of a ztunnel's words that is kept.
-const LONGEST: usize = 512;
+const MAX_MESSAGE_BYTES: usize = 512;
 
 /// Which kind of trouble a ztunnel reports, by the prefix that stock ztunnel gives its words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct Nack {
     /// What it is about.
     pub kind: NackKind,
     /// ztunnel's words, cut to 512 bytes.
-    pub words: String,
+    pub message: String,
 }
 
 impl NackKind {
@@ -41,10 +41,10 @@ impl Nack {
         if error.is_empty() {
             return Ok(());
         }
-        let words = error.get(..error.floor_char_boundary(LONGEST));
+        let message = error.get(..error.floor_char_boundary(MAX_MESSAGE_BYTES));
         Err(Self {
             kind: kind_of(error),
-            words: words.unwrap_or_default().to_owned(),
+            message: message.unwrap_or_default().to_owned(),
         })
     }
 }
@@ -82,16 +82,16 @@ mod tests {
             ),
             ("out of cheese", NackKind::Other),
         ];
-        for (words, kind) in table {
-            assert_eq!(Nack::parse(words).unwrap_err().kind, kind, "{words}");
+        for (message, kind) in table {
+            assert_eq!(Nack::parse(message).unwrap_err().kind, kind, "{message}");
         }
     }
 
     #[test]
     fn long_words_are_cut_between_characters() {
         let nack = Nack::parse(&"ü".repeat(1000)).unwrap_err();
-        assert_eq!(nack.words, "ü".repeat(256));
+        assert_eq!(nack.message, "ü".repeat(256));
         let odd = Nack::parse(&format!("x{}", "ü".repeat(1000))).unwrap_err();
-        assert_eq!(odd.words.len(), 511);
+        assert_eq!(odd.message.len(), 511);
     }
 }

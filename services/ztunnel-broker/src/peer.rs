@@ -57,7 +57,7 @@ impl Peer {
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
     /// The kernel does not say who it is.
-    #[error("cannot see who connected")]
+    #[error("cannot read the peer's credentials")]
     Credentials(#[source] io::Error),
     /// Another user.
     #[error("process {pid} has uid {uid}, not ours")]
@@ -68,7 +68,7 @@ pub enum AdmissionError {
         uid: u32,
     },
     /// It cannot be looked at. It may have ended, and what its pid shows be another process.
-    #[error("cannot look at process {pid}")]
+    #[error("cannot inspect process {pid}")]
     Process {
         /// The pid that it connected with.
         pid: i32,
@@ -94,7 +94,9 @@ pub enum AdmissionError {
         cgroup: String,
     },
     /// It may do more or less than a ztunnel.
-    #[error("process {pid} in {cgroup} has not the capabilities of a ztunnel: it {difference}")]
+    #[error(
+        "process {pid} in {cgroup} does not have the capabilities of a ztunnel: it {difference}"
+    )]
     Capabilities {
         /// Its pid.
         pid: i32,
@@ -104,7 +106,7 @@ pub enum AdmissionError {
         difference: String,
     },
     /// Its pod is none of those that are ztunnels.
-    #[error("process {pid} in {cgroup} is in a pod that is no ztunnel of this node")]
+    #[error("process {pid} in {cgroup} is in a pod that is not a ztunnel of this node")]
     NotZtunnel {
         /// Its pid.
         pid: i32,
@@ -112,7 +114,9 @@ pub enum AdmissionError {
         cgroup: String,
     },
     /// Nobody has said which pods are ztunnels.
-    #[error("process {pid} in {cgroup} may be a ztunnel: pod-events has not said which pods are")]
+    #[error(
+        "process {pid} in {cgroup} may be a ztunnel: pod-events has not reported this node's ztunnel pods yet"
+    )]
     ZtunnelsUnknown {
         /// Its pid.
         pid: i32,
@@ -296,7 +300,7 @@ impl Policy {
     fn difference(&self, process: &ProcessInfo) -> Option<String> {
         match (self.capabilities, process.permitted) {
             (RequiredCapabilities::Any, _) => None,
-            (RequiredCapabilities::Exactly(_), None) => Some("does not show them".to_owned()),
+            (RequiredCapabilities::Exactly(_), None) => Some("does not report them".to_owned()),
             (demand, Some(found)) => demand.difference(found),
         }
     }

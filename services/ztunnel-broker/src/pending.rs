@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::{
     desired::Entry,
-    verdict::{self, Awaited, Ground, Unserved, Verdict},
+    outcome::{self, Awaited, Evidence, Outcome, Unserved},
 };
 
 /// What makes an add that failed undone.
@@ -25,7 +25,7 @@ pub struct Ticket {
     /// What is waited for.
     pub awaited: Awaited,
     /// What came of it, once that is known.
-    pub verdict: watch::Receiver<Option<Verdict>>,
+    pub outcome: watch::Receiver<Option<Outcome>>,
     serial: u64,
 }
 
@@ -35,17 +35,17 @@ struct Pending {
     serial: u64,
     waiters: usize,
     undo: Undo,
-    verdict: watch::Sender<Option<Verdict>>,
+    outcome: watch::Sender<Option<Outcome>>,
 }
 
 /// At most one add per sandbox is pending; several callers may wait for it.
 #[derive(Debug, Default)]
-pub struct Pendings {
+pub struct PendingAdds {
     by_sandbox: BTreeMap<SandboxRef, Pending>,
     serials: u64,
 }
 
-impl Pendings {
+impl PendingAdds {
     /// Waits for an add. A repetition joins the first call; a later word on the sandbox takes over, and what it would
     /// restore is what was there before both.
     pub fn join(&mut self, awaited: Awaited, undo: Undo) -> Ticket {
@@ -60,7 +60,7 @@ impl Pendings {
         };
         let ticket = Ticket {
             awaited: pending.awaited.clone(),
-            verdict: pending.verdict.subscribe(),
+            outcome: pending.outcome.subscribe(),
             serial: pending.serial,
         };
         let pending = Pending {
@@ -79,7 +79,7 @@ impl Pendings {
             serial: self.serials,
             waiters: 0,
             undo,
-            verdict: watch::Sender::new(None),
+            outcome: watch::Sender::new(None),
         }
     }
 
@@ -113,12 +113,12 @@ impl Pendings {
     }
 
     /// Decides what can be decided.
-    pub fn judge(&self, ground: &Ground<'_>, now: Instant) {
+    pub fn decide(&self, evidence: &Evidence<'_>, now: Instant) {
         for pending in self.by_sandbox.values() {
-            if pending.verdict.borrow().is_none()
-                && let Some(verdict) = verdict::judge(ground, &pending.awaited, now)
+            if pending.outcome.borrow().is_none()
+                && let Some(outcome) = outcome::decide(evidence, &pending.awaited, now)
             {
-                pending.decide(verdict);
+                pending.decide(outcome);
             }
         }
     }
@@ -134,10 +134,10 @@ impl Pendings {
 
 impl Pending {
     /// The first verdict stands.
-    fn decide(&self, verdict: Verdict) {
-        self.verdict.send_if_modified(|decided| {
+    fn decide(&self, outcome: Outcome) {
+        self.outcome.send_if_modified(|decided| {
             let first = decided.is_none();
-            decided.get_or_insert(verdict);
+            decided.get_or_insert(outcome);
             first
         });
     }

@@ -3,12 +3,12 @@
 //! It is level-triggered. The queue only says where to look; what is sent follows from what the ztunnel was told and
 //! what is desired at that moment, so that a change which came and went costs nothing.
 
+mod add_status;
 mod answer;
-mod clock;
+mod deadlines;
 mod deferred;
-mod standing;
 
-pub use standing::Standing;
+pub use add_status::AddStatus;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,29 +21,29 @@ use crate::{
     desired::{Desired, Entry},
     message::{Message, Snapshot},
     nack::Nack,
+    next_message::{self, Action, PodState, Target},
     peer::Ztunnel,
+    quarantine::Quarantine,
     queue::Queue,
-    step::{self, Step, Target, Told},
-    suspects::Suspects,
 };
 
 /// Why a session is over, as far as its messages go.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
     /// It never said who it is. It may be anything.
-    #[error("it said no hello within {} s", .0.as_secs())]
+    #[error("it sent no hello within {} s", .0.as_secs())]
     NoHello(Duration),
     /// Acknowledgements have no number: after a missing one, every later one would be credited to the wrong pod.
     #[error("it did not acknowledge a message within {} s", .0.as_secs())]
     Silent(Duration),
     /// Somebody wants it told anew.
-    #[error("it was closed by RenewSession, to be told everything anew")]
+    #[error("it was closed by RenewSession to resend the whole set")]
     Renewed,
     /// For the same reason nothing after an answer too many can be believed.
-    #[error("it answered without having been asked")]
-    Unasked,
+    #[error("it sent a response without a request")]
+    Unsolicited,
     /// It can be brought in step by a new session only.
-    #[error("it refused to {verb}: {}", .nack.words)]
+    #[error("it refused to {verb}: {}", .nack.message)]
     Refused {
         /// What it was to do.
         verb: &'static str,
@@ -78,7 +78,7 @@ enum Phase {
 #[derive(Clone, Debug)]
 pub struct Record {
     /// What it knows.
-    pub told: Told,
+    pub state: PodState,
     /// The sandbox that was meant.
     pub sandbox: SandboxRef,
     /// When it answered.
@@ -107,11 +107,11 @@ enum Subject {
 
 /// What a session is measured against.
 #[derive(Clone, Copy, Debug)]
-pub struct Known<'a> {
+pub struct SessionInputs<'a> {
     /// What ztunnels are to serve.
     pub desired: &'a Desired,
     /// Whom they are told of last, or not for now.
-    pub suspects: &'a Suspects,
+    pub quarantine: &'a Quarantine,
 }
 
 /// What a ztunnel has said so far.
@@ -129,7 +129,7 @@ pub struct Session {
     phase: Phase,
     ztunnel: Ztunnel,
     since: Instant,
-    patience: Duration,
+    ack_timeout: Duration,
     records: BTreeMap<PodUid, Record>,
     queue: Queue,
     /// What a Keep is the best that can be said of, told after everything else of the snapshot.
@@ -149,12 +149,12 @@ pub struct Session {
 
 impl Session {
     /// A ztunnel that has connected, and has `patience` to say hello and to acknowledge each message.
-    pub fn new(ztunnel: Ztunnel, patience: Duration, now: Instant) -> Self {
+    pub fn new(ztunnel: Ztunnel, ack_timeout: Duration, now: Instant) -> Self {
         Self {
             ztunnel,
             phase: Phase::Connected,
             since: now,
-            patience,
+            ack_timeout,
             records: BTreeMap::new(),
             queue: Queue::default(),
             keeps: BTreeSet::new(),
@@ -172,7 +172,7 @@ impl Session {
     pub fn on_hello(&mut self, desired: &Desired) {
         if matches!(self.phase, Phase::Connected) {
             self.phase = Phase::Snapshot(Snapshot::open());
-            desired.uids().for_each(|uid| self.queue.push_later(uid));
+            desired.uids().for_each(|uid| self.queue.push(uid));
         }
     }
 
@@ -191,40 +191,40 @@ impl Session {
     }
 
     /// Somebody waits for this pod: look at it before the rest.
-    pub fn hasten(&mut self, uid: &PodUid) {
-        self.queue.push(uid);
+    pub fn queue_urgent(&mut self, uid: &PodUid) {
+        self.queue.push_urgent(uid);
     }
 
     /// Look at this pod when there is time.
-    pub fn consider(&mut self, uid: &PodUid) {
-        self.queue.push_later(uid);
+    pub fn queue(&mut self, uid: &PodUid) {
+        self.queue.push(uid);
     }
 
     /// Somebody asks for this pod anew: an earlier refusal is not held against it.
-    pub fn forgive(&mut self, uid: &PodUid, now: Instant) {
+    pub fn retry_now(&mut self, uid: &PodUid, now: Instant) {
         if let Some(Record {
-            told: Told::Refused(refusal),
+            state: PodState::Refused(refusal),
             ..
         }) = self.records.get_mut(uid)
         {
             refusal.retry_at = now;
         }
-        self.queue.push(uid);
+        self.queue.push_urgent(uid);
     }
 
     /// The next message, if one is due: none while another waits for its answer, before the hello, or before anybody
     /// said what is desired.
-    pub fn next(&mut self, known: Known<'_>, now: Instant) -> Option<Message> {
+    pub fn next(&mut self, inputs: SessionInputs<'_>, now: Instant) -> Option<Message> {
         let ready = self.in_flight.is_none() && !matches!(self.phase, Phase::Connected);
-        if !ready || !known.desired.is_seeded() {
+        if !ready || !inputs.desired.is_seeded() {
             return None;
         }
         self.queue_retries(now);
-        self.queue_cleared(known);
+        self.queue_cleared(inputs);
         let (subject, message) = self
-            .next_change(known, now)
-            .or_else(|| self.next_of_snapshot(known, now))
-            .or_else(|| self.next_deferred(known, now))?;
+            .next_change(inputs, now)
+            .or_else(|| self.next_of_snapshot(inputs, now))
+            .or_else(|| self.next_deferred(inputs, now))?;
         self.in_flight = Some(InFlight {
             subject,
             since: now,
@@ -238,13 +238,17 @@ impl Session {
                 self.retries.insert((at, uid));
                 return;
             }
-            self.queue.push_later(&uid);
+            self.queue.push(&uid);
         }
     }
 
-    fn next_change(&mut self, known: Known<'_>, now: Instant) -> Option<(Subject, Message)> {
+    fn next_change(
+        &mut self,
+        inputs: SessionInputs<'_>,
+        now: Instant,
+    ) -> Option<(Subject, Message)> {
         while let Some(uid) = self.queue.pop() {
-            let change = self.change(uid, known, now);
+            let change = self.change(uid, inputs, now);
             if change.is_some() {
                 return change;
             }
@@ -255,48 +259,52 @@ impl Session {
     fn change(
         &mut self,
         uid: PodUid,
-        known: Known<'_>,
+        inputs: SessionInputs<'_>,
         now: Instant,
     ) -> Option<(Subject, Message)> {
-        let wanted = known.desired.current(&uid);
-        match self.step(&uid, wanted, now) {
-            Step::Nothing => None,
-            Step::Forget => {
+        let wanted = inputs.desired.current(&uid);
+        match self.decide(&uid, wanted, now) {
+            Action::Nothing => None,
+            Action::Forget => {
                 self.records.remove(&uid);
                 None
             }
-            Step::Keep => {
+            Action::Keep => {
                 self.keeps.insert(uid);
                 None
             }
-            Step::Add if self.treatment(&uid, known).is_some() => {
+            Action::Add if self.deferral(&uid, inputs).is_some() => {
                 self.defer(uid);
                 None
             }
-            Step::Add => self.add(uid, wanted?),
-            Step::Del => {
+            Action::Add => self.add(uid, wanted?),
+            Action::Del => {
                 let record = self.records.get(&uid)?;
                 Some(del(uid, record))
             }
         }
     }
 
-    fn step(&self, uid: &PodUid, wanted: Option<&Entry>, now: Instant) -> Step {
-        let told = self.records.get(uid).map(|record| &record.told);
-        step::next(told, wanted, now)
+    fn decide(&self, uid: &PodUid, wanted: Option<&Entry>, now: Instant) -> Action {
+        let state = self.records.get(uid).map(|record| &record.state);
+        next_message::decide(state, wanted, now)
     }
 
     /// Keeps come last, so that descriptors which arrive meanwhile still make Adds of them; then the end.
-    fn next_of_snapshot(&mut self, known: Known<'_>, now: Instant) -> Option<(Subject, Message)> {
+    fn next_of_snapshot(
+        &mut self,
+        inputs: SessionInputs<'_>,
+        now: Instant,
+    ) -> Option<(Subject, Message)> {
         let Phase::Snapshot(snapshot) = &self.phase else {
             self.keeps.clear();
             return None;
         };
-        if !known.desired.may_keep(now) {
+        if !inputs.desired.may_keep(now) {
             return None;
         }
         while let Some(uid) = self.keeps.pop_first() {
-            if let Some(entry) = self.keepable(&uid, known) {
+            if let Some(entry) = self.keepable(&uid, inputs) {
                 let sandbox = entry.workload().sandbox.clone();
                 return Some((Subject::Keep(uid.clone(), sandbox), snapshot.keep(uid)));
             }
@@ -305,11 +313,11 @@ impl Session {
     }
 
     /// A pod of which this ztunnel was told nothing yet, and to keep which is the best that can be said.
-    fn keepable<'a>(&self, uid: &PodUid, known: Known<'a>) -> Option<&'a Entry> {
-        let entry = known.desired.current(uid)?;
-        let treatment = self.treatment(uid, known);
-        let best = entry.descriptor().is_none() || treatment.is_some();
-        let harmless = treatment.is_none_or(|it| it.may_keep);
+    fn keepable<'a>(&self, uid: &PodUid, inputs: SessionInputs<'a>) -> Option<&'a Entry> {
+        let entry = inputs.desired.current(uid)?;
+        let deferral = self.deferral(uid, inputs);
+        let best = entry.descriptor().is_none() || deferral.is_some();
+        let harmless = deferral.is_none_or(|it| it.may_keep);
         (best && harmless && !self.records.contains_key(uid)).then_some(entry)
     }
 
@@ -326,8 +334,8 @@ impl Session {
     fn add(&self, uid: PodUid, entry: &Entry) -> Option<(Subject, Message)> {
         let descriptor = entry.descriptor()?.clone();
         let target = Target::of(entry)?;
-        let refused_before = match self.records.get(&uid).map(|record| &record.told) {
-            Some(Told::Refused(refusal)) if refusal.target == target => refusal.times,
+        let refused_before = match self.records.get(&uid).map(|record| &record.state) {
+            Some(PodState::Refused(refusal)) if refusal.target == target => refusal.times,
             Some(_) | None => 0,
         };
         let message = Message::add(uid.clone(), target.info.clone(), descriptor);

@@ -17,9 +17,9 @@ use tonic::Status;
 use crate::{
     hub::{self, Hub, Listed},
     nack::NackKind,
+    quarantine::Suspicion,
     session::Stage,
-    suspects::Suspicion,
-    view::{Event, Progress, SessionView, WorkloadView},
+    session_view::{Event, Progress, SessionView, WorkloadView},
 };
 
 /// The state at first, its end, then every change. A watcher that falls behind is cut off: it would miss changes.
@@ -30,7 +30,7 @@ pub fn sessions(
     let (status, changes) = hub.watch();
     let first = state(status, instance_id).into_iter().map(Ok);
     let changes = BroadcastStream::new(changes).scan(false, |cut, change| {
-        let next = (!*cut).then(|| change.map(shared).map_err(behind));
+        let next = (!*cut).then(|| change.map(shared).map_err(lagged));
         *cut = matches!(next, Some(Err(_)));
         std::future::ready(next)
     });
@@ -63,7 +63,7 @@ fn payload(event: Event) -> Payload {
     }
 }
 
-fn behind(BroadcastStreamRecvError::Lagged(missed): BroadcastStreamRecvError) -> Status {
+fn lagged(BroadcastStreamRecvError::Lagged(missed): BroadcastStreamRecvError) -> Status {
     let message = format!("the watcher fell behind by {missed} changes; read again");
     inpod_proto::into_status(&Failure::new(Reason::Overloaded, message))
 }
@@ -120,7 +120,9 @@ impl From<WorkloadView> for WorkloadState {
             session_id: view.session.0,
             phase: phase.into(),
             acknowledged_at: view.answered.map(timestamp),
-            error: refused.map(|it| it.nack.words.clone()).unwrap_or_default(),
+            error: refused
+                .map(|it| it.nack.message.clone())
+                .unwrap_or_default(),
             refusal: refused
                 .map_or(wire::Refusal::Unspecified, |it| refusal(it.nack.kind))
                 .into(),

@@ -22,7 +22,7 @@ use std::{collections::BTreeSet, time::Duration};
 use inpod_proto::zds::workload_request::Payload;
 use inpod_types::{Failure, Reason};
 use tokio::time::{Instant, timeout};
-use ztunnel_broker::view::Progress;
+use ztunnel_broker::session_view::Progress;
 
 use bench::{ACK_TIMEOUT, Bench, SOON, Ztunnel, said, workload};
 
@@ -230,7 +230,8 @@ async fn the_caller_of_a_pod_in_quarantine_is_told_why_and_for_how_long() {
     let ztunnel = bench.ztunnel().await;
     let failure = Failure::from(add.await.unwrap().unwrap_err());
     assert_eq!(failure.reason, Reason::ZtunnelQuarantined);
-    let expected = "ztunnel's connection ended 2 times in a row while it was told of the pod";
+    let expected =
+        "ztunnel's connection ended 2 times in a row while a message about the pod was unanswered";
     assert!(failure.message.contains(expected), "{}", failure.message);
     let wait = failure.retry_after.unwrap();
     assert!(wait > Duration::from_secs(58) && wait <= Duration::from_secs(60));

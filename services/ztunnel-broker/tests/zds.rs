@@ -147,8 +147,7 @@ async fn a_lost_ztunnel_is_told_with_the_time_and_the_cause() {
         .await
         .unwrap()
         .unwrap_err();
-    let expected =
-        "cannot add the workload: ztunnel was lost 7 s ago (it hung up) and has not come back";
+    let expected = "cannot add the workload: ztunnel was lost 7 s ago (it closed the connection) and has not come back";
     assert_eq!(message(error), expected);
 }
 

@@ -55,11 +55,14 @@ fn an_add_leaves_its_caller_the_reserve_or_half_of_a_short_time() {
     let seconds = Duration::from_secs;
     let reserve = seconds(3);
     assert_eq!(
-        give_up_at(now, now + seconds(30), reserve),
+        add_deadline(now, now + seconds(30), reserve),
         now + seconds(27)
     );
-    assert_eq!(give_up_at(now, now + seconds(2), reserve), now + seconds(1));
-    assert_eq!(give_up_at(now, now, reserve), now);
+    assert_eq!(
+        add_deadline(now, now + seconds(2), reserve),
+        now + seconds(1)
+    );
+    assert_eq!(add_deadline(now, now, reserve), now);
 }
 
 #[tokio::test]
@@ -185,7 +188,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         hub.remove(&fixture::sandbox("c"), Revision(2)).unwrap();
         drop(hub.next(first));
         hub.ack(first, Ok(())).unwrap();
-        hub.disconnect(first, "it hung up");
+        hub.disconnect(first, "it closed the connection");
     });
     let expected = [
         "run-1",
@@ -210,7 +213,7 @@ async fn a_watcher_that_falls_behind_is_cut_off() {
         .unwrap();
     for _ in 0..10_000 {
         let id = handler.hub.connect(Peer::from_pid(1));
-        handler.hub.disconnect(id, "it hung up");
+        handler.hub.disconnect(id, "it closed the connection");
     }
     let events: Vec<_> = watch.into_inner().collect().await;
     let last = events.into_iter().last().unwrap();
@@ -269,7 +272,7 @@ async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a
         let id = handler.hub.connect(peer.clone());
         handler.hub.hello(id);
         drop(handler.hub.next(id));
-        handler.hub.disconnect(id, "it hung up");
+        handler.hub.disconnect(id, "it closed the connection");
     }
     handler.hub.connect(peer);
     let request = Request::new(ListWorkloadsRequest {});
@@ -280,7 +283,7 @@ async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a
     let suspicion = list.workloads[0].suspicion.as_ref().unwrap();
     assert_eq!(
         (suspicion.sessions_lost, &*suspicion.cause),
-        (2, "it hung up")
+        (2, "it closed the connection")
     );
     assert!(suspicion.retry_at.is_some());
 }

@@ -4,12 +4,12 @@ use std::time::Instant;
 
 use inpod_types::PodUid;
 
-use super::{Counts, Known, Phase, Session, Subject};
+use super::{Counts, Phase, Session, SessionInputs, Subject};
 use crate::{
     message::Message,
+    next_message::Action,
     peer::Ztunnel,
-    step::Step,
-    suspects::{Blamed, Treatment},
+    quarantine::{Deferral, LostDuring},
 };
 
 impl Session {
@@ -22,43 +22,43 @@ impl Session {
     }
 
     /// Another ztunnel has taken them meanwhile: they are pods like any other, also in what is left of a snapshot.
-    pub(super) fn queue_cleared(&mut self, known: Known<'_>) {
+    pub(super) fn queue_cleared(&mut self, inputs: SessionInputs<'_>) {
         let ztunnel = &self.ztunnel;
-        let cleared = |uid: &PodUid| known.suspects.treatment(uid, ztunnel).is_none();
+        let cleared = |uid: &PodUid| inputs.quarantine.deferral(uid, ztunnel).is_none();
         for uid in self.deferred.extract_if(.., cleared) {
-            self.queue.push_later(&uid);
+            self.queue.push(&uid);
         }
     }
 
     pub(super) fn next_deferred(
         &mut self,
-        known: Known<'_>,
+        inputs: SessionInputs<'_>,
         now: Instant,
     ) -> Option<(Subject, Message)> {
         if !matches!(self.phase, Phase::Live) {
             return None;
         }
-        while let Some(uid) = self.first_due(known, now) {
+        while let Some(uid) = self.first_due(inputs, now) {
             self.deferred.remove(&uid);
-            let wanted = known.desired.current(&uid);
-            if self.step(&uid, wanted, now) == Step::Add {
+            let wanted = inputs.desired.current(&uid);
+            if self.decide(&uid, wanted, now) == Action::Add {
                 return self.add(uid, wanted?);
             }
         }
         None
     }
 
-    fn first_due(&self, known: Known<'_>, now: Instant) -> Option<PodUid> {
-        let due = |uid: &&PodUid| self.treatment(uid, known).is_some_and(|it| it.due <= now);
+    fn first_due(&self, inputs: SessionInputs<'_>, now: Instant) -> Option<PodUid> {
+        let due = |uid: &&PodUid| self.deferral(uid, inputs).is_some_and(|it| it.due <= now);
         self.deferred.iter().find(due).cloned()
     }
 
-    pub(super) fn treatment(&self, uid: &PodUid, known: Known<'_>) -> Option<Treatment> {
-        known.suspects.treatment(uid, &self.ztunnel)
+    pub(super) fn deferral(&self, uid: &PodUid, inputs: SessionInputs<'_>) -> Option<Deferral> {
+        inputs.quarantine.deferral(uid, &self.ztunnel)
     }
 
     /// The message that was last to be sent did not leave: nobody is to blame for the end that follows.
-    pub fn unsent(&mut self) {
+    pub fn on_send_failed(&mut self) {
         self.in_flight = None;
     }
 
@@ -68,17 +68,17 @@ impl Session {
     }
 
     /// When the first of them is due.
-    pub(super) fn deferred_until(&self, known: Known<'_>) -> Option<Instant> {
-        let due = |uid| self.treatment(uid, known).map_or(self.since, |it| it.due);
+    pub(super) fn deferred_until(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
+        let due = |uid| self.deferral(uid, inputs).map_or(self.since, |it| it.due);
         self.deferred.iter().map(due).min()
     }
 
     /// The pod that an unanswered message is about, when the session has ended over it and not by our own will.
-    pub fn blamed(&self) -> Option<(&PodUid, Blamed)> {
+    pub fn suspect(&self) -> Option<(&PodUid, LostDuring)> {
         match &self.in_flight.as_ref()?.subject {
             _ if self.renewed => None,
-            Subject::Add { uid, .. } => Some((uid, Blamed::Add)),
-            Subject::Keep(uid, _) => Some((uid, Blamed::Keep)),
+            Subject::Add { uid, .. } => Some((uid, LostDuring::Add)),
+            Subject::Keep(uid, _) => Some((uid, LostDuring::Keep)),
             Subject::Del(_, _) | Subject::SnapshotSent => None,
         }
     }

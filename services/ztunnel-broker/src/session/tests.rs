@@ -5,7 +5,7 @@ mod blame;
 use super::*;
 use crate::{
     fixture::{descriptor, info, sandbox, uid, workload},
-    suspects::Blamed,
+    quarantine::LostDuring,
 };
 use inpod_proto::zds::{WorkloadRequest, workload_request::Payload};
 use inpod_types::{Revision, Workload};
@@ -17,7 +17,7 @@ const WHO: Ztunnel = Ztunnel::Process(1);
 struct Script {
     session: Session,
     desired: Desired,
-    suspects: Suspects,
+    quarantine: Quarantine,
     now: Instant,
 }
 
@@ -28,7 +28,7 @@ impl Script {
         let mut script = Self {
             session: Session::new(WHO, TIMEOUT, now),
             desired: Desired::default(),
-            suspects: Suspects::default(),
+            quarantine: Quarantine::default(),
             now,
         };
         script.desired.set(Revision(1), all, now);
@@ -54,7 +54,7 @@ impl Script {
             .collect();
         for (sandbox, id) in missing {
             let changes = self.desired.store(&sandbox, descriptor(id.inode));
-            changes.keys().for_each(|uid| self.session.consider(uid));
+            changes.keys().for_each(|uid| self.session.queue(uid));
         }
     }
 
@@ -62,7 +62,9 @@ impl Script {
     fn put(&mut self, it: Workload) {
         let inode = it.netns.unwrap().inode;
         let (_, changes) = self.desired.add(it, descriptor(inode), self.now).unwrap();
-        changes.keys().for_each(|uid| self.session.hasten(uid));
+        changes
+            .keys()
+            .for_each(|uid| self.session.queue_urgent(uid));
     }
 
     fn remove(&mut self, container: &str, revision: u64) {
@@ -70,16 +72,18 @@ impl Script {
             .desired
             .remove(&sandbox(container), Revision(revision))
             .unwrap();
-        changes.keys().for_each(|uid| self.session.hasten(uid));
+        changes
+            .keys()
+            .for_each(|uid| self.session.queue_urgent(uid));
     }
 
     /// The next message, in words; empty when there is none.
     fn next(&mut self) -> String {
-        let known = Known {
+        let inputs = SessionInputs {
             desired: &self.desired,
-            suspects: &self.suspects,
+            quarantine: &self.quarantine,
         };
-        let message = self.session.next(known, self.now);
+        let message = self.session.next(inputs, self.now);
         message.map_or_else(String::new, |message| {
             let request = WorkloadRequest::decode(&*message.encode()).unwrap();
             match request.payload.unwrap() {
@@ -99,9 +103,9 @@ impl Script {
     }
 
     fn wake_at(&self) -> Option<Instant> {
-        self.session.wake_at(Known {
+        self.session.wake_at(SessionInputs {
             desired: &self.desired,
-            suspects: &self.suspects,
+            quarantine: &self.quarantine,
         })
     }
 
@@ -109,8 +113,8 @@ impl Script {
         self.session.on_ack(Ok(()), self.now).unwrap();
     }
 
-    fn nack(&mut self, words: &str) {
-        self.session.on_ack(Nack::parse(words), self.now).unwrap();
+    fn nack(&mut self, error: &str) {
+        self.session.on_ack(Nack::parse(error), self.now).unwrap();
     }
 
     /// Plays a script in which everything is acknowledged, to its silent end.
@@ -136,12 +140,12 @@ fn nothing_is_said_before_the_set_is_known() {
     let mut session = Session::new(WHO, TIMEOUT, Instant::now());
     let desired = Desired::default();
     session.on_hello(&desired);
-    let known = Known {
+    let inputs = SessionInputs {
         desired: &desired,
-        suspects: &Suspects::default(),
+        quarantine: &Quarantine::default(),
     };
     let late = Instant::now() + TIMEOUT * 100;
-    assert!(session.next(known, late).is_none());
+    assert!(session.next(inputs, late).is_none());
 }
 
 #[test]
@@ -169,12 +173,12 @@ fn adds_come_before_keeps_and_keeps_only_when_the_fetching_had_its_chance() {
         vec![workload("c2", "p2", 2, 1), workload("c3", "p3", 3, 2)],
         script.now,
     );
-    script.session.consider(&uid("p3"));
-    script.session.consider(&uid("p1"));
+    script.session.queue(&uid("p3"));
+    script.session.queue(&uid("p1"));
     assert_eq!(script.next(), "add p2 as p2 in 2");
     script.ack();
     assert_eq!(script.next(), "");
-    assert_eq!(script.wake_at(), script.desired.patience());
+    assert_eq!(script.wake_at(), script.desired.fetch_deadline());
     script.now += Duration::from_secs(2);
     script.expect(&["keep p3", "snapshot sent"]);
     script.fetch();
@@ -187,7 +191,7 @@ fn a_descriptor_that_comes_during_the_snapshot_makes_an_add_of_a_keep() {
     script
         .desired
         .set(Revision(2), vec![workload("c", "p", 1, 2)], script.now);
-    script.session.consider(&uid("p"));
+    script.session.queue(&uid("p"));
     assert_eq!(script.next(), "");
     script.fetch();
     script.expect(&["add p as p in 1", "snapshot sent"]);
@@ -285,7 +289,7 @@ fn who_is_asked_for_anew_is_tried_at_once() {
     script.next();
     script.nack("failure to start proxy : in use");
     script.expect(&["del p"]);
-    script.session.forgive(&uid("p"), script.now);
+    script.session.retry_now(&uid("p"), script.now);
     script.expect(&["add p as p in 1"]);
 }
 
@@ -294,7 +298,7 @@ fn an_answer_that_nobody_asked_for_ends_the_session() {
     let mut script = Script::live(vec![]);
     assert_eq!(
         script.session.on_ack(Ok(()), script.now),
-        Err(SessionEnd::Unasked)
+        Err(SessionEnd::Unsolicited)
     );
 }
 
@@ -325,15 +329,17 @@ fn silence_ends_the_session_at_its_own_time() {
     let deadline = script.now + TIMEOUT;
     assert_eq!(script.wake_at(), Some(deadline));
     assert_eq!(
-        script.session.on_time(deadline - Duration::from_millis(1)),
+        script
+            .session
+            .check_deadline(deadline - Duration::from_millis(1)),
         Ok(())
     );
     assert_eq!(
-        script.session.on_time(deadline),
+        script.session.check_deadline(deadline),
         Err(SessionEnd::Silent(TIMEOUT))
     );
     script.ack();
-    assert_eq!(script.session.on_time(deadline), Ok(()));
+    assert_eq!(script.session.check_deadline(deadline), Ok(()));
 }
 
 #[test]

@@ -7,10 +7,10 @@ use tokio::sync::broadcast;
 
 use super::Hub;
 use crate::{
-    ledger::Ledger,
+    quarantine::Suspicion,
     session::Stage,
-    suspects::Suspicion,
-    view::{Event, Progress, SessionView, WorkloadView},
+    session_view::{Event, Progress, SessionView, WorkloadView},
+    state::State,
 };
 
 /// What a watcher is given first.
@@ -42,41 +42,41 @@ pub struct Listed {
 impl Hub {
     /// The desired set, by sandbox, and what the ztunnels said of it.
     pub fn list(&self) -> (Status, Vec<Listed>) {
-        let ledger = self.lock();
-        let entries = ledger.desired().entries().map(|entry| {
+        let state = self.lock();
+        let entries = state.desired().entries().map(|entry| {
             let workload = entry.workload().clone();
-            let views = ledger.sessions().greeted();
-            let views = views.filter_map(|(id, _)| ledger.workload_view(id, &workload.uid));
+            let views = state.sessions().greeted();
+            let views = views.filter_map(|(id, _)| state.workload_view(id, &workload.uid));
             Listed {
                 descriptor_held: entry.descriptor().is_some(),
                 since: entry.since(),
-                suspicion: ledger.suspects().worst(&workload.uid).cloned(),
+                suspicion: state.quarantine().worst_suspicion(&workload.uid).cloned(),
                 states: views.filter(|it| it.sandbox == workload.sandbox).collect(),
                 workload,
             }
         });
-        (status(&ledger), entries.collect())
+        (status(&state), entries.collect())
     }
 
     /// How far each connected ztunnel is.
     pub(crate) fn stages(&self) -> Vec<Stage> {
-        let ledger = self.lock();
-        let sessions = ledger.sessions().iter();
+        let state = self.lock();
+        let sessions = state.sessions().iter();
         sessions.map(|(_, slot)| slot.session.stage()).collect()
     }
 
     /// How many pods all ztunnels together are still to be looked at for.
     pub(crate) fn queued(&self) -> usize {
-        let ledger = self.lock();
-        let sessions = ledger.sessions().iter();
+        let state = self.lock();
+        let sessions = state.sessions().iter();
         sessions.map(|(_, slot)| slot.session.queued()).sum()
     }
 
     /// How far each desired pod is in each connected ztunnel.
     pub(crate) fn progress(&self) -> Vec<Progress> {
-        let ledger = self.lock();
-        let greeted = ledger.sessions().greeted();
-        let views = greeted.flat_map(|(id, _)| ledger.workload_views(id));
+        let state = self.lock();
+        let greeted = state.sessions().greeted();
+        let views = greeted.flat_map(|(id, _)| state.workload_views(id));
         views.map(|view| view.progress).collect()
     }
 
@@ -97,18 +97,18 @@ impl Hub {
 
     /// The state now, and every change from then on.
     pub fn watch(&self) -> (Status, broadcast::Receiver<Arc<Event>>) {
-        let ledger = self.lock();
-        (status(&ledger), self.events.subscribe())
+        let state = self.lock();
+        (status(&state), self.events.subscribe())
     }
 }
 
-fn status(ledger: &Ledger) -> Status {
-    let sessions = ledger.session_views();
-    let greeted = ledger.sessions().greeted();
+fn status(state: &State) -> Status {
+    let sessions = state.session_views();
+    let greeted = state.sessions().greeted();
     Status {
-        seeded: ledger.desired().is_seeded(),
+        seeded: state.desired().is_seeded(),
         workloads: greeted
-            .flat_map(|(id, _)| ledger.workload_views(id))
+            .flat_map(|(id, _)| state.workload_views(id))
             .collect(),
         sessions,
     }

@@ -26,7 +26,7 @@ impl Target {
 
 /// What a ztunnel knows of a pod, by its own acknowledgements.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum PodState {
     /// It serves this.
     Added(Target),
     /// It goes on with what it had.
@@ -54,7 +54,7 @@ pub struct Refusal {
 
 /// What is to be done about a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum Action {
     /// Nothing: told is what is desired, or nothing better can be said.
     Nothing,
     /// Nothing, and what was told is of no interest any more.
@@ -69,42 +69,42 @@ pub enum Step {
 
 /// Decides the next step. A pod is not deleted before it can be added again: while the descriptor of its new netns is
 /// missing, ztunnel goes on with the old one.
-pub fn next(told: Option<&Told>, wanted: Option<&Entry>, now: Instant) -> Step {
-    match (told, wanted) {
-        (None, None) => Step::Nothing,
-        (None, Some(entry)) if entry.descriptor().is_some() => Step::Add,
-        (None, Some(_)) => Step::Keep,
-        (Some(Told::Cleared(_)), None) => Step::Nothing,
-        (Some(Told::Refused(refusal)), None) if !refusal.pending => Step::Forget,
-        (Some(_), None) => Step::Del,
-        (Some(told), Some(entry)) => revise(told, Target::of(entry).as_ref(), now),
+pub fn decide(state: Option<&PodState>, wanted: Option<&Entry>, now: Instant) -> Action {
+    match (state, wanted) {
+        (None, None) => Action::Nothing,
+        (None, Some(entry)) if entry.descriptor().is_some() => Action::Add,
+        (None, Some(_)) => Action::Keep,
+        (Some(PodState::Cleared(_)), None) => Action::Nothing,
+        (Some(PodState::Refused(refusal)), None) if !refusal.pending => Action::Forget,
+        (Some(_), None) => Action::Del,
+        (Some(state), Some(entry)) => decide_change(state, Target::of(entry).as_ref(), now),
     }
 }
 
-fn revise(told: &Told, wanted: Option<&Target>, now: Instant) -> Step {
-    match (told, wanted) {
-        (Told::Refused(refusal), _) if refusal.pending => Step::Del,
-        (_, None) => Step::Nothing,
-        (Told::Kept, Some(_)) => Step::Add,
-        (Told::Added(target), Some(wanted)) => replace(target, wanted),
-        (Told::Refused(refusal), Some(wanted)) => {
+fn decide_change(state: &PodState, wanted: Option<&Target>, now: Instant) -> Action {
+    match (state, wanted) {
+        (PodState::Refused(refusal), _) if refusal.pending => Action::Del,
+        (_, None) => Action::Nothing,
+        (PodState::Kept, Some(_)) => Action::Add,
+        (PodState::Added(target), Some(wanted)) => decide_replacement(target, wanted),
+        (PodState::Refused(refusal), Some(wanted)) => {
             let due = refusal.retry_at <= now || refusal.target != *wanted;
-            if due { Step::Add } else { Step::Nothing }
+            if due { Action::Add } else { Action::Nothing }
         }
         // ztunnel ignores changed info of a netns that it serves, and it may serve it until the snapshot is complete.
-        (Told::Cleared(info), Some(wanted)) if *info == wanted.info => Step::Add,
-        (Told::Cleared(_), Some(_)) => Step::Nothing,
+        (PodState::Cleared(info), Some(wanted)) if *info == wanted.info => Action::Add,
+        (PodState::Cleared(_), Some(_)) => Action::Nothing,
     }
 }
 
 /// An Add with another netns replaces; one with the same netns and other info would be ignored.
-fn replace(told: &Target, wanted: &Target) -> Step {
-    if told == wanted {
-        Step::Nothing
-    } else if told.netns == wanted.netns {
-        Step::Del
+fn decide_replacement(acknowledged: &Target, wanted: &Target) -> Action {
+    if acknowledged == wanted {
+        Action::Nothing
+    } else if acknowledged.netns == wanted.netns {
+        Action::Del
     } else {
-        Step::Add
+        Action::Add
     }
 }
 
@@ -136,13 +136,13 @@ mod tests {
         }
     }
 
-    fn refused(pending: bool, retry_at: Instant) -> Told {
-        let words = "failure to start proxy".to_owned();
-        Told::Refused(Refusal {
+    fn refused(pending: bool, retry_at: Instant) -> PodState {
+        let message = "failure to start proxy".to_owned();
+        PodState::Refused(Refusal {
             target: target(1, "p"),
             nack: Nack {
                 kind: NackKind::StartFailure,
-                words,
+                message,
             },
             times: 1,
             pending,
@@ -150,40 +150,45 @@ mod tests {
         })
     }
 
-    fn added(inode: u64, name: &str) -> Option<Told> {
-        Some(Told::Added(target(inode, name)))
+    fn added(inode: u64, name: &str) -> Option<PodState> {
+        Some(PodState::Added(target(inode, name)))
     }
 
-    fn cleared(name: &str) -> Option<Told> {
-        Some(Told::Cleared(info(name)))
+    fn cleared(name: &str) -> Option<PodState> {
+        Some(PodState::Cleared(info(name)))
     }
 
-    fn check(now: Instant, told: &Option<Told>, wanted: &Option<Entry>, step: Step) {
-        let decided = next(told.as_ref(), wanted.as_ref(), now);
-        assert_eq!(decided, step, "told {told:?}, wanted {wanted:?}");
+    fn check(now: Instant, state: &Option<PodState>, wanted: &Option<Entry>, expected: Action) {
+        let decided = decide(state.as_ref(), wanted.as_ref(), now);
+        assert_eq!(decided, expected, "state {state:?}, wanted {wanted:?}");
     }
 
     #[test]
     fn a_pod_that_was_not_told_is_added_or_kept() {
         let now = Instant::now();
-        check(now, &None, &None, Step::Nothing);
-        check(now, &None, &Some(wanted(1, true)), Step::Add);
-        check(now, &None, &Some(wanted(1, false)), Step::Keep);
-        check(now, &None, &Some(wanted(0, false)), Step::Keep);
+        check(now, &None, &None, Action::Nothing);
+        check(now, &None, &Some(wanted(1, true)), Action::Add);
+        check(now, &None, &Some(wanted(1, false)), Action::Keep);
+        check(now, &None, &Some(wanted(0, false)), Action::Keep);
     }
 
     #[test]
     fn a_pod_that_is_served_changes_only_to_something_that_can_be_served() {
         let now = Instant::now();
-        check(now, &added(1, "p"), &Some(wanted(1, true)), Step::Nothing);
-        check(now, &added(1, "p"), &None, Step::Del);
-        check(now, &added(2, "p"), &Some(wanted(1, true)), Step::Add);
-        check(now, &added(2, "p"), &Some(wanted(1, false)), Step::Nothing);
-        check(now, &added(1, "q"), &Some(wanted(1, true)), Step::Del);
-        let kept = || Some(Told::Kept);
-        check(now, &kept(), &Some(wanted(1, false)), Step::Nothing);
-        check(now, &kept(), &Some(wanted(1, true)), Step::Add);
-        check(now, &kept(), &None, Step::Del);
+        check(now, &added(1, "p"), &Some(wanted(1, true)), Action::Nothing);
+        check(now, &added(1, "p"), &None, Action::Del);
+        check(now, &added(2, "p"), &Some(wanted(1, true)), Action::Add);
+        check(
+            now,
+            &added(2, "p"),
+            &Some(wanted(1, false)),
+            Action::Nothing,
+        );
+        check(now, &added(1, "q"), &Some(wanted(1, true)), Action::Del);
+        let kept = || Some(PodState::Kept);
+        check(now, &kept(), &Some(wanted(1, false)), Action::Nothing);
+        check(now, &kept(), &Some(wanted(1, true)), Action::Add);
+        check(now, &kept(), &None, Action::Del);
     }
 
     #[test]
@@ -191,20 +196,20 @@ mod tests {
         let now = Instant::now();
         let later = now + Duration::from_secs(5);
         let pending = || Some(refused(true, later));
-        check(now, &pending(), &Some(wanted(1, true)), Step::Del);
-        check(now, &pending(), &None, Step::Del);
+        check(now, &pending(), &Some(wanted(1, true)), Action::Del);
+        check(now, &pending(), &None, Action::Del);
         let back = || Some(refused(false, later));
-        check(now, &back(), &Some(wanted(1, true)), Step::Nothing);
-        check(later, &back(), &Some(wanted(1, true)), Step::Add);
-        check(now, &back(), &Some(wanted(2, true)), Step::Add);
-        check(now, &back(), &None, Step::Forget);
+        check(now, &back(), &Some(wanted(1, true)), Action::Nothing);
+        check(later, &back(), &Some(wanted(1, true)), Action::Add);
+        check(now, &back(), &Some(wanted(2, true)), Action::Add);
+        check(now, &back(), &None, Action::Forget);
     }
 
     #[test]
     fn a_pod_that_was_deleted_during_the_snapshot_comes_back_with_the_same_info_only() {
         let now = Instant::now();
-        check(now, &cleared("p"), &None, Step::Nothing);
-        check(now, &cleared("p"), &Some(wanted(1, true)), Step::Add);
-        check(now, &cleared("q"), &Some(wanted(1, true)), Step::Nothing);
+        check(now, &cleared("p"), &None, Action::Nothing);
+        check(now, &cleared("p"), &Some(wanted(1, true)), Action::Add);
+        check(now, &cleared("q"), &Some(wanted(1, true)), Action::Nothing);
     }
 }

@@ -13,8 +13,8 @@ use super::{
     ztunnel::Ztunnel,
 };
 use crate::{
-    desired::Entry, fixture, ledger::Ledger, nack::Nack, peer::Peer, pending::Ticket,
-    session::Stage, step::Target,
+    desired::Entry, fixture, nack::Nack, next_message::Target, peer::Peer, pending::Ticket,
+    session::Stage, state::State,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_secs(4000);
 struct Waiting {
     ticket: Ticket,
     before: Option<Workload>,
-    words: u64,
+    changes: u64,
 }
 
 /// How often what the model is for has happened.
@@ -60,13 +60,13 @@ fn peer(n: usize) -> Peer {
 }
 
 pub(super) struct World {
-    ledger: Ledger,
+    state: State,
     now: Instant,
     revision: u64,
     ztunnels: [Ztunnel; ZTUNNELS],
     waiting: Vec<Waiting>,
     /// How many words on each sandbox were taken, to know when an undo has nothing to restore.
-    words: BTreeMap<SandboxRef, u64>,
+    changes: BTreeMap<SandboxRef, u64>,
     nature: Nature,
     pub(super) reached: Reached,
 }
@@ -74,12 +74,12 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(nature: Nature) -> Self {
         Self {
-            ledger: Ledger::new(TIMEOUT),
+            state: State::new(TIMEOUT),
             now: Instant::now(),
             revision: 10,
             ztunnels: Default::default(),
             waiting: Vec::new(),
-            words: BTreeMap::new(),
+            changes: BTreeMap::new(),
             nature,
             reached: Reached::default(),
         }
@@ -100,8 +100,8 @@ impl World {
         workload
     }
 
-    fn word(&mut self, sandbox: &SandboxRef) {
-        *self.words.entry(sandbox.clone()).or_default() += 1;
+    fn count_change(&mut self, sandbox: &SandboxRef) {
+        *self.changes.entry(sandbox.clone()).or_default() += 1;
     }
 
     pub(super) fn run(&mut self, op: Op) {
@@ -109,17 +109,17 @@ impl World {
             Op::Set { named, behind } => self.set(&named, behind),
             Op::Add { it, behind } => self.add(&it, behind),
             Op::Remove { container, behind } => self.remove(container, behind),
-            Op::Conclude(n) if n < self.waiting.len() => self.conclude(n),
+            Op::Conclude(n) if n < self.waiting.len() => self.finish(n),
             Op::Abandon(n) if n < self.waiting.len() => {
                 let waiting = self.waiting.remove(n);
-                self.ledger.abandon(&waiting.ticket, self.now);
+                self.state.abandon_add(&waiting.ticket, self.now);
                 self.check_undone(&waiting);
             }
             Op::Conclude(_) | Op::Abandon(_) => {}
             Op::Fetch(n) => self.fetch(Some(n)),
             Op::Connect(n) => self.connect(n),
             Op::Hello(n) => self.hello(n),
-            Op::Disconnect(n) => self.disconnect(n, "it hung up"),
+            Op::Disconnect(n) => self.disconnect(n, "it closed the connection"),
             Op::Next(n) => drop(self.next(n)),
             Op::Ack(n) => self.ack(n),
             Op::Refuse(n) => self.refuse(n),
@@ -128,16 +128,16 @@ impl World {
             Op::Restart => self.restart(),
             Op::Wait(seconds) => self.wait(Duration::from_secs(seconds)),
         }
-        self.ledger.take_events();
+        self.state.take_events();
     }
 
     fn set(&mut self, named: &[Given], behind: u64) {
         let all: Vec<_> = named.iter().map(|it| self.workload(it, behind)).collect();
-        let known: Vec<_> = self.words.keys().cloned().collect();
-        known.iter().for_each(|sandbox| self.word(sandbox));
-        all.iter().for_each(|it| self.word(&it.sandbox));
+        let known: Vec<_> = self.changes.keys().cloned().collect();
+        known.iter().for_each(|sandbox| self.count_change(sandbox));
+        all.iter().for_each(|it| self.count_change(&it.sandbox));
         let revision = Revision(self.revision - behind);
-        self.ledger.set(revision, all, self.now);
+        self.state.set(revision, all, self.now);
     }
 
     fn add(&mut self, it: &Given, behind: u64) {
@@ -147,19 +147,23 @@ impl World {
         };
         let workload = self.workload(&given, behind);
         let sandbox = workload.sandbox.clone();
-        let before = self.ledger.desired().get(&sandbox);
+        let before = self.state.desired().get(&sandbox);
         let before = before.map(|entry| entry.workload().clone());
         let mut awaited = self.waiting.iter().map(|it| &it.ticket.awaited.sandbox);
         let busy = awaited.any(|awaited| *awaited == sandbox);
         let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
-        if let Ok(ticket) = self.ledger.add(workload, descriptor, self.now) {
-            self.word(&sandbox);
+        if let Ok(ticket) = self.state.add(workload, descriptor, self.now) {
+            self.count_change(&sandbox);
             // What a second add in a row restores is what was there before the first: not followed here.
-            let words = if busy { u64::MAX } else { self.words[&sandbox] };
+            let changes = if busy {
+                u64::MAX
+            } else {
+                self.changes[&sandbox]
+            };
             self.waiting.push(Waiting {
                 ticket,
                 before,
-                words,
+                changes,
             });
         }
     }
@@ -168,14 +172,14 @@ impl World {
         self.revision += 1;
         let sandbox = fixture::sandbox(&format!("c{container}"));
         let revision = Revision(self.revision - behind);
-        if self.ledger.remove(&sandbox, revision, self.now).is_ok() {
-            self.word(&sandbox);
+        if self.state.remove(&sandbox, revision, self.now).is_ok() {
+            self.count_change(&sandbox);
         }
     }
 
-    fn conclude(&mut self, n: usize) {
+    fn finish(&mut self, n: usize) {
         let waiting = self.waiting.remove(n);
-        match self.ledger.conclude(&waiting.ticket, self.now) {
+        match self.state.finish_add(&waiting.ticket, self.now) {
             Ok(_) => self.reached.served += 1,
             Err(_) => {
                 self.reached.unserved += 1;
@@ -187,26 +191,26 @@ impl World {
     /// Without another word on its sandbox, an add that failed leaves the set as it was.
     fn check_undone(&self, waiting: &Waiting) {
         let sandbox = &waiting.ticket.awaited.sandbox;
-        if self.words[sandbox] == waiting.words {
-            let after = self.ledger.desired().get(sandbox).map(Entry::workload);
+        if self.changes[sandbox] == waiting.changes {
+            let after = self.state.desired().get(sandbox).map(Entry::workload);
             assert_eq!(after, waiting.before.as_ref());
         }
     }
 
     fn fetch(&mut self, one: Option<u8>) {
-        let missing = self.ledger.desired().missing();
+        let missing = self.state.desired().missing();
         let missing: Vec<_> = missing.map(|(it, id)| (it.clone(), id)).collect();
         for (sandbox, id) in missing {
             if one.is_none_or(|n| sandbox == fixture::sandbox(&format!("c{n}"))) {
                 let descriptor = fixture::descriptor(id.inode);
-                self.ledger.store(&sandbox, descriptor, self.now);
+                self.state.store(&sandbox, descriptor, self.now);
             }
         }
     }
 
     fn connect(&mut self, n: usize) {
-        self.disconnect(n, "it hung up");
-        let id = self.ledger.connect(peer(n), self.now);
+        self.disconnect(n, "it closed the connection");
+        let id = self.state.connect(peer(n), self.now);
         self.ztunnels[n].reconnect(id);
         if self.nature.fresh {
             self.ztunnels[n].running.clear();
@@ -214,23 +218,23 @@ impl World {
     }
 
     fn has_quarantine(&self) -> bool {
-        let suspects = self.ledger.suspects();
+        let quarantine = self.state.quarantine();
         let uids = (0..PODS).map(|pod| fixture::uid(&format!("p{pod}")));
-        let mut worst = uids.filter_map(|uid| suspects.worst(&uid).cloned());
+        let mut worst = uids.filter_map(|uid| quarantine.worst_suspicion(&uid).cloned());
         worst.any(|suspicion| suspicion.is_in_quarantine())
     }
 
     fn hello(&mut self, n: usize) {
         let ztunnel = &mut self.ztunnels[n];
         if let Some(id) = ztunnel.session.filter(|_| !ztunnel.greeted) {
-            self.ledger.hello(id, self.now);
+            self.state.hello(id, self.now);
             ztunnel.greeted = true;
         }
     }
 
     fn disconnect(&mut self, n: usize, why: &str) {
         if let Some(id) = self.ztunnels[n].session.take() {
-            self.ledger.disconnect(id, why, self.now);
+            self.state.disconnect(id, why, self.now);
         }
     }
 
@@ -238,10 +242,10 @@ impl World {
         let Some(id) = self.ztunnels[n].session else {
             return false;
         };
-        let Some(message) = self.ledger.next(id, self.now) else {
+        let Some(message) = self.state.next(id, self.now) else {
             return false;
         };
-        assert!(self.ledger.desired().is_seeded());
+        assert!(self.state.desired().is_seeded());
         self.reached.keeps += u64::from(message.verb() == "keep");
         self.ztunnels[n].receive(&message);
         self.check_stopped(n);
@@ -252,9 +256,9 @@ impl World {
     fn check_stopped(&mut self, n: usize) {
         for uid in self.ztunnels[n].stopping() {
             let uid = fixture::uid(uid);
-            let treatment = self.ledger.suspects().treatment(&uid, &peer(n).ztunnel());
-            let feared = treatment.is_some_and(|it| !it.may_keep);
-            let desired = self.ledger.desired().current(&uid);
+            let deferral = self.state.quarantine().deferral(&uid, &peer(n).ztunnel());
+            let feared = deferral.is_some_and(|it| !it.may_keep);
+            let desired = self.state.desired().current(&uid);
             assert!(desired.is_none() || feared, "{uid} should have been kept");
             self.reached.stopped_by_snapshot += 1;
         }
@@ -271,7 +275,7 @@ impl World {
             return;
         }
         ztunnel.carry_out();
-        let answered = self.ledger.ack(id, Ok(()), self.now).unwrap();
+        let answered = self.state.ack(id, Ok(()), self.now).unwrap();
         self.reached.snapshots += u64::from(answered.is_none());
     }
 
@@ -281,7 +285,7 @@ impl World {
         };
         if self.ztunnels[n].refuse() {
             let nack = Nack::parse("failure to start proxy : in use");
-            self.ledger.ack(id, nack, self.now).unwrap();
+            self.state.ack(id, nack, self.now).unwrap();
             self.reached.refusals += 1;
         }
     }
@@ -291,15 +295,15 @@ impl World {
         let ztunnel = &self.ztunnels[n];
         if let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) {
             let nack = Nack::parse("failure to read message : truncated");
-            self.ledger.ack(id, nack, self.now).unwrap_err();
+            self.state.ack(id, nack, self.now).unwrap_err();
             self.disconnect(n, "it could not read a message");
         }
     }
 
     fn renew(&mut self, n: usize) {
         if let Some(id) = self.ztunnels[n].session {
-            self.ledger.renew(id).unwrap();
-            self.ledger.on_time(id, self.now).unwrap_err();
+            self.state.renew(id).unwrap();
+            self.state.check_deadline(id, self.now).unwrap_err();
             self.disconnect(n, "renewed");
         }
     }
@@ -307,16 +311,16 @@ impl World {
     /// The broker is killed; its successor is told what was desired, and its callers have their answer from the
     /// connection that broke.
     fn restart(&mut self) {
-        let desired = self.ledger.desired();
+        let desired = self.state.desired();
         let seeded = desired.is_seeded();
         let all: Vec<_> = desired.entries().map(|it| it.workload().clone()).collect();
-        self.ledger = Ledger::new(TIMEOUT);
+        self.state = State::new(TIMEOUT);
         self.waiting.clear();
         for ztunnel in &mut self.ztunnels {
             ztunnel.session = None;
         }
         if seeded {
-            self.ledger.set(Revision(self.revision), all, self.now);
+            self.state.set(Revision(self.revision), all, self.now);
         }
         self.reached.restarts += 1;
     }
@@ -325,7 +329,7 @@ impl World {
         self.now += time;
         for n in 0..ZTUNNELS {
             if let Some(id) = self.ztunnels[n].session
-                && self.ledger.on_time(id, self.now).is_err()
+                && self.state.check_deadline(id, self.now).is_err()
             {
                 self.disconnect(n, "it was silent");
             }
@@ -335,7 +339,7 @@ impl World {
     /// Everybody answers, everything is fetched, ztunnels come back, and nothing happens any more.
     pub(super) fn settle(&mut self) {
         while !self.waiting.is_empty() {
-            self.conclude(0);
+            self.finish(0);
         }
         self.fetch(None);
         self.answer_all();
@@ -362,17 +366,15 @@ impl World {
                 }
             }
         }
-        self.ledger.take_events();
+        self.state.take_events();
     }
 
     pub(super) fn check(&self) {
-        if !self.ledger.desired().is_seeded() {
+        if !self.state.desired().is_seeded() {
             return;
         }
         for ztunnel in &self.ztunnels {
-            let session = ztunnel
-                .session
-                .and_then(|id| self.ledger.sessions().get(id));
+            let session = ztunnel.session.and_then(|id| self.state.sessions().get(id));
             let session = &session.unwrap().session;
             assert_eq!(session.stage(), Stage::Live);
             // What was kept may not have been there.
@@ -384,7 +386,7 @@ impl World {
     fn check_ztunnel(&self, ztunnel: &Ztunnel) {
         let pending = &ztunnel.pending;
         assert!(pending.is_empty(), "it would not be ready: {ztunnel:?}");
-        let desired = self.ledger.desired();
+        let desired = self.state.desired();
         for uid in desired.uids().filter(|uid| !self.is_poison(uid.as_str())) {
             let serves = ztunnel.running.get(uid.as_str());
             let Some(Target { netns, info }) = desired.current(uid).and_then(Target::of) else {

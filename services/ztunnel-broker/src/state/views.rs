@@ -2,17 +2,19 @@
 
 use inpod_types::{PodUid, SandboxRef};
 
-use super::Ledger;
+use super::State;
 use crate::{
+    session_view::{self, Event, SessionView, WorkloadView},
     sessions::SessionId,
-    view::{self, Event, SessionView, WorkloadView},
 };
 
-impl Ledger {
+impl State {
     /// The sessions as they are now, oldest first.
     pub fn session_views(&self) -> Vec<SessionView> {
         let slots = self.sessions.iter();
-        slots.map(|(id, slot)| view::session(id, slot)).collect()
+        slots
+            .map(|(id, slot)| session_view::session(id, slot))
+            .collect()
     }
 
     /// The desired pods in a session as they are now.
@@ -25,8 +27,8 @@ impl Ledger {
     pub fn workload_view(&self, id: SessionId, uid: &PodUid) -> Option<WorkloadView> {
         let slot = self.sessions.get(id)?;
         let sandbox = &self.desired.current(uid)?.workload().sandbox;
-        Some(view::workload(
-            self.known(),
+        Some(session_view::workload(
+            self.inputs(),
             id,
             &slot.session,
             uid,
@@ -34,16 +36,16 @@ impl Ledger {
         ))
     }
 
-    pub(super) fn tell_session(&mut self, id: SessionId) {
+    pub(super) fn report_session(&mut self, id: SessionId) {
         if let Some(slot) = self.sessions.get(id) {
-            let event = Event::Session(view::session(id, slot));
+            let event = Event::Session(session_view::session(id, slot));
             self.events.push(event);
         }
     }
 
-    pub(super) fn tell(&mut self, id: SessionId, uid: &PodUid, sandbox: &SandboxRef) {
+    pub(super) fn report_workload(&mut self, id: SessionId, uid: &PodUid, sandbox: &SandboxRef) {
         if let Some(slot) = self.sessions.get(id) {
-            let view = view::workload(self.known(), id, &slot.session, uid, sandbox);
+            let view = session_view::workload(self.inputs(), id, &slot.session, uid, sandbox);
             self.events.push(Event::Workload(view));
         }
     }

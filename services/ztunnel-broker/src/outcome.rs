@@ -6,9 +6,9 @@ use inpod_types::{PodUid, Revision, SandboxRef, Workload};
 
 use crate::{
     desired::Entry,
-    session::{Known, Session, Stage, Standing},
+    next_message::Target,
+    session::{AddStatus, Session, SessionInputs, Stage},
     sessions::{SessionId, Sessions},
-    step::Target,
 };
 
 /// The workload that an add waits for.
@@ -39,7 +39,7 @@ impl Awaited {
     }
 
     /// Whether this is what is desired.
-    pub fn is(&self, entry: &Entry) -> bool {
+    pub fn matches(&self, entry: &Entry) -> bool {
         let workload = entry.workload();
         workload.sandbox == self.sandbox
             && workload.uid == self.uid
@@ -53,7 +53,7 @@ impl Awaited {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unserved {
     /// A later word on the sandbox or its pod came meanwhile.
-    #[error("a later change of the workload came meanwhile")]
+    #[error("a newer change of the workload arrived meanwhile")]
     Superseded,
     /// None has been there in this run of the broker.
     #[error("no ztunnel has connected since the broker started")]
@@ -74,7 +74,7 @@ pub enum Unserved {
     Silent,
     /// It is not told for now.
     #[error(
-        "ztunnel's connection ended {times} times in a row while it was told of the pod (the last time: {cause}); it is told again in {} s",
+        "ztunnel's connection ended {times} times in a row while a message about the pod was unanswered (last cause: {cause}); the next attempt is in {} s",
         .retry_in.as_secs()
     )]
     Quarantined {
@@ -94,47 +94,55 @@ pub enum Unserved {
 }
 
 /// What came of an add.
-pub type Verdict = Result<SessionId, Unserved>;
+pub type Outcome = Result<SessionId, Unserved>;
 
 /// What verdicts are found on.
 #[derive(Clone, Copy, Debug)]
-pub struct Ground<'a> {
+pub struct Evidence<'a> {
     /// What is desired, and who is suspected.
-    pub known: Known<'a>,
+    pub inputs: SessionInputs<'a>,
     /// The connected ztunnels.
     pub sessions: &'a Sessions,
 }
 
 /// Decides an add as soon as it can be decided: by the first positive acknowledgement, by the last refusal, by a
 /// quarantine, or by a later word.
-pub fn judge(ground: &Ground<'_>, awaited: &Awaited, now: Instant) -> Option<Verdict> {
-    let current = ground.known.desired.current(&awaited.uid);
-    if !current.is_some_and(|entry| awaited.is(entry)) {
+pub fn decide(evidence: &Evidence<'_>, awaited: &Awaited, now: Instant) -> Option<Outcome> {
+    let current = evidence.inputs.desired.current(&awaited.uid);
+    if !current.is_some_and(|entry| awaited.matches(entry)) {
         return Some(Err(Unserved::Superseded));
     }
-    let standings: Vec<_> = standings(ground.sessions, awaited, now).collect();
+    let statuses: Vec<_> = statuses(evidence.sessions, awaited, now).collect();
     let added =
-        |(id, standing): &(SessionId, Standing)| matches!(standing, Standing::Added).then_some(*id);
-    if let Some(id) = standings.iter().find_map(added) {
+        |(id, status): &(SessionId, AddStatus)| matches!(status, AddStatus::Added).then_some(*id);
+    if let Some(id) = statuses.iter().find_map(added) {
         return Some(Ok(id));
     }
-    let sent = standings.iter().any(|(_, it)| matches!(it, Standing::Sent));
-    if let Some(quarantine) = quarantine(ground, awaited, now).filter(|_| !sent) {
+    let sent = statuses.iter().any(|(_, it)| matches!(it, AddStatus::Sent));
+    if let Some(quarantine) = quarantined_everywhere(evidence, awaited, now).filter(|_| !sent) {
         return Some(Err(quarantine));
     }
-    let refusals: Option<Vec<_>> = standings.iter().map(|(_, it)| words(it)).collect();
+    let refusals: Option<Vec<_>> = statuses.iter().map(|(_, it)| refusal(it)).collect();
     let refusals = refusals.filter(|refusals| !refusals.is_empty())?;
     Some(Err(Unserved::Refused(refusals.join("; "))))
 }
 
 /// Why the pod is not told, where that is so in every session; the wait is the shortest.
-fn quarantine(ground: &Ground<'_>, awaited: &Awaited, now: Instant) -> Option<Unserved> {
+fn quarantined_everywhere(
+    evidence: &Evidence<'_>,
+    awaited: &Awaited,
+    now: Instant,
+) -> Option<Unserved> {
     let of = |(_, session): (_, &Session)| {
         let by = session.ztunnel();
-        let suspicion = ground.known.suspects.by(&awaited.uid, by)?.clone();
+        let suspicion = evidence
+            .inputs
+            .quarantine
+            .suspicion(&awaited.uid, by)?
+            .clone();
         Some((suspicion.quarantined_until(now)?, suspicion))
     };
-    let all: Option<Vec<_>> = ground.sessions.greeted().map(of).collect();
+    let all: Option<Vec<_>> = evidence.sessions.greeted().map(of).collect();
     let (until, suspicion) = all?.into_iter().min_by_key(|(until, _)| *until)?;
     Some(Unserved::Quarantined {
         times: suspicion.times,
@@ -144,15 +152,15 @@ fn quarantine(ground: &Ground<'_>, awaited: &Awaited, now: Instant) -> Option<Un
 }
 
 /// Why an add that nobody has decided ran out of time.
-pub fn blame(sessions: &Sessions, awaited: &Awaited, now: Instant) -> Unserved {
-    let standings: Vec<_> = standings(sessions, awaited, now).collect();
-    if standings.is_empty() {
-        return absent(sessions, now);
+pub fn timeout_cause(sessions: &Sessions, awaited: &Awaited, now: Instant) -> Unserved {
+    let statuses: Vec<_> = statuses(sessions, awaited, now).collect();
+    if statuses.is_empty() {
+        return no_ztunnel(sessions, now);
     }
-    if let Some(words) = standings.iter().find_map(|(_, it)| words(it)) {
-        return Unserved::Refused(words.to_owned());
+    if let Some(refusal) = statuses.iter().find_map(|(_, it)| refusal(it)) {
+        return Unserved::Refused(refusal.to_owned());
     }
-    let sent = standings.iter().any(|(_, it)| matches!(it, Standing::Sent));
+    let sent = statuses.iter().any(|(_, it)| matches!(it, AddStatus::Sent));
     let live = sessions.greeted().any(|(_, it)| it.stage() == Stage::Live);
     if sent || live {
         Unserved::Silent
@@ -161,7 +169,7 @@ pub fn blame(sessions: &Sessions, awaited: &Awaited, now: Instant) -> Unserved {
     }
 }
 
-fn absent(sessions: &Sessions, now: Instant) -> Unserved {
+fn no_ztunnel(sessions: &Sessions, now: Instant) -> Unserved {
     sessions
         .lost()
         .map_or(Unserved::NeverConnected, |lost| Unserved::Lost {
@@ -170,20 +178,20 @@ fn absent(sessions: &Sessions, now: Instant) -> Unserved {
         })
 }
 
-fn standings(
+fn statuses(
     sessions: &Sessions,
     awaited: &Awaited,
     now: Instant,
-) -> impl Iterator<Item = (SessionId, Standing)> {
+) -> impl Iterator<Item = (SessionId, AddStatus)> {
     sessions.greeted().map(move |(id, session)| {
-        let standing = session.standing(&awaited.uid, &awaited.target, now);
-        (id, standing)
+        let status = session.add_status(&awaited.uid, &awaited.target, now);
+        (id, status)
     })
 }
 
-fn words(standing: &Standing) -> Option<&str> {
-    match standing {
-        Standing::Refused(nack) => Some(&nack.words),
-        Standing::Added | Standing::Sent | Standing::Owing => None,
+fn refusal(status: &AddStatus) -> Option<&str> {
+    match status {
+        AddStatus::Refused(nack) => Some(&nack.message),
+        AddStatus::Added | AddStatus::Sent | AddStatus::Queued => None,
     }
 }

@@ -5,11 +5,11 @@ use std::time::Instant;
 use inpod_types::{PodUid, SandboxRef};
 
 use crate::{
+    next_message::{PodState, Refusal, Target},
     peer::Peer,
-    session::{Counts, Known, Session, Stage},
+    quarantine::Suspicion,
+    session::{Counts, Session, SessionInputs, Stage},
     sessions::{SessionId, Slot},
-    step::{Refusal, Target, Told},
-    suspects::Suspicion,
 };
 
 /// Something that changed.
@@ -95,32 +95,36 @@ pub fn session(id: SessionId, slot: &Slot) -> SessionView {
 
 /// A pod in a session as it is now; `sandbox` is the one that is meant when the pod is not desired.
 pub fn workload(
-    known: Known<'_>,
+    inputs: SessionInputs<'_>,
     id: SessionId,
     session: &Session,
     uid: &PodUid,
     sandbox: &SandboxRef,
 ) -> WorkloadView {
     let record = session.record_of(uid);
-    let wanted = known.desired.current(uid);
-    let suspicion = known.suspects.by(uid, session.ztunnel());
+    let wanted = inputs.desired.current(uid);
+    let suspicion = inputs.quarantine.suspicion(uid, session.ztunnel());
     let quarantined = suspicion.is_some_and(Suspicion::is_in_quarantine);
     let sandbox = wanted.map_or(sandbox, |entry| &entry.workload().sandbox);
     let target = wanted.and_then(Target::of);
-    let progress = match record.map(|record| &record.told) {
+    let progress = match record.map(|record| &record.state) {
         _ if session.is_sent(uid) => Progress::Sent,
         None if wanted.is_none() => Progress::Removed,
-        Some(Told::Cleared(_)) if wanted.is_none() => Progress::Removed,
-        Some(Told::Added(told)) if target.as_ref() == Some(told) => Progress::Added,
-        Some(Told::Kept) if wanted.is_some() && target.is_none() => Progress::Kept,
+        Some(PodState::Cleared(_)) if wanted.is_none() => Progress::Removed,
+        Some(PodState::Added(acknowledged)) if target.as_ref() == Some(acknowledged) => {
+            Progress::Added
+        }
+        Some(PodState::Kept) if wanted.is_some() && target.is_none() => Progress::Kept,
         _ if wanted.is_some() && quarantined => Progress::Quarantined,
-        Some(Told::Refused(refusal)) if wanted.is_none() && !refusal.pending => Progress::Removed,
-        Some(Told::Refused(_)) => Progress::Refused,
-        Some(Told::Added(_) | Told::Kept | Told::Cleared(_)) | None => Progress::Queued,
+        Some(PodState::Refused(refusal)) if wanted.is_none() && !refusal.pending => {
+            Progress::Removed
+        }
+        Some(PodState::Refused(_)) => Progress::Refused,
+        Some(PodState::Added(_) | PodState::Kept | PodState::Cleared(_)) | None => Progress::Queued,
     };
-    let refusal = record.and_then(|record| match &record.told {
-        Told::Refused(refusal) => Some(refusal.clone()),
-        Told::Added(_) | Told::Kept | Told::Cleared(_) => None,
+    let refusal = record.and_then(|record| match &record.state {
+        PodState::Refused(refusal) => Some(refusal.clone()),
+        PodState::Added(_) | PodState::Kept | PodState::Cleared(_) => None,
     });
     WorkloadView {
         sandbox: sandbox.clone(),

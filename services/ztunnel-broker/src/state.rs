@@ -1,6 +1,6 @@
 //! All that the broker knows, without sockets and clocks: what is desired, what each ztunnel was told, who waits.
 
-mod report;
+mod views;
 
 use std::time::{Duration, Instant};
 
@@ -11,39 +11,39 @@ use crate::{
     desired::{ChangeError, Changes, Desired, Entry},
     message::Message,
     nack::Nack,
+    next_message::PodState,
+    outcome::{self, Awaited, Evidence, Outcome, Unserved},
     peer::Peer,
-    pending::{Pendings, Ticket, Undo},
-    session::{Answered, Known, Record, Session, SessionEnd},
+    pending::{PendingAdds, Ticket, Undo},
+    quarantine::Quarantine,
+    session::{Answered, Record, Session, SessionEnd, SessionInputs},
+    session_view::{self, Event, SessionView},
     sessions::{SessionId, Sessions, Slot},
-    step::Told,
-    suspects::Suspects,
-    verdict::{self, Awaited, Ground, Unserved, Verdict},
-    view::{self, Event, SessionView},
 };
 
 /// The state of the broker.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct State {
     desired: Desired,
     sessions: Sessions,
-    suspects: Suspects,
+    quarantine: Quarantine,
     /// A suspect was cleared: other sessions have it to tell.
     cleared: bool,
-    pendings: Pendings,
+    pending: PendingAdds,
     events: Vec<Event>,
     ack_timeout: Duration,
     stopping: bool,
 }
 
-impl Ledger {
+impl State {
     /// Nothing is known yet. A session that is silent for `ack_timeout` is closed.
     pub fn new(ack_timeout: Duration) -> Self {
         Self {
             desired: Desired::default(),
             sessions: Sessions::default(),
-            suspects: Suspects::default(),
+            quarantine: Quarantine::default(),
             cleared: false,
-            pendings: Pendings::default(),
+            pending: PendingAdds::default(),
             events: Vec::new(),
             ack_timeout,
             stopping: false,
@@ -56,8 +56,8 @@ impl Ledger {
     }
 
     /// The pods over which sessions ended.
-    pub fn suspects(&self) -> &Suspects {
-        &self.suspects
+    pub fn quarantine(&self) -> &Quarantine {
+        &self.quarantine
     }
 
     /// The connected ztunnels.
@@ -73,10 +73,10 @@ impl Ledger {
     /// Replaces the desired set.
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
         for workload in &all {
-            self.pendings.confirm(&workload.sandbox, workload.revision);
+            self.pending.confirm(&workload.sandbox, workload.revision);
         }
         let changes = self.desired.set(revision, all, now);
-        self.consider(&changes, now);
+        self.queue(&changes, now);
     }
 
     /// Adds a workload; the ticket tells what comes of it.
@@ -90,10 +90,10 @@ impl Ledger {
         descriptor: Descriptor,
         now: Instant,
     ) -> Result<Ticket, ChangeError> {
-        self.desired.admit(&workload)?;
+        self.desired.check_add(&workload)?;
         let awaited = Awaited::new(&workload, descriptor.netns());
         let desired = self.desired.get(&workload.sandbox);
-        let (undo, changes) = if desired.is_some_and(|entry| awaited.is(entry)) {
+        let (undo, changes) = if desired.is_some_and(|entry| awaited.matches(entry)) {
             let changes = self.desired.store(&workload.sandbox, descriptor);
             (Undo::Nothing, changes)
         } else {
@@ -101,39 +101,39 @@ impl Ledger {
             (Undo::Restore(previous.map(Box::new)), changes)
         };
         for session in self.sessions.iter_mut() {
-            changes.keys().for_each(|uid| session.hasten(uid));
-            session.forgive(&awaited.uid, now);
+            changes.keys().for_each(|uid| session.queue_urgent(uid));
+            session.retry_now(&awaited.uid, now);
         }
-        let ticket = self.pendings.join(awaited, undo);
-        self.after(&changes, now);
+        let ticket = self.pending.join(awaited, undo);
+        self.publish(&changes, now);
         Ok(ticket)
     }
 
     /// What came of an add, as of now; the one who waited waits no longer. Where nobody was told of success, the set
     /// is as before, and the sessions bring the ztunnels there.
-    pub fn conclude(&mut self, ticket: &Ticket, now: Instant) -> Verdict {
-        let verdict = ticket.verdict.borrow().clone();
-        let verdict =
-            verdict.unwrap_or_else(|| Err(verdict::blame(&self.sessions, &ticket.awaited, now)));
-        self.leave(ticket, verdict.is_ok(), now);
-        verdict
+    pub fn finish_add(&mut self, ticket: &Ticket, now: Instant) -> Outcome {
+        let outcome = ticket.outcome.borrow().clone();
+        let outcome = outcome
+            .unwrap_or_else(|| Err(outcome::timeout_cause(&self.sessions, &ticket.awaited, now)));
+        self.stop_waiting(ticket, outcome.is_ok(), now);
+        outcome
     }
 
     /// The one who waited has gone without an answer.
-    pub fn abandon(&mut self, ticket: &Ticket, now: Instant) {
-        self.leave(ticket, false, now);
+    pub fn abandon_add(&mut self, ticket: &Ticket, now: Instant) {
+        self.stop_waiting(ticket, false, now);
     }
 
-    fn leave(&mut self, ticket: &Ticket, served: bool, now: Instant) {
-        let undo = self.pendings.leave(ticket, served);
+    fn stop_waiting(&mut self, ticket: &Ticket, served: bool, now: Instant) {
+        let undo = self.pending.leave(ticket, served);
         let Undo::Restore(previous) = undo else {
             return;
         };
         let sandbox = &ticket.awaited.sandbox;
-        let unchanged = |entry: &Entry| ticket.awaited.is(entry);
+        let unchanged = |entry: &Entry| ticket.awaited.matches(entry);
         if !self.stopping && self.desired.get(sandbox).is_some_and(unchanged) {
             let changes = self.desired.restore(sandbox, previous.map(|entry| *entry));
-            self.hasten(&changes, now);
+            self.queue_urgent(&changes, now);
         }
     }
 
@@ -149,35 +149,36 @@ impl Ledger {
         now: Instant,
     ) -> Result<(), ChangeError> {
         let changes = self.desired.remove(sandbox, revision)?;
-        self.hasten(&changes, now);
+        self.queue_urgent(&changes, now);
         Ok(())
     }
 
     /// Keeps a descriptor that was missing.
     pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor, now: Instant) {
         let changes = self.desired.store(sandbox, descriptor);
-        self.consider(&changes, now);
+        self.queue(&changes, now);
     }
 
-    fn consider(&mut self, changes: &Changes, now: Instant) {
+    fn queue(&mut self, changes: &Changes, now: Instant) {
         for session in self.sessions.iter_mut() {
-            changes.keys().for_each(|uid| session.consider(uid));
+            changes.keys().for_each(|uid| session.queue(uid));
         }
-        self.after(changes, now);
+        self.publish(changes, now);
     }
 
-    fn hasten(&mut self, changes: &Changes, now: Instant) {
+    fn queue_urgent(&mut self, changes: &Changes, now: Instant) {
         for session in self.sessions.iter_mut() {
-            changes.keys().for_each(|uid| session.hasten(uid));
+            changes.keys().for_each(|uid| session.queue_urgent(uid));
         }
-        self.after(changes, now);
+        self.publish(changes, now);
     }
 
-    fn after(&mut self, changes: &Changes, now: Instant) {
-        self.judge(now);
+    fn publish(&mut self, changes: &Changes, now: Instant) {
+        self.decide(now);
         let ids: Vec<_> = self.sessions.greeted().map(|(id, _)| id).collect();
         for (uid, sandbox) in changes {
-            ids.iter().for_each(|id| self.tell(*id, uid, sandbox));
+            ids.iter()
+                .for_each(|id| self.report_workload(*id, uid, sandbox));
         }
     }
 
@@ -188,7 +189,7 @@ impl Ledger {
             peer,
             since: now,
         });
-        self.tell_session(id);
+        self.report_session(id);
         id
     }
 
@@ -197,29 +198,29 @@ impl Ledger {
         if let Some(slot) = self.sessions.get_mut(id) {
             slot.session.on_hello(&self.desired);
         }
-        self.tell_session(id);
+        self.report_session(id);
         let workloads = self.workload_views(id);
         self.events
             .extend(workloads.into_iter().map(Event::Workload));
-        self.judge(now);
+        self.decide(now);
     }
 
     /// What it is to be told next, if anything.
     pub fn next(&mut self, id: SessionId, now: Instant) -> Option<Message> {
         let slot = self.sessions.get_mut(id).filter(|_| !self.stopping)?;
-        let known = Known {
+        let inputs = SessionInputs {
             desired: &self.desired,
-            suspects: &self.suspects,
+            quarantine: &self.quarantine,
         };
-        let Some(message) = slot.session.next(known, now) else {
+        let Some(message) = slot.session.next(inputs, now) else {
             if slot.session.became_idle() {
-                self.tell_session(id);
+                self.report_session(id);
             }
             return None;
         };
         let entry = message.uid().and_then(|uid| self.desired.current(uid));
         if let Some(Workload { uid, sandbox, .. }) = entry.map(|entry| entry.workload().clone()) {
-            self.tell(id, &uid, &sandbox);
+            self.report_workload(id, &uid, &sandbox);
         }
         Some(message)
     }
@@ -242,13 +243,13 @@ impl Ledger {
         match &answered {
             Some((uid, sandbox)) => {
                 if slot.session.record_of(uid).is_some_and(was_added) {
-                    self.cleared |= self.suspects.clear(uid);
+                    self.cleared |= self.quarantine.clear(uid);
                 }
-                self.tell(id, uid, sandbox);
+                self.report_workload(id, uid, sandbox);
             }
-            None => self.tell_session(id),
+            None => self.report_session(id),
         }
-        self.judge(now);
+        self.decide(now);
         Ok(answered)
     }
 
@@ -258,15 +259,15 @@ impl Ledger {
     }
 
     /// What was last to be sent to a ztunnel did not leave.
-    pub fn unsent(&mut self, id: SessionId) {
+    pub fn on_send_failed(&mut self, id: SessionId) {
         if let Some(slot) = self.sessions.get_mut(id) {
-            slot.session.unsent();
+            slot.session.on_send_failed();
         }
     }
 
     /// When to look at the session again though nothing happens.
     pub fn wake_at(&self, id: SessionId) -> Option<Instant> {
-        self.sessions.get(id)?.session.wake_at(self.known())
+        self.sessions.get(id)?.session.wake_at(self.inputs())
     }
 
     /// Looks at the clock for a session.
@@ -274,55 +275,55 @@ impl Ledger {
     /// # Errors
     ///
     /// When it was silent for too long.
-    pub fn on_time(&self, id: SessionId, now: Instant) -> Result<(), SessionEnd> {
+    pub fn check_deadline(&self, id: SessionId, now: Instant) -> Result<(), SessionEnd> {
         let slot = self.sessions.get(id);
-        slot.map_or(Ok(()), |slot| slot.session.on_time(now))
+        slot.map_or(Ok(()), |slot| slot.session.check_deadline(now))
     }
 
     /// Has a session closed, so that its ztunnel connects again; it as it was. `None` when there is no such session.
     pub fn renew(&mut self, id: SessionId) -> Option<SessionView> {
         let slot = self.sessions.get_mut(id)?;
         slot.session.renew();
-        Some(view::session(id, slot))
+        Some(session_view::session(id, slot))
     }
 
     /// It has gone.
     pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
         if let Some(slot) = self.sessions.close(id, why, now) {
-            if let Some((uid, during)) = slot.session.blamed().filter(|_| !self.stopping) {
+            if let Some((uid, during)) = slot.session.suspect().filter(|_| !self.stopping) {
                 let ztunnel = slot.session.ztunnel();
-                self.suspects.blame(uid, ztunnel, during, why, now);
+                self.quarantine.record_loss(uid, ztunnel, during, why, now);
             }
             let view = SessionView {
                 stage: None,
-                ..view::session(id, &slot)
+                ..session_view::session(id, &slot)
             };
             self.events.push(Event::Session(view));
         }
-        self.judge(now);
+        self.decide(now);
     }
 
-    fn judge(&self, now: Instant) {
-        self.pendings.judge(
-            &Ground {
-                known: self.known(),
+    fn decide(&self, now: Instant) {
+        self.pending.decide(
+            &Evidence {
+                inputs: self.inputs(),
                 sessions: &self.sessions,
             },
             now,
         );
     }
 
-    pub(super) fn known(&self) -> Known<'_> {
-        Known {
+    pub(super) fn inputs(&self) -> SessionInputs<'_> {
+        SessionInputs {
             desired: &self.desired,
-            suspects: &self.suspects,
+            quarantine: &self.quarantine,
         }
     }
 
     /// From here on nobody is told anything: ztunnels go on with what they have.
     pub fn stop(&mut self) {
         self.stopping = true;
-        self.pendings.stop();
+        self.pending.stop();
     }
 
     /// Whether the broker is being stopped.
@@ -340,7 +341,7 @@ impl Ledger {
 
 /// Whether a ztunnel has answered an Add of the pod and goes on.
 fn was_added(record: &Record) -> bool {
-    matches!(record.told, Told::Added(_) | Told::Refused(_))
+    matches!(record.state, PodState::Added(_) | PodState::Refused(_))
 }
 
 #[cfg(test)]

@@ -17,12 +17,12 @@ use inpod_types::PodUid;
 use crate::peer::Ztunnel;
 
 /// How many sessions in a row a pod may cost before it is put in quarantine.
-const TOLERATED: u32 = 1;
+const TOLERATED_LOSSES: u32 = 1;
 
 /// The first quarantine; each further one is twice as long, up to the longest. A wait keeps one pod out of the mesh, a
 /// retry may cost the node its ztunnel.
-const FIRST_QUARANTINE: Duration = Duration::from_secs(60);
-const LONGEST_QUARANTINE: Duration = Duration::from_secs(3600);
+const INITIAL_QUARANTINE: Duration = Duration::from_secs(60);
+const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
 
 /// What is held against a pod by one ztunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,19 +34,19 @@ pub struct Suspicion {
     /// When it may be told again.
     pub due: Instant,
     at: Instant,
-    during: Blamed,
+    during: LostDuring,
 }
 
 impl Suspicion {
     /// Whether it may be named in a snapshot. Of a pod that was never added a Keep does nothing, so that only one over
     /// which sessions ended is to be feared; after the first, leaving it out would cut it for certain.
     fn may_keep(&self) -> bool {
-        self.during != Blamed::Keep || !self.is_in_quarantine()
+        self.during != LostDuring::Keep || !self.is_in_quarantine()
     }
 
     /// Whether it is in quarantine, or being tried again after one.
     pub fn is_in_quarantine(&self) -> bool {
-        self.times > TOLERATED
+        self.times > TOLERATED_LOSSES
     }
 
     /// Until when it is not told, if that is so.
@@ -57,7 +57,7 @@ impl Suspicion {
 
 /// What was in flight when a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blamed {
+pub enum LostDuring {
     /// An Add.
     Add,
     /// A Keep.
@@ -66,7 +66,7 @@ pub enum Blamed {
 
 /// How a ztunnel is told of a suspect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Treatment {
+pub struct Deferral {
     /// When its Add is due, after everything else.
     pub due: Instant,
     /// Whether its snapshot may name it.
@@ -75,34 +75,34 @@ pub struct Treatment {
 
 /// All suspected pods, each with the ztunnels that lost sessions over it.
 #[derive(Debug, Default)]
-pub struct Suspects(BTreeMap<PodUid, BTreeMap<Ztunnel, Suspicion>>);
+pub struct Quarantine(BTreeMap<PodUid, BTreeMap<Ztunnel, Suspicion>>);
 
-impl Suspects {
+impl Quarantine {
     /// A session of that ztunnel ended over this pod. What nobody has been told of for long is forgotten.
-    pub fn blame(
+    pub fn record_loss(
         &mut self,
         uid: &PodUid,
         ztunnel: &Ztunnel,
-        during: Blamed,
+        during: LostDuring,
         cause: &str,
         now: Instant,
     ) {
-        self.forget(now);
+        self.expire(now);
         let by = self.0.entry(uid.clone()).or_default();
         let before = by.get(ztunnel).map_or(0, |suspicion| suspicion.times);
         let suspicion = Suspicion {
             times: before.saturating_add(1),
             cause: cause.to_owned(),
-            due: now + quarantine(before),
+            due: now + quarantine_duration(before),
             at: now,
             during,
         };
         by.insert(ztunnel.clone(), suspicion);
     }
 
-    fn forget(&mut self, now: Instant) {
+    fn expire(&mut self, now: Instant) {
         self.0.retain(|_, by| {
-            by.retain(|_, suspicion| suspicion.due + LONGEST_QUARANTINE > now);
+            by.retain(|_, suspicion| suspicion.due + MAX_QUARANTINE > now);
             !by.is_empty()
         });
     }
@@ -114,40 +114,40 @@ impl Suspects {
 
     /// How that ztunnel is told of a pod; `None` for one that is not suspected. Over what another ztunnel lost its
     /// sessions this one does not wait: the other may be the broken one.
-    pub fn treatment(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<Treatment> {
+    pub fn deferral(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<Deferral> {
         let by = self.0.get(uid)?;
-        let other = |suspicion: &Suspicion| Treatment {
+        let other = |suspicion: &Suspicion| Deferral {
             due: suspicion.at,
             may_keep: true,
         };
-        let own = |suspicion: &Suspicion| Treatment {
+        let own = |suspicion: &Suspicion| Deferral {
             due: suspicion.due,
             may_keep: suspicion.may_keep(),
         };
-        let treatment = by.get(ztunnel).map(own);
-        treatment.or_else(|| by.values().next().map(other))
+        let deferral = by.get(ztunnel).map(own);
+        deferral.or_else(|| by.values().next().map(other))
     }
 
     /// What a ztunnel holds against a pod.
-    pub fn by(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<&Suspicion> {
+    pub fn suspicion(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<&Suspicion> {
         self.0.get(uid)?.get(ztunnel)
     }
 
     /// The worst that is held against a pod.
-    pub fn worst(&self, uid: &PodUid) -> Option<&Suspicion> {
+    pub fn worst_suspicion(&self, uid: &PodUid) -> Option<&Suspicion> {
         let by = self.0.get(uid)?;
         by.values().max_by_key(|suspicion| suspicion.times)
     }
 }
 
-fn quarantine(times_before: u32) -> Duration {
-    let Some(doublings) = times_before.checked_sub(TOLERATED) else {
+fn quarantine_duration(times_before: u32) -> Duration {
+    let Some(doublings) = times_before.checked_sub(TOLERATED_LOSSES) else {
         return Duration::ZERO;
     };
     let factor = 2_u32.saturating_pow(doublings);
-    FIRST_QUARANTINE
+    INITIAL_QUARANTINE
         .saturating_mul(factor)
-        .min(LONGEST_QUARANTINE)
+        .min(MAX_QUARANTINE)
 }
 
 #[cfg(test)]
@@ -158,12 +158,12 @@ mod tests {
     const ONE: Ztunnel = Ztunnel::Process(1);
     const OTHER: Ztunnel = Ztunnel::Process(2);
 
-    fn blamed(times: u32, during: Blamed, now: Instant) -> Suspects {
-        let mut suspects = Suspects::default();
+    fn with_losses(times: u32, during: LostDuring, now: Instant) -> Quarantine {
+        let mut quarantine = Quarantine::default();
         for _ in 0..times {
-            suspects.blame(&uid("p"), &ONE, during, "it hung up", now);
+            quarantine.record_loss(&uid("p"), &ONE, during, "it closed the connection", now);
         }
-        suspects
+        quarantine
     }
 
     #[test]
@@ -171,8 +171,8 @@ mod tests {
         let now = Instant::now();
         let waits = [0, 60, 120, 240, 480, 960, 1920, 3600, 3600];
         for (times, seconds) in (1..).zip(waits) {
-            let suspects = blamed(times, Blamed::Add, now);
-            let suspicion = suspects.by(&uid("p"), &ONE).unwrap();
+            let quarantine = with_losses(times, LostDuring::Add, now);
+            let suspicion = quarantine.suspicion(&uid("p"), &ONE).unwrap();
             assert_eq!(suspicion.due, now + Duration::from_secs(seconds), "{times}");
             let quarantined = suspicion.quarantined_until(now).is_some();
             assert_eq!(quarantined, times > 1, "{times}");
@@ -182,9 +182,9 @@ mod tests {
     #[test]
     fn the_end_of_the_wait_ends_the_quarantine_and_not_the_suspicion() {
         let now = Instant::now();
-        let suspects = blamed(2, Blamed::Add, now);
-        let suspicion = suspects.worst(&uid("p")).unwrap();
-        let over = now + FIRST_QUARANTINE;
+        let quarantine = with_losses(2, LostDuring::Add, now);
+        let suspicion = quarantine.worst_suspicion(&uid("p")).unwrap();
+        let over = now + INITIAL_QUARANTINE;
         assert_eq!(suspicion.quarantined_until(now), Some(over));
         assert_eq!(suspicion.quarantined_until(over), None);
         assert_eq!(suspicion.times, 2);
@@ -193,39 +193,51 @@ mod tests {
     #[test]
     fn another_ztunnel_is_told_last_and_at_once() {
         let now = Instant::now();
-        let mut suspects = blamed(5, Blamed::Keep, now);
-        let own = suspects.treatment(&uid("p"), &ONE).unwrap();
+        let mut quarantine = with_losses(5, LostDuring::Keep, now);
+        let own = quarantine.deferral(&uid("p"), &ONE).unwrap();
         assert!(own.due > now && !own.may_keep);
-        let other = suspects.treatment(&uid("p"), &OTHER).unwrap();
+        let other = quarantine.deferral(&uid("p"), &OTHER).unwrap();
         assert!(other.due <= now && other.may_keep);
-        suspects.blame(&uid("p"), &OTHER, Blamed::Add, "it hung up", now);
-        let own = suspects.treatment(&uid("p"), &ONE).unwrap();
+        quarantine.record_loss(
+            &uid("p"),
+            &OTHER,
+            LostDuring::Add,
+            "it closed the connection",
+            now,
+        );
+        let own = quarantine.deferral(&uid("p"), &ONE).unwrap();
         assert!(own.due > now, "each has its own");
-        assert_eq!(suspects.worst(&uid("p")).unwrap().times, 5);
+        assert_eq!(quarantine.worst_suspicion(&uid("p")).unwrap().times, 5);
     }
 
     #[test]
     fn only_a_keep_that_cost_two_sessions_is_not_repeated() {
         let now = Instant::now();
         for (times, during, may_keep) in [
-            (1, Blamed::Keep, true),
-            (2, Blamed::Keep, false),
-            (2, Blamed::Add, true),
+            (1, LostDuring::Keep, true),
+            (2, LostDuring::Keep, false),
+            (2, LostDuring::Add, true),
         ] {
-            let suspects = blamed(times, during, now);
-            let treatment = suspects.treatment(&uid("p"), &ONE).unwrap();
-            assert_eq!(treatment.may_keep, may_keep, "{times} {during:?}");
+            let quarantine = with_losses(times, during, now);
+            let deferral = quarantine.deferral(&uid("p"), &ONE).unwrap();
+            assert_eq!(deferral.may_keep, may_keep, "{times} {during:?}");
         }
     }
 
     #[test]
     fn what_was_long_ago_is_forgotten() {
         let now = Instant::now();
-        let mut suspects = blamed(2, Blamed::Add, now);
-        let later = now + FIRST_QUARANTINE + LONGEST_QUARANTINE;
-        suspects.blame(&uid("q"), &ONE, Blamed::Add, "it hung up", later);
-        assert_eq!(suspects.worst(&uid("p")), None);
-        assert!(suspects.clear(&uid("q")));
-        assert!(!suspects.clear(&uid("q")));
+        let mut quarantine = with_losses(2, LostDuring::Add, now);
+        let later = now + INITIAL_QUARANTINE + MAX_QUARANTINE;
+        quarantine.record_loss(
+            &uid("q"),
+            &ONE,
+            LostDuring::Add,
+            "it closed the connection",
+            later,
+        );
+        assert_eq!(quarantine.worst_suspicion(&uid("p")), None);
+        assert!(quarantine.clear(&uid("q")));
+        assert!(!quarantine.clear(&uid("q")));
     }
 }

@@ -7,12 +7,12 @@ use inpod_types::PodUid;
 use super::{Record, Session, Subject};
 use crate::{
     nack::Nack,
-    step::{Target, Told},
+    next_message::{PodState, Target},
 };
 
 /// What a session says of a workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum AddStatus {
     /// Added and acknowledged.
     Added,
     /// Refused, and not to be tried again before a while.
@@ -20,19 +20,21 @@ pub enum Standing {
     /// The Add is on its way.
     Sent,
     /// Still to be told.
-    Owing,
+    Queued,
 }
 
 impl Session {
     /// What this ztunnel says of that workload.
-    pub fn standing(&self, uid: &PodUid, wanted: &Target, now: Instant) -> Standing {
-        match self.records.get(uid).map(|record| &record.told) {
-            Some(Told::Added(target)) if target == wanted => Standing::Added,
-            Some(Told::Refused(refusal)) if refusal.target == *wanted && refusal.retry_at > now => {
-                Standing::Refused(refusal.nack.clone())
+    pub fn add_status(&self, uid: &PodUid, wanted: &Target, now: Instant) -> AddStatus {
+        match self.records.get(uid).map(|record| &record.state) {
+            Some(PodState::Added(target)) if target == wanted => AddStatus::Added,
+            Some(PodState::Refused(refusal))
+                if refusal.target == *wanted && refusal.retry_at > now =>
+            {
+                AddStatus::Refused(refusal.nack.clone())
             }
-            Some(_) | None if self.is_sent(uid) => Standing::Sent,
-            Some(_) | None => Standing::Owing,
+            Some(_) | None if self.is_sent(uid) => AddStatus::Sent,
+            Some(_) | None => AddStatus::Queued,
         }
     }
 

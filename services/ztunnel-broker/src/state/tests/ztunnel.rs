@@ -32,7 +32,7 @@ impl Ztunnel {
 
     pub(super) fn receive(&mut self, message: &Message) {
         let bytes = message.encode();
-        assert!((1..=crate::message::LONGEST).contains(&bytes.len()));
+        assert!((1..=crate::message::MAX_PACKET_BYTES).contains(&bytes.len()));
         let payload = WorkloadRequest::decode(&*bytes).unwrap().payload.unwrap();
         assert!(self.greeted, "nothing before the hello");
         assert!(self.in_flight.is_none(), "one message in flight");
