@@ -11,7 +11,7 @@ use inpod_service::Key;
 use inpod_types::{NodeName, keys};
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-use crate::broken::Criteria;
+use crate::detect::Criteria;
 
 /// See [`Config`].
 pub const KEYS: &[Key] = &[
@@ -28,7 +28,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "repair_pods",
         default: Some("true"),
-        help: "Whether pods are given time to be redirected in place, which pod-events does, before they are labelled or deleted (true or false)",
+        help: "Whether pod-events is given time to redirect a pod in place before the pod is labelled or deleted (true or false)",
     },
     Key {
         name: "label_pods",
@@ -38,17 +38,17 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "delete_pods",
         default: Some("false"),
-        help: "Whether pods whose init container failed for want of redirection, and which stay so, are deleted (true or false)",
+        help: "Whether pods whose init container failed because redirection is missing, and stays missing, are deleted (true or false)",
     },
     Key {
         name: "repair_wait_seconds",
         default: Some("30"),
-        help: "How long each kinder way is given to help before the next is taken",
+        help: "How long each action is given to help before the next, more disruptive one is taken",
     },
     Key {
         name: "changes_per_minute",
         default: Some("6"),
-        help: "How many pods of the node are labelled or deleted in a minute at most, 1 to 600",
+        help: "Maximum number of pods of the node that are labelled or deleted per minute, 1 to 600",
     },
     Key {
         name: "broken_pod_label_key",
@@ -63,32 +63,32 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "sidecar_annotation",
         default: Some(keys::SIDECAR_STATUS),
-        help: "An annotation without which the status of a pod means nothing; none: that of every pod does",
+        help: "Annotation that a pod must have for its status to be checked; empty: every pod is checked",
     },
     Key {
         name: "init_container_name",
         default: Some("istio-validation"),
-        help: "The init container that fails for want of redirection; none: any",
+        help: "Init container that fails when redirection is missing; empty: any",
     },
     Key {
         name: "init_container_termination_message",
         default: Some(""),
-        help: "The last words, without blanks around them, that it has to have failed with; none: any",
+        help: "Required termination message of that container (trimmed); empty: any",
     },
     Key {
         name: "init_container_exit_code",
         default: Some("126"),
-        help: "The exit code that it has to have failed with; 0: any",
+        help: "Required exit code of that container; 0: any",
     },
     Key {
         name: "label_selectors",
         default: Some(""),
-        help: "Which pods of the node are looked at, as Kubernetes' label selector; none: all",
+        help: "Label selector for the pods of the node to check; empty: all",
     },
     Key {
         name: "field_selectors",
         default: Some(""),
-        help: "Which pods of the node are looked at, as Kubernetes' field selector; none: all",
+        help: "Field selector for the pods of the node to check; empty: all",
     },
 ];
 
@@ -215,28 +215,28 @@ fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Er
         Some(_) => "",
         None => text.as_str(),
     };
-    if is_label_word(name) {
+    if is_label_name(name) {
         Ok(text)
     } else {
         let message =
-            format!("\"{text}\" is no name of a label (Kubernetes, \"Labels and Selectors\")");
+            format!("\"{text}\" is not a valid label name (Kubernetes, \"Labels and Selectors\")");
         Err(D::Error::custom(message))
     }
 }
 
 fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
-    if text.is_empty() || is_label_word(&text) {
+    if text.is_empty() || is_label_name(&text) {
         Ok(text)
     } else {
         let message =
-            format!("\"{text}\" is no value of a label (Kubernetes, \"Labels and Selectors\")");
+            format!("\"{text}\" is not a valid label value (Kubernetes, \"Labels and Selectors\")");
         Err(D::Error::custom(message))
     }
 }
 
 /// 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at both ends.
-fn is_label_word(text: &str) -> bool {
+fn is_label_name(text: &str) -> bool {
     let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.len() <= 63
         && is_end(text.chars().next())
@@ -249,7 +249,7 @@ fn is_label_word(text: &str) -> bool {
 fn is_subdomain(text: &str) -> bool {
     text.len() <= 253
         && text.split('.').all(|label| {
-            is_label_word(label)
+            is_label_name(label)
                 && label
                     .chars()
                     .all(|c| !"_".contains(c) && !c.is_ascii_uppercase())

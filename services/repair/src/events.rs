@@ -7,7 +7,7 @@ use kube::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-use crate::{ledger::Note, metrics::Metrics};
+use crate::{escalation::Note, metrics::Metrics};
 
 /// Who tells, for `kubectl describe`, and whose a change is in a pod's `managedFields`. Its instance is the node.
 pub(crate) const REPORTER: &str = "inpod.io/repair";
@@ -16,27 +16,27 @@ pub(crate) const REPORTER: &str = "inpod.io/repair";
 const ACTION: &str = "Repair";
 
 /// How many Events wait for the API server; further ones are dropped, and counted.
-const QUEUE: usize = 256;
+const QUEUE_CAPACITY: usize = 256;
 
 /// Something to tell of a pod.
 #[derive(Debug)]
-struct Letter {
+struct QueuedEvent {
     pod: PodRef,
     note: Note,
-    written: Instant,
+    queued_at: Instant,
 }
 
 /// Where Events are put.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
-    queue: mpsc::Sender<Letter>,
+    queue: mpsc::Sender<QueuedEvent>,
     metrics: Metrics,
 }
 
 impl Events {
     /// Begins to send what is put there.
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
-        let (queue, waiting) = mpsc::channel(QUEUE);
+        let (queue, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let recorder = Recorder::new(client, inpod_kube::reporter(REPORTER, node));
         tokio::spawn(inpod_service::vital(
             "events",
@@ -46,25 +46,30 @@ impl Events {
     }
 
     /// Tells something of a pod.
-    pub(crate) fn tell(&self, pod: &PodRef, note: &Note) {
-        let letter = Letter {
+    pub(crate) fn send(&self, pod: &PodRef, note: &Note) {
+        let event = QueuedEvent {
             pod: pod.clone(),
             note: note.clone(),
-            written: Instant::now(),
+            queued_at: Instant::now(),
         };
-        if self.queue.try_send(letter).is_err() {
+        if self.queue.try_send(event).is_err() {
             self.metrics.event("dropped");
         }
     }
 }
 
-async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<Letter>, metrics: Metrics) {
-    while let Some(Letter { pod, note, written }) = waiting.recv().await {
+async fn send(recorder: Recorder, mut waiting: mpsc::Receiver<QueuedEvent>, metrics: Metrics) {
+    while let Some(QueuedEvent {
+        pod,
+        note,
+        queued_at,
+    }) = waiting.recv().await
+    {
         let (event, regarding) = (event_of(&note), inpod_kube::regarding(&pod));
-        match inpod_kube::deliver(&recorder, &event, &regarding, written).await {
+        match inpod_kube::deliver(&recorder, &event, &regarding, queued_at).await {
             Ok(()) => metrics.event("sent"),
             Err(why) => {
-                tracing::warn!(%pod, reason = note.reason, why, "Could not make an Event");
+                tracing::warn!(%pod, reason = note.reason, why, "Could not create an Event");
                 metrics.event("failed");
             }
         }

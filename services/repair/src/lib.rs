@@ -8,19 +8,19 @@
 //!
 //! Everything is decided from what is seen now; a restart loses how long something has lasted, and nothing else.
 
-mod acts;
-pub mod broken;
+mod actions;
 pub mod config;
+mod controller;
+pub mod detect;
 pub mod diagnosis;
+pub mod enrollment_status;
 mod enrollments;
 pub mod error;
+pub mod escalation;
 mod events;
-mod keeper;
-pub mod ledger;
 pub mod limit;
 pub mod metrics;
 pub mod pods;
-pub mod word;
 
 use std::{path::Path, sync::Arc};
 
@@ -29,13 +29,13 @@ use inpod_service::{Daemon, Service};
 use kube::{Client, client::ClientBuilder};
 
 use crate::{
-    config::Config, enrollments::Enrollments, keeper::Keeper, metrics::Metrics, pods::Pods,
+    config::Config, controller::Controller, enrollments::Enrollments, metrics::Metrics, pods::Pods,
 };
 
 /// What this service is.
 pub const SERVICE: Service = Service {
     name: "repair",
-    about: "Finds the pods of this node that should be redirected and are not, and does the kindest thing that helps: \
+    about: "Finds pods of this node that should be redirected and are not, and takes the least disruptive action: \
             waits for pod-events to redirect them, labels them, deletes them",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
@@ -56,13 +56,13 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         "the pods of this node have not been listed yet",
     );
     let config = Arc::new(config);
-    let pods = Pods::follow(client.clone(), &config, daemon.readiness().clone());
-    let enrollments = Enrollments::follow(daemon.channel("pod-events"), daemon.readiness().clone());
-    let keeper = Keeper::new(client, config, metrics, pods, enrollments);
+    let pods = Pods::start(client.clone(), &config, daemon.readiness().clone());
+    let enrollments = Enrollments::start(daemon.channel("pod-events"), daemon.readiness().clone());
+    let controller = Controller::new(client, config, metrics, pods, enrollments);
     let shutdown = daemon.shutdown();
     let work = async {
         tokio::select! {
-            never = keeper.run() => match never {},
+            never = controller.run() => match never {},
             // What is under way is dropped: the API server has done it or not, and the next run sees which.
             () = shutdown.requested() => Ok(()),
         }

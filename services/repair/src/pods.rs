@@ -18,8 +18,8 @@ use kube::{
 use tokio::{sync::watch, time::sleep};
 
 use crate::{
-    broken::{Broken, Criteria},
     config::Config,
+    detect::{Criteria, FailedInit},
 };
 
 /// The condition of the watch, which holds readiness up.
@@ -27,10 +27,10 @@ pub const CONDITION: &str = "pods";
 
 /// How long a watch lasts, in seconds, before the server ends it and another begins: one that is silent for much longer is
 /// dead.
-const WATCH: u32 = 60;
+const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
 /// Between two attempts, at most.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Pod {
     /// Whether it ends: its deletion was asked for, or its containers have ended for good.
     pub is_ending: bool,
     /// Whether its status shows that it started without redirection.
-    pub broken: Option<Broken>,
+    pub failed_init: Option<FailedInit>,
 }
 
 impl Pod {
@@ -65,7 +65,7 @@ impl Pod {
             version: meta.resource_version.clone().unwrap_or_default(),
             label: meta.labels.as_ref().and_then(|all| all.get(label).cloned()),
             is_ending: meta.deletion_timestamp.is_some() || has_ended,
-            broken: criteria.find(pod),
+            failed_init: criteria.find(pod),
         })
     }
 }
@@ -82,16 +82,16 @@ pub(crate) struct Pods {
 
 impl Pods {
     /// Begins to watch, for ever.
-    pub(crate) fn follow(client: Client, config: &Config, conditions: Readiness) -> Self {
+    pub(crate) fn start(client: Client, config: &Config, conditions: Readiness) -> Self {
         let mut wanted = watcher::Config::default()
             .fields(&config.fields())
-            .timeout(WATCH);
+            .timeout(WATCH_TIMEOUT_SECONDS);
         if let Some(labels) = config.labels() {
             wanted = wanted.labels(labels);
         }
         let (sender, changes) = watch::channel(());
         let known = Arc::<Mutex<Known>>::default();
-        let follower = Follower {
+        let pod_watcher = PodWatcher {
             criteria: config.criteria(),
             label: config.label().key,
             known: Arc::clone(&known),
@@ -101,7 +101,7 @@ impl Pods {
         };
         tokio::spawn(inpod_service::vital(
             "pods",
-            follower.run(Api::all(client), wanted),
+            pod_watcher.run(Api::all(client), wanted),
         ));
         Self { known, changes }
     }
@@ -124,7 +124,7 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
 }
 
 /// Keeps it up to date.
-struct Follower {
+struct PodWatcher {
     criteria: Criteria,
     label: String,
     known: Arc<Mutex<Known>>,
@@ -134,32 +134,32 @@ struct Follower {
     conditions: Readiness,
 }
 
-impl Follower {
+impl PodWatcher {
     /// A watch that has failed is begun anew with a list, and not taken up where it stood: nothing would be heard of that
     /// on a node whose pods do not change.
     async fn run(mut self, api: Api<k8s::Pod>, wanted: watcher::Config) {
-        let mut pauses = DefaultBackoff::default();
+        let mut delays = DefaultBackoff::default();
         loop {
-            let error = self.follow(&api, &wanted).await;
+            let error = self.watch_until_error(&api, &wanted).await;
             let why = format!("cannot watch the pods of this node: {error}");
             self.conditions.set(CONDITION, Err(why));
-            sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
+            sleep(delays.next().unwrap_or(MAX_RETRY_DELAY)).await;
         }
     }
 
     /// Until something fails: what, in words.
-    async fn follow(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
+    async fn watch_until_error(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
         let mut events = pin!(watcher(api.clone(), wanted.clone()));
         while let Some(event) = events.next().await {
             match event {
-                Ok(event) => self.take(event),
+                Ok(event) => self.handle(event),
                 Err(error) => return with_causes(&error),
             }
         }
         "the watch has ended".to_owned()
     }
 
-    fn take(&mut self, event: Event<k8s::Pod>) {
+    fn handle(&mut self, event: Event<k8s::Pod>) {
         match event {
             // Told before anything was asked for: nobody has answered yet.
             Event::Init => {
@@ -236,10 +236,10 @@ mod tests {
         assert!(!read(&json!({"/status/phase": "Running"})).is_ending);
     }
 
-    fn follower() -> (Follower, Pods) {
+    fn pod_watcher() -> (PodWatcher, Pods) {
         let (sender, changes) = watch::channel(());
         let known = Arc::<Mutex<Known>>::default();
-        let follower = Follower {
+        let pod_watcher = PodWatcher {
             criteria: Criteria::default(),
             label: "broken".to_owned(),
             known: Arc::clone(&known),
@@ -247,12 +247,12 @@ mod tests {
             changes: sender,
             conditions: Readiness::default(),
         };
-        (follower, Pods { known, changes })
+        (pod_watcher, Pods { known, changes })
     }
 
     #[test]
     fn a_list_takes_the_place_of_what_was_known_when_it_is_whole() {
-        let (mut follower, pods) = follower();
+        let (mut pod_watcher, pods) = pod_watcher();
         let uids = |pods: &Pods| {
             pods.now()
                 .keys()
@@ -260,40 +260,42 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         let object = |uid| object(uid, &json!({}));
-        follower.take(Event::Init);
-        follower.take(Event::InitApply(object("a")));
+        pod_watcher.handle(Event::Init);
+        pod_watcher.handle(Event::InitApply(object("a")));
         assert!(uids(&pods).is_empty());
-        follower.take(Event::InitDone);
-        follower.take(Event::Apply(object("b")));
+        pod_watcher.handle(Event::InitDone);
+        pod_watcher.handle(Event::Apply(object("b")));
         assert_eq!(uids(&pods), ["a", "b"]);
-        follower.take(Event::Init);
-        follower.take(Event::InitApply(object("c")));
+        pod_watcher.handle(Event::Init);
+        pod_watcher.handle(Event::InitApply(object("c")));
         assert_eq!(uids(&pods), ["a", "b"], "a list that is not whole");
-        follower.take(Event::InitDone);
+        pod_watcher.handle(Event::InitDone);
         assert_eq!(uids(&pods), ["c"]);
-        follower.take(Event::Delete(object("c")));
+        pod_watcher.handle(Event::Delete(object("c")));
         assert!(uids(&pods).is_empty());
     }
 
     #[test]
     fn a_list_that_nobody_has_answered_yet_is_no_good_news() {
-        let (mut follower, _pods) = follower();
-        follower.conditions.set(CONDITION, Err("no route".into()));
-        let ok = |follower: &Follower| follower.conditions.all()[CONDITION].ok;
-        follower.take(Event::Init);
-        assert!(!ok(&follower));
-        follower.take(Event::InitApply(object("a", &json!({}))));
-        assert!(!ok(&follower));
-        follower.take(Event::InitDone);
-        assert!(ok(&follower));
+        let (mut pod_watcher, _pods) = pod_watcher();
+        pod_watcher
+            .conditions
+            .set(CONDITION, Err("no route".into()));
+        let ok = |pod_watcher: &PodWatcher| pod_watcher.conditions.all()[CONDITION].ok;
+        pod_watcher.handle(Event::Init);
+        assert!(!ok(&pod_watcher));
+        pod_watcher.handle(Event::InitApply(object("a", &json!({}))));
+        assert!(!ok(&pod_watcher));
+        pod_watcher.handle(Event::InitDone);
+        assert!(ok(&pod_watcher));
     }
 
     #[test]
     fn a_pod_of_the_same_name_is_another_one() {
-        let (mut follower, pods) = follower();
-        follower.take(Event::Apply(object("old", &json!({}))));
-        follower.take(Event::Apply(object("new", &json!({}))));
-        follower.take(Event::Delete(object("old", &json!({}))));
+        let (mut pod_watcher, pods) = pod_watcher();
+        pod_watcher.handle(Event::Apply(object("old", &json!({}))));
+        pod_watcher.handle(Event::Apply(object("new", &json!({}))));
+        pod_watcher.handle(Event::Delete(object("old", &json!({}))));
         assert_eq!(pods.now().len(), 1);
     }
 }

@@ -10,46 +10,46 @@ use inpod_types::Reason;
 
 /// What pod-events says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
+pub enum EnrollmentStatus {
     /// It is not heard.
-    Away,
+    Unavailable,
     /// It does not know the pod.
-    Stranger,
+    UnknownPod,
     /// The pod is not to be redirected, and why.
-    Unwanted(Reason),
+    NotDesired(Reason),
     /// Nobody can tell whether the pod is to be redirected.
     Undecided,
     /// The pod is to be redirected.
-    Wanted(Standing),
+    Desired(Redirection),
 }
 
 /// How far a pod is that is to be redirected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct Redirection {
     /// Whether its traffic goes to a proxy of its own, not to ztunnel.
     pub has_proxy: bool,
     /// Where it stands.
-    pub place: Place,
+    pub progress: Progress,
 }
 
 /// Where a pod stands that is to be redirected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Progress {
     /// It is redirected, since when.
-    In(Option<SystemTime>),
+    Redirected(Option<SystemTime>),
     /// It is not yet; what went wrong last, empty where nothing did.
-    Out(String),
+    Pending(String),
     /// It leaves, or ends.
     Leaving,
 }
 
-impl Word {
+impl EnrollmentStatus {
     /// Reads a summary. What a later release says that this one does not know is taken for not decided.
-    pub fn of(summary: &PodSummary) -> Self {
+    pub fn from_summary(summary: &PodSummary) -> Self {
         let wanted = |has_proxy| {
-            Self::Wanted(Standing {
+            Self::Desired(Redirection {
                 has_proxy,
-                place: place(summary),
+                progress: progress(summary),
             })
         };
         match summary.desired() {
@@ -57,23 +57,23 @@ impl Word {
             Enrollment::Sidecar => wanted(true),
             Enrollment::None => {
                 let reason = Reason::from_number(summary.reason);
-                reason.map_or(Self::Undecided, Self::Unwanted)
+                reason.map_or(Self::Undecided, Self::NotDesired)
             }
             Enrollment::Unknown | Enrollment::Unspecified => Self::Undecided,
         }
     }
 }
 
-fn place(summary: &PodSummary) -> Place {
+fn progress(summary: &PodSummary) -> Progress {
     match summary.state() {
-        PodState::Enrolled => Place::In(summary.since.as_ref().and_then(|since| {
+        PodState::Enrolled => Progress::Redirected(summary.since.as_ref().and_then(|since| {
             let seconds = Duration::from_secs(u64::try_from(since.seconds).ok()?);
             SystemTime::UNIX_EPOCH.checked_add(seconds)
         })),
-        PodState::Withdrawing | PodState::Deleting => Place::Leaving,
+        PodState::Withdrawing | PodState::Deleting => Progress::Leaving,
         PodState::Out | PodState::Enrolling | PodState::Unspecified => {
             let failure = summary.last_failure.as_ref();
-            Place::Out(failure.map_or_else(String::new, |failure| failure.message.clone()))
+            Progress::Pending(failure.map_or_else(String::new, |failure| failure.message.clone()))
         }
     }
 }
@@ -84,8 +84,8 @@ mod tests {
 
     use super::*;
 
-    fn word(desired: Enrollment, state: PodState) -> Word {
-        Word::of(&PodSummary {
+    fn status(desired: Enrollment, state: PodState) -> EnrollmentStatus {
+        EnrollmentStatus::from_summary(&PodSummary {
             desired: desired.into(),
             reason: types::Reason::NamespaceExcluded.into(),
             state: state.into(),
@@ -97,33 +97,39 @@ mod tests {
         })
     }
 
-    fn wanted(has_proxy: bool, place: Place) -> Word {
-        Word::Wanted(Standing { has_proxy, place })
+    fn wanted(has_proxy: bool, progress: Progress) -> EnrollmentStatus {
+        EnrollmentStatus::Desired(Redirection {
+            has_proxy,
+            progress,
+        })
     }
 
     #[test]
     fn a_summary_is_read() {
         let (ambient, sidecar) = (Enrollment::Ambient, Enrollment::Sidecar);
-        let out = || Place::Out("the kernel refused".to_owned());
-        assert_eq!(word(ambient, PodState::Out), wanted(false, out()));
-        assert_eq!(word(sidecar, PodState::Enrolling), wanted(true, out()));
+        let out = || Progress::Pending("the kernel refused".to_owned());
+        assert_eq!(status(ambient, PodState::Out), wanted(false, out()));
+        assert_eq!(status(sidecar, PodState::Enrolling), wanted(true, out()));
         assert_eq!(
-            word(sidecar, PodState::Enrolled),
-            wanted(true, Place::In(None))
+            status(sidecar, PodState::Enrolled),
+            wanted(true, Progress::Redirected(None))
         );
         assert_eq!(
-            word(sidecar, PodState::Withdrawing),
-            wanted(true, Place::Leaving)
+            status(sidecar, PodState::Withdrawing),
+            wanted(true, Progress::Leaving)
         );
         assert_eq!(
-            word(ambient, PodState::Deleting),
-            wanted(false, Place::Leaving)
+            status(ambient, PodState::Deleting),
+            wanted(false, Progress::Leaving)
         );
         assert_eq!(
-            word(Enrollment::None, PodState::Out),
-            Word::Unwanted(Reason::NamespaceExcluded)
+            status(Enrollment::None, PodState::Out),
+            EnrollmentStatus::NotDesired(Reason::NamespaceExcluded)
         );
-        assert_eq!(word(Enrollment::Unknown, PodState::Out), Word::Undecided);
+        assert_eq!(
+            status(Enrollment::Unknown, PodState::Out),
+            EnrollmentStatus::Undecided
+        );
     }
 
     #[test]
@@ -133,12 +139,18 @@ mod tests {
             state: 99,
             ..PodSummary::default()
         };
-        assert_eq!(Word::of(&odd), Word::Undecided);
+        assert_eq!(
+            EnrollmentStatus::from_summary(&odd),
+            EnrollmentStatus::Undecided
+        );
         let reason = PodSummary {
             desired: Enrollment::None.into(),
             reason: 9999,
             ..PodSummary::default()
         };
-        assert_eq!(Word::of(&reason), Word::Undecided);
+        assert_eq!(
+            EnrollmentStatus::from_summary(&reason),
+            EnrollmentStatus::Undecided
+        );
     }
 }

@@ -11,10 +11,10 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::{config::Label, error::ChangeError, events::REPORTER, ledger::Change, pods::Pod};
+use crate::{config::Label, error::ChangeError, escalation::Change, events::REPORTER, pods::Pod};
 
 /// How long the API server may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Asks for a change of a pod.
 pub(crate) async fn change(
@@ -30,10 +30,10 @@ pub(crate) async fn change(
             Change::Delete => delete(client, pod).await,
         }
     };
-    match timeout(ANSWER, asked).await {
+    match timeout(REQUEST_TIMEOUT, asked).await {
         Ok(answer) => answer.map_err(|error| ChangeError::of(&error)),
         Err(_) => Err(ChangeError::Failed(
-            "the API server does not answer in time".to_owned(),
+            "the API server did not answer in time".to_owned(),
         )),
     }
 }

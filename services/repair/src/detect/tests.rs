@@ -136,11 +136,11 @@ fn one_of_several_containers_is_enough_and_it_is_told_which_and_since_when() {
     let broken = usual().find(&pod(&annotations, &statuses)).unwrap();
     // 2026-01-01T00:00:10Z
     let began = SystemTime::UNIX_EPOCH + Duration::from_secs(1_767_225_610);
-    let wanted = Broken {
+    let wanted = FailedInit {
         container: NAME.to_owned(),
         exit_code: 126,
         message: "no".to_owned(),
-        began: Some(began),
+        started_at: Some(began),
     };
     assert_eq!(broken, wanted);
 }

@@ -20,7 +20,7 @@ pub struct Criteria {
 
 /// An init container that failed for want of redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken {
+pub struct FailedInit {
     /// Its name.
     pub container: String,
     /// Its exit code.
@@ -28,12 +28,12 @@ pub struct Broken {
     /// Its last words, which may be many.
     pub message: String,
     /// When the run began that failed last, to the second; `None` where nobody says.
-    pub began: Option<SystemTime>,
+    pub started_at: Option<SystemTime>,
 }
 
 impl Criteria {
     /// The first init container that failed so.
-    pub fn find(&self, pod: &Pod) -> Option<Broken> {
+    pub fn find(&self, pod: &Pod) -> Option<FailedInit> {
         let annotations = pod.metadata.annotations.as_ref();
         let has = |name: &String| annotations.is_some_and(|all| all.contains_key(name));
         if !self.annotation.as_ref().is_none_or(has) {
@@ -46,7 +46,7 @@ impl Criteria {
             .find_map(|status| self.failed(status))
     }
 
-    fn failed(&self, status: &ContainerStatus) -> Option<Broken> {
+    fn failed(&self, status: &ContainerStatus) -> Option<FailedInit> {
         let is_meant = self
             .container
             .as_ref()
@@ -61,11 +61,11 @@ impl Criteria {
             && !now.is_some_and(has_passed)
             && self.message.as_ref().is_none_or(|wanted| wanted == message)
             && self.exit_code.is_none_or(|wanted| wanted == last.exit_code);
-        is_so.then(|| Broken {
+        is_so.then(|| FailedInit {
             container: status.name.clone(),
             exit_code: last.exit_code,
             message: message.to_owned(),
-            began: last
+            started_at: last
                 .started_at
                 .as_ref()
                 .and_then(|time| since_1970(time.0.as_second())),

@@ -6,35 +6,35 @@ use kube::Client;
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    acts,
+    actions,
     config::Config,
     diagnosis::diagnose,
     enrollments::Enrollments,
+    escalation::{Change, Escalation, Step},
     events::Events,
-    ledger::{Change, Ledger, Step},
-    limit::Bucket,
+    limit::TokenBucket,
     metrics::Metrics,
     pods::{Pod, Pods},
 };
 
 /// How often it is looked at what may become due though nothing changes.
-const TICK: Duration = Duration::from_secs(1);
+const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Changes that come together are looked at together.
-const COALESCE: Duration = Duration::from_millis(20);
+const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
 /// Keeps the pods of a node redirected, as far as that is in its power.
-pub(crate) struct Keeper {
+pub(crate) struct Controller {
     client: Client,
     config: Arc<Config>,
     metrics: Metrics,
     events: Events,
     pods: Pods,
     enrollments: Enrollments,
-    ledger: Ledger,
+    escalation: Escalation,
 }
 
-impl Keeper {
+impl Controller {
     pub(crate) fn new(
         client: Client,
         config: Arc<Config>,
@@ -42,10 +42,10 @@ impl Keeper {
         pods: Pods,
         enrollments: Enrollments,
     ) -> Self {
-        let bucket = Bucket::per_minute(config.changes_per_minute());
+        let bucket = TokenBucket::per_minute(config.changes_per_minute());
         Self {
             events: Events::start(client.clone(), &config.node_name, metrics.clone()),
-            ledger: Ledger::new(config.modes(), config.label(), bucket),
+            escalation: Escalation::new(config.modes(), config.label(), bucket),
             client,
             config,
             metrics,
@@ -57,58 +57,60 @@ impl Keeper {
     /// Looks and acts, for ever.
     pub(crate) async fn run(mut self) -> Infallible {
         loop {
-            self.round().await;
-            let is_open = self.ledger.is_open();
+            self.reconcile().await;
+            let has_open_cases = self.escalation.has_open_cases();
             tokio::select! {
                 () = self.pods.changed() => {}
                 () = self.enrollments.changed() => {}
-                () = sleep(TICK), if is_open => continue,
+                () = sleep(TICK_INTERVAL), if has_open_cases => continue,
             }
-            sleep(COALESCE).await;
+            sleep(COALESCE_DELAY).await;
         }
     }
 
-    async fn round(&mut self) {
+    async fn reconcile(&mut self) {
         let known = self.pods.now();
-        self.ledger.keep(|uid| known.contains_key(uid));
+        self.escalation.retain(|uid| known.contains_key(uid));
         for pod in known.values() {
-            let word = self.enrollments.of(&pod.pod.uid);
-            let diagnosis = diagnose(pod.broken.as_ref(), &word);
-            let steps = self.ledger.look(pod, &diagnosis, Instant::now());
+            let status = self.enrollments.get(&pod.pod.uid);
+            let diagnosis = diagnose(pod.failed_init.as_ref(), &status);
+            let steps = self.escalation.reconcile(pod, &diagnosis, Instant::now());
             for step in steps {
-                self.take(pod, step).await;
+                self.execute(pod, step).await;
             }
         }
-        self.metrics.amiss(self.ledger.amiss());
+        self.metrics.unhealthy(self.escalation.unhealthy());
     }
 
-    async fn take(&mut self, pod: &Pod, step: Step) {
+    async fn execute(&mut self, pod: &Pod, step: Step) {
         let Step::Change(change) = step else {
-            self.tell(pod, &step);
+            self.report(pod, &step);
             return;
         };
         let label = self.config.label();
-        let answer = acts::change(&self.client, pod, change, &label).await;
+        let answer = actions::change(&self.client, pod, change, &label).await;
         let what = match change {
             Change::Label => "label",
-            Change::Unlabel => "take the label off",
+            Change::Unlabel => "remove the label",
             Change::Delete => "delete",
         };
-        tracing::info!(pod = %pod.pod, uid = %pod.pod.uid, what, ?answer, "Asked for a change of a pod");
-        let told = self.ledger.did(pod, change, &answer, Instant::now());
-        told.iter().for_each(|step| self.tell(pod, step));
+        tracing::info!(pod = %pod.pod, uid = %pod.pod.uid, what, ?answer, "Requested a change of a pod");
+        let reports = self
+            .escalation
+            .record_result(pod, change, &answer, Instant::now());
+        reports.iter().for_each(|step| self.report(pod, step));
     }
 
-    fn tell(&self, pod: &Pod, step: &Step) {
+    fn report(&self, pod: &Pod, step: &Step) {
         match step {
-            Step::Count(way, came) => self.metrics.count(*way, *came),
-            Step::Tell(note) if note.is_warning => {
+            Step::Count(action, outcome) => self.metrics.count(*action, *outcome),
+            Step::Report(note) if note.is_warning => {
                 tracing::warn!(pod = %pod.pod, reason = note.reason, "{}", note.text);
-                self.events.tell(&pod.pod, note);
+                self.events.send(&pod.pod, note);
             }
-            Step::Tell(note) => {
+            Step::Report(note) => {
                 tracing::info!(pod = %pod.pod, reason = note.reason, "{}", note.text);
-                self.events.tell(&pod.pod, note);
+                self.events.send(&pod.pod, note);
             }
             Step::Change(_) => {}
         }

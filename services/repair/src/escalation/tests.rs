@@ -1,17 +1,17 @@
 use std::num::NonZeroU16;
 
 use super::*;
-use crate::{broken::Broken, diagnosis::Lack};
+use crate::{detect::FailedInit, diagnosis::MissingRedirection};
 
 const WAIT: Duration = Duration::from_secs(30);
 
 /// A ledger, and a clock that has run for long.
-struct Desk {
-    ledger: Ledger,
+struct Fixture {
+    escalation: Escalation,
     now: Instant,
 }
 
-impl Desk {
+impl Fixture {
     /// With modes, of which `r`, `l` and `d` are on.
     fn new(modes: &str) -> Self {
         Self::limited(modes, 600)
@@ -28,9 +28,9 @@ impl Desk {
             key: "broken".to_owned(),
             value: "true".to_owned(),
         };
-        let bucket = Bucket::per_minute(NonZeroU16::new(per_minute).unwrap());
+        let bucket = TokenBucket::per_minute(NonZeroU16::new(per_minute).unwrap());
         Self {
-            ledger: Ledger::new(modes, label, bucket),
+            escalation: Escalation::new(modes, label, bucket),
             now: Instant::now() + Duration::from_secs(100_000),
         }
     }
@@ -40,22 +40,27 @@ impl Desk {
         self
     }
 
-    fn look(&mut self, pod: &Pod, diagnosis: &Diagnosis) -> Vec<String> {
-        let steps = self.ledger.look(pod, diagnosis, self.now);
-        steps.iter().map(word).collect()
+    fn reconcile(&mut self, pod: &Pod, diagnosis: &Diagnosis) -> Vec<String> {
+        let steps = self.escalation.reconcile(pod, diagnosis, self.now);
+        steps.iter().map(describe).collect()
     }
 
-    fn did(&mut self, pod: &Pod, change: Change, answer: &Result<(), ChangeError>) -> Vec<String> {
-        let steps = self.ledger.did(pod, change, answer, self.now);
-        steps.iter().map(word).collect()
+    fn record_result(
+        &mut self,
+        pod: &Pod,
+        change: Change,
+        answer: &Result<(), ChangeError>,
+    ) -> Vec<String> {
+        let steps = self.escalation.record_result(pod, change, answer, self.now);
+        steps.iter().map(describe).collect()
     }
 }
 
 /// A step in a word or two.
-fn word(step: &Step) -> String {
+fn describe(step: &Step) -> String {
     match step {
-        Step::Tell(note) => format!("{}{}", if note.is_warning { "!" } else { "" }, note.reason),
-        Step::Count(way, came) => format!("{way:?} {came:?}"),
+        Step::Report(note) => format!("{}{}", if note.is_warning { "!" } else { "" }, note.reason),
+        Step::Count(action, outcome) => format!("{action:?} {outcome:?}"),
         Step::Change(change) => format!("{change:?}"),
     }
 }
@@ -70,17 +75,17 @@ fn pod(name: &str, label: Option<&str>) -> Pod {
         version: "7".to_owned(),
         label: label.map(str::to_owned),
         is_ending: false,
-        broken: Some(Broken {
+        failed_init: Some(FailedInit {
             container: "istio-validation".to_owned(),
             exit_code: 126,
             message: String::new(),
-            began: None,
+            started_at: None,
         }),
     }
 }
 
-fn lacks(has_failed: bool, has_proxy: bool, is_known: bool) -> Diagnosis {
-    Diagnosis::Lacks(Lack {
+fn missing(has_failed: bool, has_proxy: bool, is_known: bool) -> Diagnosis {
+    Diagnosis::Missing(MissingRedirection {
         has_failed,
         has_proxy,
         is_known,
@@ -89,77 +94,81 @@ fn lacks(has_failed: bool, has_proxy: bool, is_known: bool) -> Diagnosis {
 }
 
 fn failed() -> Diagnosis {
-    lacks(true, true, true)
+    missing(true, true, true)
 }
 
 fn again() -> Diagnosis {
-    Diagnosis::Hopeless(Hopeless::Again("again".to_owned()))
+    Diagnosis::Permanent(PermanentFailure::FailedAgain("again".to_owned()))
 }
 
 fn unwanted() -> Diagnosis {
-    Diagnosis::Hopeless(Hopeless::Unwanted("excluded".to_owned()))
+    Diagnosis::Permanent(PermanentFailure::NotDesired("excluded".to_owned()))
 }
 
 const NOTHING: [&str; 0] = [];
 const FAILED: [&str; 2] = ["Repair Fail", "!RepairBrokenPod"];
-const MENDED: [&str; 2] = ["Repair Success", "RepairBrokenPod"];
+const REPAIRED: [&str; 2] = ["Repair Success", "RepairBrokenPod"];
 
 #[test]
 fn a_pod_that_is_redirected_in_time_is_neither_labelled_nor_deleted() {
-    let (mut desk, web) = (Desk::new("rld"), pod("web", None));
-    assert_eq!(desk.look(&web, &failed()), NOTHING);
-    assert_eq!(desk.later(WAIT / 2).look(&web, &failed()), NOTHING);
-    assert_eq!(desk.look(&web, &Diagnosis::Mended), MENDED);
+    let (mut fixture, web) = (Fixture::new("rld"), pod("web", None));
+    assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
+    assert_eq!(fixture.later(WAIT / 2).reconcile(&web, &failed()), NOTHING);
+    assert_eq!(fixture.reconcile(&web, &Diagnosis::Repaired), REPAIRED);
     // Its container waits for long until it is started again.
     assert_eq!(
-        desk.later(WAIT * 10).look(&web, &Diagnosis::Mended),
+        fixture
+            .later(WAIT * 10)
+            .reconcile(&web, &Diagnosis::Repaired),
         NOTHING
     );
-    assert_eq!(desk.look(&web, &Diagnosis::Well(true)), NOTHING);
-    assert!(!desk.ledger.is_open());
+    assert_eq!(fixture.reconcile(&web, &Diagnosis::Healthy(true)), NOTHING);
+    assert!(!fixture.escalation.has_open_cases());
 }
 
 #[test]
 fn a_container_that_passes_before_anybody_looks_was_repaired_all_the_same() {
-    let (mut desk, web) = (Desk::new("r"), pod("web", None));
-    assert_eq!(desk.look(&web, &failed()), NOTHING);
-    assert_eq!(desk.look(&web, &Diagnosis::Well(true)), MENDED);
-    assert_eq!(desk.look(&web, &Diagnosis::Well(true)), NOTHING);
+    let (mut fixture, web) = (Fixture::new("r"), pod("web", None));
+    assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
+    assert_eq!(fixture.reconcile(&web, &Diagnosis::Healthy(true)), REPAIRED);
+    assert_eq!(fixture.reconcile(&web, &Diagnosis::Healthy(true)), NOTHING);
 }
 
 #[test]
 fn each_kinder_way_is_given_its_time_before_the_next() {
-    let (mut desk, bare) = (Desk::new("rld"), pod("web", None));
-    assert_eq!(desk.look(&bare, &failed()), NOTHING);
-    let due = desk.later(WAIT).look(&bare, &failed());
+    let (mut fixture, bare) = (Fixture::new("rld"), pod("web", None));
+    assert_eq!(fixture.reconcile(&bare, &failed()), NOTHING);
+    let due = fixture.later(WAIT).reconcile(&bare, &failed());
     assert_eq!(due, [&FAILED[..], &["Label"]].concat());
     assert_eq!(
-        desk.did(&bare, Change::Label, &Ok(())),
+        fixture.record_result(&bare, Change::Label, &Ok(())),
         ["Label Success", "!LabelBrokenPod"]
     );
     assert_eq!(
-        desk.look(&bare, &failed()),
+        fixture.reconcile(&bare, &failed()),
         NOTHING,
         "the watch does not show it yet"
     );
     let labelled = pod("web", Some("true"));
-    assert_eq!(desk.look(&labelled, &failed()), NOTHING);
+    assert_eq!(fixture.reconcile(&labelled, &failed()), NOTHING);
     assert_eq!(
-        desk.later(WAIT - Duration::from_millis(1))
-            .look(&labelled, &failed()),
+        fixture
+            .later(WAIT - Duration::from_millis(1))
+            .reconcile(&labelled, &failed()),
         NOTHING
     );
     assert_eq!(
-        desk.later(Duration::from_millis(1))
-            .look(&labelled, &failed()),
+        fixture
+            .later(Duration::from_millis(1))
+            .reconcile(&labelled, &failed()),
         ["Delete"]
     );
     assert_eq!(
-        desk.did(&labelled, Change::Delete, &Ok(())),
+        fixture.record_result(&labelled, Change::Delete, &Ok(())),
         ["Delete Success", "!DeleteBrokenPod"]
     );
     assert_eq!(
-        desk.look(&labelled, &failed()),
+        fixture.reconcile(&labelled, &failed()),
         NOTHING,
         "the watch does not show it yet"
     );
@@ -173,9 +182,12 @@ fn rows() -> Vec<(
     &'static [&'static str],
 )> {
     // The successor of a pod that pod-events does not work on would fare no better.
-    let stranger = || lacks(true, true, false);
+    let stranger = || missing(true, true, false);
     // A pod that runs serves. Without a ztunnel it is often all pods of a node.
-    let (no_proxy, no_ztunnel) = (|| lacks(false, true, true), || lacks(false, false, true));
+    let (no_proxy, no_ztunnel) = (
+        || missing(false, true, true),
+        || missing(false, false, true),
+    );
     vec![
         ("", failed(), "", &[]),
         ("l", failed(), "", &["Label"]),
@@ -201,10 +213,10 @@ fn rows() -> Vec<(
 #[test]
 fn what_is_done_when_time_is_up_follows_from_the_modes_and_from_what_is_wrong() {
     for (modes, diagnosis, told, done) in rows() {
-        let (mut desk, web) = (Desk::new(modes), pod("web", None));
-        let mut found = desk.look(&web, &diagnosis);
+        let (mut fixture, web) = (Fixture::new(modes), pod("web", None));
+        let mut found = fixture.reconcile(&web, &diagnosis);
         if found.is_empty() {
-            found = desk.later(WAIT).look(&web, &diagnosis);
+            found = fixture.later(WAIT).reconcile(&web, &diagnosis);
         }
         let told = [told, "!RepairBrokenPod"]
             .into_iter()
@@ -222,66 +234,75 @@ fn in_place_is_waited_for_where_it_may_help_alone() {
         ("rd", again(), true),
         ("rl", unwanted(), true),
     ] {
-        let (mut desk, web) = (Desk::new(modes), pod("web", None));
-        let found = desk.look(&web, &diagnosis);
+        let (mut fixture, web) = (Fixture::new(modes), pod("web", None));
+        let found = fixture.reconcile(&web, &diagnosis);
         assert_eq!(!found.is_empty(), at_once, "{modes} {diagnosis:?}");
     }
 }
 
 #[test]
 fn what_is_told_is_told_once() {
-    let (mut desk, web) = (Desk::new("r"), pod("web", None));
-    desk.look(&web, &failed());
-    assert_eq!(desk.later(WAIT).look(&web, &failed()), FAILED);
-    assert_eq!(desk.ledger.amiss(), 1);
+    let (mut fixture, web) = (Fixture::new("r"), pod("web", None));
+    fixture.reconcile(&web, &failed());
+    assert_eq!(fixture.later(WAIT).reconcile(&web, &failed()), FAILED);
+    assert_eq!(fixture.escalation.unhealthy(), 1);
     for _ in 0..10 {
-        assert_eq!(desk.later(WAIT).look(&web, &failed()), NOTHING);
+        assert_eq!(fixture.later(WAIT).reconcile(&web, &failed()), NOTHING);
     }
-    assert_eq!(desk.look(&web, &Diagnosis::Mended), MENDED);
-    assert_eq!(desk.ledger.amiss(), 0);
-    assert_eq!(desk.look(&web, &again()), FAILED, "another failure is news");
+    assert_eq!(fixture.reconcile(&web, &Diagnosis::Repaired), REPAIRED);
+    assert_eq!(fixture.escalation.unhealthy(), 0);
+    assert_eq!(
+        fixture.reconcile(&web, &again()),
+        FAILED,
+        "another failure is news"
+    );
 }
 
 #[test]
 fn a_label_that_was_there_before_is_counted_as_skipped_and_the_next_way_waits_from_now() {
-    let (mut desk, web) = (Desk::new("ld"), pod("web", Some("by hand")));
-    assert_eq!(desk.look(&web, &failed()), ["Label Skip"]);
-    assert_eq!(desk.look(&web, &failed()), NOTHING);
-    assert_eq!(desk.later(WAIT).look(&web, &failed()), ["Delete"]);
+    let (mut fixture, web) = (Fixture::new("ld"), pod("web", Some("by hand")));
+    assert_eq!(fixture.reconcile(&web, &failed()), ["Label Skip"]);
+    assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
+    assert_eq!(fixture.later(WAIT).reconcile(&web, &failed()), ["Delete"]);
 }
 
 #[test]
 fn our_label_goes_when_nothing_is_missing_any_more() {
-    let mut desk = Desk::new("rl");
+    let mut fixture = Fixture::new("rl");
     let ours = Pod {
-        broken: None,
+        failed_init: None,
         ..pod("web", Some("true"))
     };
     for is_redirected in [true, false] {
         assert_eq!(
-            desk.look(&ours, &Diagnosis::Well(is_redirected)),
+            fixture.reconcile(&ours, &Diagnosis::Healthy(is_redirected)),
             ["Unlabel"]
         );
     }
     let refused = Err(ChangeError::Failed("no".to_owned()));
-    assert_eq!(desk.did(&ours, Change::Unlabel, &refused), NOTHING);
     assert_eq!(
-        desk.look(&ours, &Diagnosis::Well(true)),
+        fixture.record_result(&ours, Change::Unlabel, &refused),
+        NOTHING
+    );
+    assert_eq!(
+        fixture.reconcile(&ours, &Diagnosis::Healthy(true)),
         NOTHING,
         "it was refused a moment ago"
     );
     assert_eq!(
-        desk.later(WAIT).look(&ours, &Diagnosis::Well(true)),
+        fixture
+            .later(WAIT)
+            .reconcile(&ours, &Diagnosis::Healthy(true)),
         ["Unlabel"]
     );
-    assert_eq!(desk.look(&ours, &Diagnosis::Unsure), NOTHING);
+    assert_eq!(fixture.reconcile(&ours, &Diagnosis::Unknown), NOTHING);
     assert_eq!(
-        desk.look(&pod("web", Some("by hand")), &Diagnosis::Well(true)),
+        fixture.reconcile(&pod("web", Some("by hand")), &Diagnosis::Healthy(true)),
         NOTHING
     );
-    assert!(!desk.ledger.is_open());
+    assert!(!fixture.escalation.has_open_cases());
     assert_eq!(
-        Desk::new("rd").look(&ours, &Diagnosis::Well(true)),
+        Fixture::new("rd").reconcile(&ours, &Diagnosis::Healthy(true)),
         NOTHING,
         "who may not label"
     );
@@ -289,14 +310,18 @@ fn our_label_goes_when_nothing_is_missing_any_more() {
 
 #[test]
 fn a_change_that_fails_is_told_and_waits_longer_each_time() {
-    let (mut desk, web) = (Desk::new("d"), pod("web", None));
+    let (mut fixture, web) = (Fixture::new("d"), pod("web", None));
     let refused = Err(ChangeError::Failed("the API server answers 403".to_owned()));
     let mut tries = 0;
     for _ in 0..600 {
-        if desk.later(Duration::from_secs(1)).look(&web, &failed()) == ["Delete"] {
+        if fixture
+            .later(Duration::from_secs(1))
+            .reconcile(&web, &failed())
+            == ["Delete"]
+        {
             tries += 1;
             assert_eq!(
-                desk.did(&web, Change::Delete, &refused),
+                fixture.record_result(&web, Change::Delete, &refused),
                 ["Delete Fail", "!DeleteBrokenPod"]
             );
         }
@@ -307,35 +332,37 @@ fn a_change_that_fails_is_told_and_waits_longer_each_time() {
 
 #[test]
 fn a_pod_that_has_changed_meanwhile_is_looked_at_again_soon() {
-    let (mut desk, web) = (Desk::new("d"), pod("web", None));
-    assert_eq!(desk.look(&web, &failed()), ["Delete"]);
+    let (mut fixture, web) = (Fixture::new("d"), pod("web", None));
+    assert_eq!(fixture.reconcile(&web, &failed()), ["Delete"]);
     assert_eq!(
-        desk.did(&web, Change::Delete, &Err(ChangeError::Changed)),
+        fixture.record_result(&web, Change::Delete, &Err(ChangeError::Changed)),
         ["Delete Skip"]
     );
-    assert_eq!(desk.look(&web, &failed()), NOTHING);
+    assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
     assert_eq!(
-        desk.later(LOOK_AGAIN).look(&web, &Diagnosis::Well(true)),
+        fixture
+            .later(CHANGED_RETRY_INTERVAL)
+            .reconcile(&web, &Diagnosis::Healthy(true)),
         NOTHING
     );
-    assert_eq!(desk.look(&web, &failed()), ["Delete"]);
+    assert_eq!(fixture.reconcile(&web, &failed()), ["Delete"]);
 }
 
 #[test]
 fn a_node_changes_no_more_pods_in_a_minute_than_it_may() {
-    let mut desk = Desk::limited("d", 3);
+    let mut fixture = Fixture::limited("d", 3);
     let pods: Vec<_> = (0..50)
         .map(|number| pod(&format!("web-{number}"), None))
         .collect();
     let mut deleted = Vec::new();
     for second in 0..120 {
         for web in &pods {
-            if desk.look(web, &failed()) == ["Delete"] {
-                desk.did(web, Change::Delete, &Ok(()));
+            if fixture.reconcile(web, &failed()) == ["Delete"] {
+                fixture.record_result(web, Change::Delete, &Ok(()));
                 deleted.push(second);
             }
         }
-        desk.later(Duration::from_secs(1));
+        fixture.later(Duration::from_secs(1));
     }
     let of = |from, to| {
         deleted
@@ -348,26 +375,29 @@ fn a_node_changes_no_more_pods_in_a_minute_than_it_may() {
 
 #[test]
 fn a_pod_that_ends_or_is_gone_is_forgotten() {
-    let (mut desk, web) = (Desk::new("d"), pod("web", None));
-    desk.look(&web, &failed());
+    let (mut fixture, web) = (Fixture::new("d"), pod("web", None));
+    fixture.reconcile(&web, &failed());
     let ending = Pod {
         is_ending: true,
         ..web.clone()
     };
-    assert_eq!(desk.look(&ending, &failed()), NOTHING);
-    assert!(!desk.ledger.is_open());
-    desk.look(&web, &failed());
-    desk.ledger.keep(|_| false);
-    assert!(!desk.ledger.is_open());
+    assert_eq!(fixture.reconcile(&ending, &failed()), NOTHING);
+    assert!(!fixture.escalation.has_open_cases());
+    fixture.reconcile(&web, &failed());
+    fixture.escalation.retain(|_| false);
+    assert!(!fixture.escalation.has_open_cases());
 }
 
 #[test]
 fn while_nothing_can_be_told_nothing_is_done_and_the_time_goes_on() {
-    let (mut desk, web) = (Desk::new("rd"), pod("web", None));
-    desk.look(&web, &failed());
-    assert_eq!(desk.later(WAIT).look(&web, &Diagnosis::Unsure), NOTHING);
+    let (mut fixture, web) = (Fixture::new("rd"), pod("web", None));
+    fixture.reconcile(&web, &failed());
     assert_eq!(
-        desk.look(&web, &failed()),
+        fixture.later(WAIT).reconcile(&web, &Diagnosis::Unknown),
+        NOTHING
+    );
+    assert_eq!(
+        fixture.reconcile(&web, &failed()),
         [&FAILED[..], &["Delete"]].concat()
     );
 }

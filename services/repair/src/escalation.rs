@@ -11,23 +11,23 @@ use tokio::time::Instant;
 
 use crate::{
     config::{Label, Modes},
-    diagnosis::{Diagnosis, Hopeless},
+    diagnosis::{Diagnosis, PermanentFailure},
     error::ChangeError,
-    limit::{Backoff, Bucket},
-    metrics::{Came, Way},
+    limit::{Backoff, TokenBucket},
+    metrics::{Action, Outcome},
     pods::Pod,
 };
 
 /// How long the watch may take to show what was done.
-const SHOWN: Duration = Duration::from_secs(10);
+const WATCH_DELAY: Duration = Duration::from_secs(10);
 
 /// How soon a pod is looked at again that had changed meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+const CHANGED_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The reasons of Events. Those of labels and deletions are Istio's.
-const REPAIR: &str = "RepairBrokenPod";
-const LABEL: &str = "LabelBrokenPod";
-const DELETE: &str = "DeleteBrokenPod";
+const REPAIR_EVENT: &str = "RepairBrokenPod";
+const LABEL_EVENT: &str = "LabelBrokenPod";
+const DELETE_EVENT: &str = "DeleteBrokenPod";
 
 /// Something to tell of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,9 +44,9 @@ pub struct Note {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Tell it.
-    Tell(Note),
+    Report(Note),
     /// Count it.
-    Count(Way, Came),
+    Count(Action, Outcome),
     /// Ask the API server for it, and say what became of it.
     Change(Change),
 }
@@ -71,9 +71,9 @@ struct Case {
     /// Its init container has failed.
     has_failed: bool,
     /// It was told that it is not repaired in place.
-    is_told: bool,
+    is_reported: bool,
     /// It was told that it is.
-    is_mended: bool,
+    is_repaired: bool,
     labelled: Option<Instant>,
     /// The label was there before us.
     was_labelled: bool,
@@ -82,23 +82,23 @@ struct Case {
 
 /// What may be done to a pod.
 #[derive(Clone, Copy, Debug)]
-struct May {
+struct AllowedChanges {
     label: bool,
     delete: bool,
 }
 
 /// All pods that lack redirection.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct Escalation {
     modes: Modes,
     label: Label,
-    bucket: Bucket,
+    bucket: TokenBucket,
     cases: BTreeMap<PodUid, Case>,
 }
 
-impl Ledger {
+impl Escalation {
     /// Nothing is remembered.
-    pub fn new(modes: Modes, label: Label, bucket: Bucket) -> Self {
+    pub fn new(modes: Modes, label: Label, bucket: TokenBucket) -> Self {
         Self {
             modes,
             label,
@@ -108,72 +108,72 @@ impl Ledger {
     }
 
     /// Forgets pods that are no more.
-    pub fn keep(&mut self, is_known: impl Fn(&PodUid) -> bool) {
+    pub fn retain(&mut self, is_known: impl Fn(&PodUid) -> bool) {
         self.cases.retain(|uid, _| is_known(uid));
     }
 
     /// Whether something may become due though nothing changes.
-    pub fn is_open(&self) -> bool {
+    pub fn has_open_cases(&self) -> bool {
         !self.cases.is_empty()
     }
 
     /// How many pods stay without redirection.
-    pub fn amiss(&self) -> usize {
-        self.cases.values().filter(|case| case.is_told).count()
+    pub fn unhealthy(&self) -> usize {
+        self.cases.values().filter(|case| case.is_reported).count()
     }
 
     /// What is to be done with a pod now.
-    pub fn look(&mut self, pod: &Pod, diagnosis: &Diagnosis, now: Instant) -> Vec<Step> {
+    pub fn reconcile(&mut self, pod: &Pod, diagnosis: &Diagnosis, now: Instant) -> Vec<Step> {
         if pod.is_ending {
             self.cases.remove(&pod.pod.uid);
             return Vec::new();
         }
         match diagnosis {
-            Diagnosis::Unsure => Vec::new(),
-            Diagnosis::Well(is_redirected) => self.close(pod, *is_redirected, now),
-            Diagnosis::Mended => {
+            Diagnosis::Unknown => Vec::new(),
+            Diagnosis::Healthy(is_redirected) => self.close(pod, *is_redirected, now),
+            Diagnosis::Repaired => {
                 let case = self.case(pod, now);
-                case.is_told = false;
-                let is_news = !std::mem::replace(&mut case.is_mended, true);
-                self.mended(is_news)
+                case.is_reported = false;
+                let is_new = !std::mem::replace(&mut case.is_repaired, true);
+                self.report_repaired(is_new)
             }
-            Diagnosis::Lacks(lack) => {
-                let may = May {
+            Diagnosis::Missing(lack) => {
+                let allowed = AllowedChanges {
                     label: lack.has_failed || lack.has_proxy,
                     delete: lack.has_failed && lack.is_known,
                 };
-                let patience = if self.modes.repair {
+                let wait = if self.modes.repair {
                     self.modes.wait
                 } else {
                     Duration::ZERO
                 };
                 let case = self.case(pod, now);
-                case.is_mended = false;
+                case.is_repaired = false;
                 case.has_failed |= lack.has_failed;
-                if now.saturating_duration_since(case.since) < patience {
+                if now.saturating_duration_since(case.since) < wait {
                     return Vec::new();
                 }
-                self.take_up(pod, &lack.why, Came::Fail, may, now)
+                self.report_and_escalate(pod, &lack.why, Outcome::Fail, allowed, now)
             }
-            Diagnosis::Hopeless(Hopeless::Again(why)) => {
-                let may = May {
+            Diagnosis::Permanent(PermanentFailure::FailedAgain(why)) => {
+                let allowed = AllowedChanges {
                     label: true,
                     delete: true,
                 };
-                self.take_up(pod, why, Came::Fail, may, now)
+                self.report_and_escalate(pod, why, Outcome::Fail, allowed, now)
             }
-            Diagnosis::Hopeless(Hopeless::Unwanted(why)) => {
-                let may = May {
+            Diagnosis::Permanent(PermanentFailure::NotDesired(why)) => {
+                let allowed = AllowedChanges {
                     label: true,
                     delete: false,
                 };
-                self.take_up(pod, why, Came::Skip, may, now)
+                self.report_and_escalate(pod, why, Outcome::Skip, allowed, now)
             }
         }
     }
 
     /// What became of a change, which is to be told in turn.
-    pub fn did(
+    pub fn record_result(
         &mut self,
         pod: &Pod,
         change: Change,
@@ -183,17 +183,17 @@ impl Ledger {
         let case = self.case(pod, now);
         match answer {
             Ok(()) if change == Change::Label => case.labelled = Some(now),
-            Ok(()) => case.backoff.rest(now, SHOWN),
-            Err(ChangeError::Changed) => case.backoff.rest(now, LOOK_AGAIN),
+            Ok(()) => case.backoff.pause(now, WATCH_DELAY),
+            Err(ChangeError::Changed) => case.backoff.pause(now, CHANGED_RETRY_INTERVAL),
             Err(ChangeError::Failed(_)) => case.backoff.fail(now),
         }
-        let (way, reason, what) = match change {
-            Change::Label => (Way::Label, LABEL, "labelled"),
-            Change::Delete => (Way::Delete, DELETE, "deleted"),
+        let (action, reason, what) = match change {
+            Change::Label => (Action::Label, LABEL_EVENT, "labelled"),
+            Change::Delete => (Action::Delete, DELETE_EVENT, "deleted"),
             Change::Unlabel => return Vec::new(),
         };
         let warn = |text| {
-            Step::Tell(Note {
+            Step::Report(Note {
                 is_warning: true,
                 reason,
                 text,
@@ -201,12 +201,12 @@ impl Ledger {
         };
         match answer {
             Ok(()) => vec![
-                Step::Count(way, Came::Success),
+                Step::Count(action, Outcome::Success),
                 warn(format!("The pod is {what}: {}", case.why)),
             ],
-            Err(ChangeError::Changed) => vec![Step::Count(way, Came::Skip)],
+            Err(ChangeError::Changed) => vec![Step::Count(action, Outcome::Skip)],
             Err(ChangeError::Failed(error)) => vec![
-                Step::Count(way, Came::Fail),
+                Step::Count(action, Outcome::Fail),
                 warn(format!("The pod could not be {what}: {error}")),
             ],
         }
@@ -218,9 +218,9 @@ impl Ledger {
             .or_insert_with(|| Case {
                 since: now,
                 why: String::new(),
-                has_failed: pod.broken.is_some(),
-                is_told: false,
-                is_mended: false,
+                has_failed: pod.failed_init.is_some(),
+                is_reported: false,
+                is_repaired: false,
                 labelled: None,
                 was_labelled: pod.label.is_some(),
                 backoff: Backoff::default(),
@@ -231,58 +231,65 @@ impl Ledger {
     fn close(&mut self, pod: &Pod, is_redirected: bool, now: Instant) -> Vec<Step> {
         let is_labelled = self.modes.label && pod.label.as_ref() == Some(&self.label.value);
         let known = self.cases.get_mut(&pod.pod.uid);
-        let is_news = known
+        let is_new = known
             .as_ref()
-            .is_some_and(|case| (case.is_told || case.has_failed) && !case.is_mended);
+            .is_some_and(|case| (case.is_reported || case.has_failed) && !case.is_repaired);
         let may = known.is_none_or(|case| {
-            case.is_told = false;
+            case.is_reported = false;
             case.has_failed = false;
-            case.backoff.is_over(now)
+            case.backoff.is_elapsed(now)
         });
-        let mut steps = self.mended(is_news && is_redirected);
+        let mut steps = self.report_repaired(is_new && is_redirected);
         if !is_labelled {
             self.cases.remove(&pod.pod.uid);
-        } else if may && self.bucket.take(now) {
+        } else if may && self.bucket.try_take(now) {
             steps.push(Step::Change(Change::Unlabel));
         }
         steps
     }
 
-    fn mended(&self, is_news: bool) -> Vec<Step> {
-        if !is_news || !self.modes.repair {
+    fn report_repaired(&self, is_new: bool) -> Vec<Step> {
+        if !is_new || !self.modes.repair {
             return Vec::new();
         }
-        let text = "The pod is redirected now: pod-events put the rules into it while it runs";
+        let text = "The pod is redirected now: pod-events applied the rules while it runs";
         vec![
-            Step::Count(Way::Repair, Came::Success),
-            Step::Tell(Note {
+            Step::Count(Action::Repair, Outcome::Success),
+            Step::Report(Note {
                 is_warning: false,
-                reason: REPAIR,
+                reason: REPAIR_EVENT,
                 text: text.to_owned(),
             }),
         ]
     }
 
     /// In place did not help: this is told once, and then come the others.
-    fn take_up(&mut self, pod: &Pod, why: &str, came: Came, may: May, now: Instant) -> Vec<Step> {
-        let tells = self.modes.repair;
+    fn report_and_escalate(
+        &mut self,
+        pod: &Pod,
+        why: &str,
+        outcome: Outcome,
+        allowed: AllowedChanges,
+        now: Instant,
+    ) -> Vec<Step> {
+        let reports = self.modes.repair;
         let case = self.case(pod, now);
         why.clone_into(&mut case.why);
-        let is_news = !std::mem::replace(&mut case.is_told, true);
+        let is_new = !std::mem::replace(&mut case.is_reported, true);
         let mut steps = Vec::new();
-        if is_news && tells {
-            steps.push(Step::Count(Way::Repair, came));
-            steps.push(Step::Tell(Note {
+        if is_new && reports {
+            steps.push(Step::Count(Action::Repair, outcome));
+            steps.push(Step::Report(Note {
                 is_warning: true,
-                reason: REPAIR,
+                reason: REPAIR_EVENT,
                 text: format!("The pod is not redirected: {why}"),
             }));
         }
-        steps.extend(self.escalate(pod, may, now));
+        steps.extend(self.escalate(pod, allowed, now));
         steps
     }
 
-    fn escalate(&mut self, pod: &Pod, may: May, now: Instant) -> Vec<Step> {
+    fn escalate(&mut self, pod: &Pod, allowed: AllowedChanges, now: Instant) -> Vec<Step> {
         let Modes {
             label,
             delete,
@@ -293,24 +300,24 @@ impl Ledger {
             return Vec::new();
         };
         let mut steps = Vec::new();
-        let mut is_due = delete && may.delete;
-        if label && may.label {
+        let mut is_due = delete && allowed.delete;
+        if label && allowed.label {
             if pod.label.is_none() {
                 let is_done = case
                     .labelled
-                    .is_some_and(|at| now.saturating_duration_since(at) < SHOWN);
-                if !is_done && case.backoff.is_over(now) && self.bucket.take(now) {
+                    .is_some_and(|at| now.saturating_duration_since(at) < WATCH_DELAY);
+                if !is_done && case.backoff.is_elapsed(now) && self.bucket.try_take(now) {
                     steps.push(Step::Change(Change::Label));
                 }
                 return steps;
             }
             if std::mem::take(&mut case.was_labelled) {
-                steps.push(Step::Count(Way::Label, Came::Skip));
+                steps.push(Step::Count(Action::Label, Outcome::Skip));
             }
             let labelled = *case.labelled.get_or_insert(now);
             is_due = is_due && now.saturating_duration_since(labelled) >= wait;
         }
-        if is_due && case.backoff.is_over(now) && self.bucket.take(now) {
+        if is_due && case.backoff.is_elapsed(now) && self.bucket.try_take(now) {
             steps.push(Step::Change(Change::Delete));
         }
         steps
