@@ -11,38 +11,38 @@ use std::{
     time::Duration,
 };
 
-use crate::place::{Family, Wanted};
-use flags::{FLAGS, Flag, Is};
+use crate::probe_target::{Families, Family};
+use flags::{FLAGS, Flag, FlagKind};
 
 /// How long it is tried where nothing is said, as istio-iptables has it.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The longest time that may be asked for.
-const LONGEST: Duration = Duration::from_secs(3600);
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const VERSION: &str = concat!("validate ", env!("CARGO_PKG_VERSION"), "\n");
 
 const HELP: &str = "\
-Proves from inside a pod that its traffic is redirected to its proxy. To be run as the proxy's user.
+Checks from inside a pod that its traffic is redirected to its proxy. Run it as the proxy's user.
 
 Usage: validate [--timeout 5s] [--ip-family auto|ipv4|ipv6]
 
-  --timeout DURATION           how long it is tried (PROBE_TIMEOUT; also --probe-timeout)
-  --ip-family FAMILY           what has to be redirected: auto (what the pod has an address of), ipv4 or ipv6
-  --envoy-port, -p PORT        where the proxy takes outbound traffic (15001)
+  --timeout DURATION           how long to try (PROBE_TIMEOUT; also --probe-timeout)
+  --ip-family FAMILY           what has to be redirected: auto (each family of which the pod has an address), ipv4 or ipv6
+  --envoy-port, -p PORT        the proxy's port for outbound traffic (15001)
   --inbound-capture-port, -z PORT
-                               where the proxy takes inbound traffic (INBOUND_CAPTURE_PORT, 15006)
-  --iptables-probe-port PORT   a port that nobody listens on (IPTABLES_PROBE_PORT, 15002)
+                               the proxy's port for inbound traffic (INBOUND_CAPTURE_PORT, 15006)
+  --iptables-probe-port PORT   a port without a listener (IPTABLES_PROBE_PORT, 15002)
 
-The flags of istio-iptables are taken, and those that are not named here mean nothing.
+All other flags of istio-iptables are accepted and ignored.
 Exit codes: 0 redirected, 126 not redirected, 1 not known.
 ";
 
 /// What is to be done.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum Command {
     /// Print this.
-    Say(String),
+    Print(String),
     /// Look.
     Validate(Settings),
 }
@@ -53,7 +53,7 @@ pub struct Settings {
     /// How long it is tried, more than zero.
     pub timeout: Duration,
     /// What has to be redirected.
-    pub families: Wanted,
+    pub families: Families,
     /// The ports that have a part in it.
     pub ports: Ports,
 }
@@ -73,10 +73,10 @@ pub struct Ports {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
     /// No such flag.
-    #[error("there is no flag {0}; see --help")]
+    #[error("unknown flag {0}; see --help")]
     Unknown(String),
     /// A word that belongs to no flag.
-    #[error("\"{0}\" belongs to no flag; see --help")]
+    #[error("unexpected argument \"{0}\"; see --help")]
     Stray(String),
     /// A flag without its value.
     #[error("{0} needs a value")]
@@ -86,7 +86,7 @@ pub enum UsageError {
     Value(&'static str, String, &'static str),
     /// Rules are asked for.
     #[error(
-        "this program writes no rules: it stands for istio-iptables with --run-validation and --skip-rule-apply alone"
+        "this program applies no rules: it replaces istio-iptables only with --run-validation and --skip-rule-apply"
     )]
     Rules,
 }
@@ -99,43 +99,45 @@ pub enum UsageError {
 pub fn parse(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
-) -> Result<Asked, UsageError> {
+) -> Result<Command, UsageError> {
     let mut draft = Draft::default();
     for flag in FLAGS {
         let value = flag.variable.and_then(&variable);
         if let (Some(name), Some(value)) = (flag.variable, value) {
-            draft.take(name, flag.is, &value.to_string_lossy())?;
+            draft.set(name, flag.kind, &value.to_string_lossy())?;
         }
     }
-    let mut words = Words::new(arguments);
-    if let Some(name) = words.program() {
-        draft.stands_for_istio = name == ISTIO;
+    let mut arguments_left = Arguments::new(arguments);
+    if let Some(name) = arguments_left.program() {
+        draft.stands_for_istio = name == ISTIO_IPTABLES;
     }
-    while let Some(word) = words.next() {
-        let (flag, given) = find(&word)?;
-        let value = match (given, flag.takes) {
+    while let Some(argument) = arguments_left.next() {
+        let (flag, given) = find(&argument)?;
+        let value = match (given, flag.takes_value) {
             (Some(value), _) => value,
-            (None, true) => words.next().ok_or(UsageError::NoValue(flag.long))?,
+            (None, true) => arguments_left
+                .next()
+                .ok_or(UsageError::NoValue(flag.long))?,
             (None, false) => "true".to_owned(),
         };
-        if flag.is == Is::Help {
-            return Ok(Asked::Say(HELP.to_owned()));
+        if flag.kind == FlagKind::Help {
+            return Ok(Command::Print(HELP.to_owned()));
         }
-        if flag.is == Is::Version {
-            return Ok(Asked::Say(VERSION.to_owned()));
+        if flag.kind == FlagKind::Version {
+            return Ok(Command::Print(VERSION.to_owned()));
         }
-        draft.take(flag.long, flag.is, &value)?;
+        draft.set(flag.long, flag.kind, &value)?;
     }
-    draft.finish().map(Asked::Validate)
+    draft.finish().map(Command::Validate)
 }
 
 /// The word by which a template of Istio calls this container's work, with which the arguments may begin.
-const ISTIO: &str = "istio-iptables";
+const ISTIO_IPTABLES: &str = "istio-iptables";
 
 /// The words of a command line.
-struct Words<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
+struct Arguments<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
 
-impl<I: Iterator<Item = OsString>> Words<I> {
+impl<I: Iterator<Item = OsString>> Arguments<I> {
     fn new(arguments: I) -> Self {
         Self(arguments.peekable())
     }
@@ -143,22 +145,26 @@ impl<I: Iterator<Item = OsString>> Words<I> {
     fn next(&mut self) -> Option<String> {
         self.0
             .next()
-            .map(|word| word.to_string_lossy().into_owned())
+            .map(|argument| argument.to_string_lossy().into_owned())
     }
 
     /// The first word, where it is the name of a program.
     fn program(&mut self) -> Option<&'static str> {
-        let names = |word: &OsStr| [ISTIO, "validate"].into_iter().find(|name| word == *name);
-        let name = self.0.peek().and_then(|word| names(word))?;
+        let names = |argument: &OsStr| {
+            [ISTIO_IPTABLES, "validate"]
+                .into_iter()
+                .find(|name| argument == *name)
+        };
+        let name = self.0.peek().and_then(|argument| names(argument))?;
         self.0.next();
         Some(name)
     }
 }
 
 /// The flag that a word names, and the value that it has with it: `--flag`, `--flag=value`, `-f` or `-fvalue`.
-fn find(word: &str) -> Result<(Flag, Option<String>), UsageError> {
-    let unknown = || UsageError::Unknown(word.to_owned());
-    if let Some(rest) = word.strip_prefix("--") {
+fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
+    let unknown = || UsageError::Unknown(argument.to_owned());
+    if let Some(rest) = argument.strip_prefix("--") {
         let (name, value) = match rest.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (rest, None),
@@ -169,9 +175,9 @@ fn find(word: &str) -> Result<(Flag, Option<String>), UsageError> {
         let flag = known.find(|flag| flag.long == name).or(log);
         return Ok((flag.ok_or_else(unknown)?, value));
     }
-    let rest = word
+    let rest = argument
         .strip_prefix('-')
-        .ok_or_else(|| UsageError::Stray(word.to_owned()))?;
+        .ok_or_else(|| UsageError::Stray(argument.to_owned()))?;
     let mut letters = rest.chars();
     let letter = letters.next().ok_or_else(unknown)?;
     let mut known = FLAGS.iter().copied();
@@ -202,8 +208,8 @@ impl Default for Draft {
             probe: 15002,
         };
         let settings = Settings {
-            timeout: TIMEOUT,
-            families: Wanted::Auto,
+            timeout: DEFAULT_TIMEOUT,
+            families: Families::Auto,
             ports,
         };
         Self {
@@ -216,7 +222,7 @@ impl Default for Draft {
 }
 
 impl Draft {
-    fn take(&mut self, name: &'static str, is: Is, value: &str) -> Result<(), UsageError> {
+    fn set(&mut self, name: &'static str, kind: FlagKind, value: &str) -> Result<(), UsageError> {
         let wrong = |wanted| UsageError::Value(name, value.to_owned(), wanted);
         let port = || {
             let parsed = value.parse().ok().filter(|port| *port > 0);
@@ -227,26 +233,26 @@ impl Draft {
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
             _ => Err(wrong("true or false")),
         };
-        match is {
-            Is::Timeout => {
-                let parsed = duration(value).filter(|time| !time.is_zero() && *time <= LONGEST);
+        match kind {
+            FlagKind::Timeout => {
+                let parsed = duration(value).filter(|time| !time.is_zero() && *time <= MAX_TIMEOUT);
                 let wanted = "a duration between 1ms and 1h, such as 5s";
                 self.settings.timeout = parsed.ok_or_else(|| wrong(wanted))?;
             }
-            Is::Families => {
+            FlagKind::Families => {
                 self.settings.families = match value {
-                    "auto" => Wanted::Auto,
-                    "ipv4" => Wanted::Only(Family::V4),
-                    "ipv6" => Wanted::Only(Family::V6),
+                    "auto" => Families::Auto,
+                    "ipv4" => Families::Only(Family::V4),
+                    "ipv6" => Families::Only(Family::V6),
                     _ => return Err(wrong("auto, ipv4 or ipv6")),
                 }
             }
-            Is::Inbound => self.settings.ports.inbound = port()?,
-            Is::Outbound => self.settings.ports.outbound = port()?,
-            Is::Probe => self.settings.ports.probe = port()?,
-            Is::RunValidation => self.validates = truth()?,
-            Is::SkipRules => self.skips_rules = truth()?,
-            Is::Help | Is::Version | Is::Nothing => {}
+            FlagKind::Inbound => self.settings.ports.inbound = port()?,
+            FlagKind::Outbound => self.settings.ports.outbound = port()?,
+            FlagKind::Probe => self.settings.ports.probe = port()?,
+            FlagKind::RunValidation => self.validates = truth()?,
+            FlagKind::SkipRules => self.skips_rules = truth()?,
+            FlagKind::Help | FlagKind::Version | FlagKind::Nothing => {}
         }
         Ok(())
     }

@@ -9,8 +9,8 @@
 //! one thread and no wait without an end.
 
 pub mod arguments;
-pub mod place;
 pub mod probe;
+pub mod probe_target;
 pub mod table;
 pub mod verdict;
 
@@ -23,26 +23,26 @@ use std::{
 };
 
 use crate::{
-    arguments::{Asked, Settings},
+    arguments::{Command, Settings},
     verdict::Verdict,
 };
 
 /// Where the kubelet reads a container's last words (Kubernetes, `terminationMessagePath`).
-const LAST_WORDS: &str = "/dev/termination-log";
+const TERMINATION_LOG: &str = "/dev/termination-log";
 
 /// Runs the program.
 pub fn main() -> ExitCode {
-    let asked = arguments::parse(std::env::args_os().skip(1), |name| std::env::var_os(name));
-    let verdict = match asked {
-        Ok(Asked::Say(text)) => {
-            say(&text);
+    let command = arguments::parse(std::env::args_os().skip(1), |name| std::env::var_os(name));
+    let verdict = match command {
+        Ok(Command::Print(text)) => {
+            print(&text);
             return ExitCode::SUCCESS;
         }
-        Ok(Asked::Validate(settings)) => validate(&settings),
+        Ok(Command::Validate(settings)) => validate(&settings),
         Err(error) => Verdict::usage(&error),
     };
-    say(&format!("{}\n", verdict.line));
-    leave_word(Path::new(LAST_WORDS), &verdict.line);
+    print(&format!("{}\n", verdict.line));
+    write_termination_message(Path::new(TERMINATION_LOG), &verdict.line);
     ExitCode::from(verdict.code)
 }
 
@@ -50,26 +50,26 @@ pub fn main() -> ExitCode {
 pub fn validate(settings: &Settings) -> Verdict {
     let deadline = Instant::now() + settings.timeout;
     let uid = nix::unistd::geteuid().as_raw();
-    let places = match place::own_addresses() {
-        Ok(addresses) => place::places(settings.families, &addresses),
-        Err(error) => return Verdict::blind(&error.to_string()),
+    let targets = match probe_target::local_addresses() {
+        Ok(addresses) => probe_target::select(settings.families, &addresses),
+        Err(error) => return Verdict::unknown(&error.to_string()),
     };
-    match places {
-        Ok(places) => {
-            let found = probe::all(&places, &settings.ports, deadline);
-            verdict::judge(&found, settings, uid)
+    match targets {
+        Ok(targets) => {
+            let results = probe::all(&targets, &settings.ports, deadline);
+            verdict::evaluate(&results, settings, uid)
         }
-        Err(why) => Verdict::blind(&why),
+        Err(why) => Verdict::unknown(&why),
     }
 }
 
 /// Standard output may be closed; the exit code still tells.
-fn say(text: &str) {
+fn print(text: &str) {
     io::stdout().write_all(text.as_bytes()).unwrap_or_default();
 }
 
 /// Only where there is such a file, which a kubelet makes writable for every user.
-fn leave_word(file: &Path, line: &str) {
+fn write_termination_message(file: &Path, line: &str) {
     let opened = OpenOptions::new().write(true).truncate(true).open(file);
     if let Ok(mut file) = opened {
         file.write_all(line.as_bytes()).unwrap_or_default();
@@ -84,10 +84,10 @@ mod tests {
     fn the_last_words_replace_what_was_there_and_no_file_is_made() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("termination-log");
-        leave_word(&file, "validate: nobody reads this");
+        write_termination_message(&file, "validate: nobody reads this");
         assert!(!file.exists());
         std::fs::write(&file, "an earlier and longer line").unwrap();
-        leave_word(&file, "validate: short");
+        write_termination_message(&file, "validate: short");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "validate: short");
     }
 }

@@ -21,25 +21,25 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::{
     arguments::Ports,
-    place::{Family, Place},
+    probe_target::{Family, ProbeTarget},
     table,
 };
 
 /// How long a call is given before another is made.
-const AGAIN: Duration = Duration::from_millis(250);
+const CONNECT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long what is closed is kept for its peer (socket(7), SO_LINGER): not at all. Otherwise a call that arrived would occupy
 /// its port for a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR would not start.
-const NOT_AT_ALL: Option<Duration> = Some(Duration::ZERO);
+const NO_LINGER: Option<Duration> = Some(Duration::ZERO);
 
 /// How long nothing may happen before everything is looked at, in milliseconds.
-const LOOK: u8 = 50;
+const POLL_TIMEOUT_MS: u8 = 50;
 
 /// What became of a family.
 #[derive(Debug)]
-pub struct Found {
+pub struct ProbeResult {
     /// Which, and where it was called.
-    pub place: Place,
+    pub target: ProbeTarget,
     /// What became of it.
     pub outcome: Outcome,
 }
@@ -50,14 +50,14 @@ pub enum Outcome {
     /// A call arrived at this port.
     Proven(u16),
     /// None did, and this was seen instead.
-    Missing(Seen),
+    Missing(Observed),
     /// It cannot be told, and why.
     Unknown(String),
 }
 
 /// What became of a call that did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum Observed {
     /// Nobody listens where it was meant to go: it went there.
     Refused,
     /// There was no answer.
@@ -69,89 +69,91 @@ pub enum Seen {
 }
 
 /// Calls each place until each is proven or the time is over.
-pub fn all(places: &[Place], ports: &Ports, deadline: Instant) -> Vec<Found> {
-    let mut probes: Vec<_> = places
+pub fn all(targets: &[ProbeTarget], ports: &Ports, deadline: Instant) -> Vec<ProbeResult> {
+    let mut probes: Vec<_> = targets
         .iter()
-        .map(|place| Probe::new(*place, *ports))
+        .map(|target| Probe::new(*target, *ports))
         .collect();
     loop {
         let now = Instant::now();
-        probes.iter_mut().for_each(|probe| probe.step(now));
+        probes.iter_mut().for_each(|probe| probe.poll(now));
         if now >= deadline || probes.iter().all(|probe| probe.proven.is_some()) {
             return probes.into_iter().map(Probe::finish).collect();
         }
-        rest(&probes);
+        wait(&probes);
     }
 }
 
 /// Waits until something may have happened.
-fn rest(probes: &[Probe]) {
-    let mut sockets: Vec<_> = probes.iter().flat_map(Probe::waits_for).collect();
-    if poll(&mut sockets, LOOK).is_err() {
+fn wait(probes: &[Probe]) {
+    let mut sockets: Vec<_> = probes.iter().flat_map(Probe::poll_fds).collect();
+    if poll(&mut sockets, POLL_TIMEOUT_MS).is_err() {
         // A signal, or a kernel without memory: no reason to turn in circles.
-        thread::sleep(Duration::from_millis(LOOK.into()));
+        thread::sleep(Duration::from_millis(POLL_TIMEOUT_MS.into()));
     }
 }
 
 /// Where the proxy will listen.
-struct Ear {
+struct ProxyListener {
     port: u16,
     socket: io::Result<Socket>,
 }
 
 /// A call that is under way or answered.
-struct Call {
+struct Connection {
     socket: Socket,
     is_answered: bool,
 }
 
 /// One family.
 struct Probe {
-    place: Place,
+    target: ProbeTarget,
     ports: Ports,
-    ears: [Ear; 2],
-    call: Option<Call>,
-    called: Option<Instant>,
-    seen: Seen,
+    listeners: [ProxyListener; 2],
+    connection: Option<Connection>,
+    last_attempt: Option<Instant>,
+    observed: Observed,
     proven: Option<u16>,
 }
 
 impl Probe {
-    fn new(place: Place, ports: Ports) -> Self {
-        let ear = |port| Ear {
+    fn new(target: ProbeTarget, ports: Ports) -> Self {
+        let listener = |port| ProxyListener {
             port,
-            socket: listen(SocketAddr::new(place.family.loopback(), port)),
+            socket: listen(SocketAddr::new(target.family.loopback(), port)),
         };
         Self {
-            place,
+            target,
             ports,
-            ears: [ear(ports.inbound), ear(ports.outbound)],
-            call: None,
-            called: None,
-            seen: Seen::Silence,
+            listeners: [listener(ports.inbound), listener(ports.outbound)],
+            connection: None,
+            last_attempt: None,
+            observed: Observed::Silence,
             proven: None,
         }
     }
 
     fn target(&self) -> SocketAddr {
-        self.place.target(self.ports.probe)
+        self.target.socket_addr(self.ports.probe)
     }
 
-    fn step(&mut self, now: Instant) {
+    fn poll(&mut self, now: Instant) {
         if self.proven.is_none() {
-            self.follow();
-            self.proven = self.heard().or_else(|| self.witnessed());
+            self.check_connection();
+            self.proven = self.accepted_port().or_else(|| self.port_from_table());
         }
-        let is_due = self.called.is_none_or(|called| now >= called + AGAIN);
+        let is_due = self
+            .last_attempt
+            .is_none_or(|at| now >= at + CONNECT_INTERVAL);
         if self.proven.is_none() && is_due {
-            self.called = Some(now);
-            self.call = match call(&self.place, self.target()) {
-                Ok(socket) => Some(Call {
+            self.last_attempt = Some(now);
+            self.connection = match connect(&self.target, self.target()) {
+                Ok(socket) => Some(Connection {
                     socket,
                     is_answered: false,
                 }),
                 Err(error) => {
-                    self.seen = Seen::of(&error);
+                    self.observed = Observed::of(&error);
                     None
                 }
             };
@@ -159,79 +161,99 @@ impl Probe {
     }
 
     /// What became of the call by now.
-    fn follow(&mut self) {
-        let Some(call) = &mut self.call else { return };
-        if let Ok(Some(error)) | Err(error) = call.socket.take_error() {
-            self.seen = Seen::of(&error);
-            self.call = None;
-        } else if call.socket.peer_addr().is_ok() {
-            call.is_answered = true;
-            self.seen = Seen::Answered;
+    fn check_connection(&mut self) {
+        let Some(connection) = &mut self.connection else {
+            return;
+        };
+        if let Ok(Some(error)) | Err(error) = connection.socket.take_error() {
+            self.observed = Observed::of(&error);
+            self.connection = None;
+        } else if connection.socket.peer_addr().is_ok() {
+            connection.is_answered = true;
+            self.observed = Observed::Answered;
         }
     }
 
     /// The port at which a call arrived.
-    fn heard(&self) -> Option<u16> {
+    fn accepted_port(&self) -> Option<u16> {
         let target = self.target();
-        let arrived = |ear: &&Ear| {
-            let socket = ear.socket.as_ref().ok();
+        let arrived = |listener: &&ProxyListener| {
+            let socket = listener.socket.as_ref().ok();
             socket.is_some_and(|socket| {
                 std::iter::from_fn(|| socket.accept().ok()).any(|(accepted, _)| {
-                    accepted.set_linger(NOT_AT_ALL).unwrap_or_default();
-                    meant_for(&accepted, self.place.family) == Some(target)
+                    accepted.set_linger(NO_LINGER).unwrap_or_default();
+                    original_destination(&accepted, self.target.family) == Some(target)
                 })
             })
         };
-        self.ears.iter().find(arrived).map(|ear| ear.port)
+        self.listeners
+            .iter()
+            .find(arrived)
+            .map(|listener| listener.port)
     }
 
     /// The port of somebody else at which the call that was answered arrived.
-    fn witnessed(&self) -> Option<u16> {
-        let call = self.call.as_ref().filter(|call| call.is_answered)?;
-        let own = call.socket.local_addr().ok()?.as_socket()?;
-        let taken = self.ears.iter().filter(|ear| ear.socket.is_err());
-        let taken: Vec<_> = taken.map(|ear| ear.port).collect();
+    fn port_from_table(&self) -> Option<u16> {
+        let connection = self
+            .connection
+            .as_ref()
+            .filter(|connection| connection.is_answered)?;
+        let own = connection.socket.local_addr().ok()?.as_socket()?;
+        let taken = self
+            .listeners
+            .iter()
+            .filter(|listener| listener.socket.is_err());
+        let taken: Vec<_> = taken.map(|listener| listener.port).collect();
         table::receiver(own, &taken)
     }
 
-    fn waits_for(&self) -> Vec<PollFd<'_>> {
-        let ears = self.ears.iter().filter_map(|ear| ear.socket.as_ref().ok());
-        let mut all: Vec<_> = ears
-            .map(|ear| PollFd::new(ear.as_fd(), PollFlags::POLLIN))
+    fn poll_fds(&self) -> Vec<PollFd<'_>> {
+        let listeners = self
+            .listeners
+            .iter()
+            .filter_map(|listener| listener.socket.as_ref().ok());
+        let mut all: Vec<_> = listeners
+            .map(|listener| PollFd::new(listener.as_fd(), PollFlags::POLLIN))
             .collect();
-        if let Some(call) = self.call.as_ref().filter(|call| !call.is_answered) {
-            all.push(PollFd::new(call.socket.as_fd(), PollFlags::POLLOUT));
+        if let Some(connection) = self
+            .connection
+            .as_ref()
+            .filter(|connection| !connection.is_answered)
+        {
+            all.push(PollFd::new(connection.socket.as_fd(), PollFlags::POLLOUT));
         }
         all
     }
 
-    fn finish(self) -> Found {
-        let outcome = match (self.proven, self.deaf()) {
+    fn finish(self) -> ProbeResult {
+        let outcome = match (self.proven, self.no_listener()) {
             (Some(port), _) => Outcome::Proven(port),
             (None, Some(why)) => Outcome::Unknown(why),
-            (None, None) => Outcome::Missing(self.seen),
+            (None, None) => Outcome::Missing(self.observed),
         };
-        Found {
-            place: self.place,
+        ProbeResult {
+            target: self.target,
             outcome,
         }
     }
 
     /// Why a call that arrives would not be noticed.
-    fn deaf(&self) -> Option<String> {
-        let [inbound, _] = &self.ears;
+    fn no_listener(&self) -> Option<String> {
+        let [inbound, _] = &self.listeners;
         let error = inbound.socket.as_ref().err()?;
-        let address = SocketAddr::new(self.place.family.loopback(), inbound.port);
+        let address = SocketAddr::new(self.target.family.loopback(), inbound.port);
         if error.kind() != io::ErrorKind::AddrInUse {
-            return Some(format!("cannot listen at {address}: {error}"));
+            return Some(format!("cannot listen on {address}: {error}"));
         }
         // Whoever has the port answers a call that is redirected to it, and the table tells.
-        let is_told = self.seen != Seen::Answered || table::is_readable();
-        (!is_told).then(|| format!("{address} is taken, and who was called is not to be read"))
+        let is_known = self.observed != Observed::Answered || table::is_readable();
+        (!is_known).then(|| {
+            format!("{address} is in use, and the kernel's table of TCP sockets cannot be read")
+        })
     }
 }
 
-impl Seen {
+impl Observed {
     fn of(error: &io::Error) -> Self {
         let kind = error.kind();
         if kind == io::ErrorKind::ConnectionRefused {
@@ -269,11 +291,11 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Begins a call. Whatever is called is the pod's own, so that it leaves by `lo`.
-fn call(place: &Place, target: SocketAddr) -> io::Result<Socket> {
-    let socket = socket(place.family)?;
-    socket.set_linger(NOT_AT_ALL)?;
-    socket.bind(&SocketAddr::new(place.from(), 0).into())?;
-    match socket.connect(&target.into()) {
+fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
+    let socket = socket(target.family)?;
+    socket.set_linger(NO_LINGER)?;
+    socket.bind(&SocketAddr::new(target.source(), 0).into())?;
+    match socket.connect(&address.into()) {
         // What connect(2) says of a call that is under way.
         Err(error) if error.raw_os_error().map(Errno::from_raw) == Some(Errno::EINPROGRESS) => {
             Ok(socket)
@@ -283,7 +305,7 @@ fn call(place: &Place, target: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Where an accepted call was meant to go; `None` where nobody changed that.
-fn meant_for(socket: &Socket, family: Family) -> Option<SocketAddr> {
+fn original_destination(socket: &Socket, family: Family) -> Option<SocketAddr> {
     let address = match family {
         Family::V4 => socket.original_dst_v4(),
         Family::V6 => socket.original_dst_v6(),

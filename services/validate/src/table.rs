@@ -34,8 +34,8 @@ fn receiver_in(table: &str, caller: SocketAddr, ports: &[u16]) -> Option<u16> {
 
 /// A socket's own address and the other's.
 fn row(line: &str) -> Option<(SocketAddr, SocketAddr)> {
-    let mut words = line.split_whitespace().skip(1);
-    Some((address(words.next()?)?, address(words.next()?)?))
+    let mut fields = line.split_whitespace().skip(1);
+    Some((address(fields.next()?)?, address(fields.next()?)?))
 }
 
 /// Words of 32 bits in the machine's own order, then a port. An IPv4 address that is written as IPv6 is taken for what it
@@ -50,8 +50,8 @@ fn address(text: &str) -> Option<SocketAddr> {
     let ip = match host.len() {
         8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
         32 => {
-            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-            let bytes = <[u8; 16]>::try_from(words.concat()).ok()?;
+            let fields = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let bytes = <[u8; 16]>::try_from(fields.concat()).ok()?;
             Ipv6Addr::from(bytes).to_canonical()
         }
         _ => return None,

@@ -1,6 +1,6 @@
 use super::*;
 
-fn parsed(words: &[&str], variables: &[(&str, &str)]) -> Result<Asked, UsageError> {
+fn parsed(words: &[&str], variables: &[(&str, &str)]) -> Result<Command, UsageError> {
     let words: Vec<_> = words.iter().map(OsString::from).collect();
     parse(words.into_iter(), |name| {
         let mut known = variables.iter();
@@ -12,7 +12,7 @@ fn parsed(words: &[&str], variables: &[(&str, &str)]) -> Result<Asked, UsageErro
 
 fn settings(words: &[&str]) -> Settings {
     match parsed(words, &[]) {
-        Ok(Asked::Validate(settings)) => settings,
+        Ok(Command::Validate(settings)) => settings,
         other => panic!("{words:?}: {other:?}"),
     }
 }
@@ -28,7 +28,7 @@ fn nothing_said_is_istios_ports_and_five_seconds() {
     assert_eq!((inbound, outbound, probe), (15006, 15001, 15002));
     assert_eq!(
         (found.timeout, found.families),
-        (Duration::from_secs(5), Wanted::Auto)
+        (Duration::from_secs(5), Families::Auto)
     );
 }
 
@@ -71,9 +71,9 @@ fn what_an_unchanged_template_of_istio_says_is_understood() {
 
 #[test]
 fn every_flag_of_istio_iptables_is_taken_with_its_value() {
-    for flag in FLAGS.iter().filter(|flag| flag.is == Is::Nothing) {
+    for flag in FLAGS.iter().filter(|flag| flag.kind == FlagKind::Nothing) {
         let long = format!("--{}", flag.long);
-        let words: &[&str] = if flag.takes {
+        let words: &[&str] = if flag.takes_value {
             &[&long, "any"]
         } else {
             &[&long]
@@ -107,7 +107,7 @@ fn whoever_would_have_rules_written_is_refused() {
 #[test]
 fn a_flag_comes_before_a_variable_and_both_before_the_default() {
     let timeout = |words: &[&str], variables: &[(&str, &str)]| match parsed(words, variables) {
-        Ok(Asked::Validate(settings)) => settings.timeout.as_millis(),
+        Ok(Command::Validate(settings)) => settings.timeout.as_millis(),
         other => panic!("{other:?}"),
     };
     let variables = [("PROBE_TIMEOUT", "1m30s")];
@@ -118,7 +118,7 @@ fn a_flag_comes_before_a_variable_and_both_before_the_default() {
     assert_eq!(settings(&["-z=7000", "-p7001"]).ports.outbound, 7001);
     assert_eq!(
         settings(&["--ip-family", "ipv6"]).families,
-        Wanted::Only(Family::V6)
+        Families::Only(Family::V6)
     );
 }
 
@@ -162,7 +162,7 @@ fn bytes_that_are_no_text_are_refused_and_nothing_panics() {
 
 #[test]
 fn help_and_version_are_said() {
-    assert!(matches!(parsed(&["--help"], &[]), Ok(Asked::Say(text)) if text.contains("126")));
+    assert!(matches!(parsed(&["--help"], &[]), Ok(Command::Print(text)) if text.contains("126")));
     let version = format!("validate {}\n", env!("CARGO_PKG_VERSION"));
-    assert!(matches!(parsed(&["--version"], &[]), Ok(Asked::Say(text)) if text == version));
+    assert!(matches!(parsed(&["--version"], &[]), Ok(Command::Print(text)) if text == version));
 }

@@ -45,7 +45,7 @@ impl fmt::Display for Family {
 
 /// What has to be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Families {
     /// What the pod has an address of.
     Auto,
     /// One family.
@@ -54,28 +54,28 @@ pub enum Wanted {
 
 /// Where a family is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ProbeTarget {
     /// The family.
     pub family: Family,
     /// What is called: an address of the pod's own that is not its loopback's.
-    pub called: IpAddr,
+    pub address: IpAddr,
 }
 
-impl Place {
+impl ProbeTarget {
     /// From where it is called: not from what Istio's rules let go as the proxy's own. A loopback's address would do for all,
     /// but the kernel's refusal of a call from `::1` to an address of another interface is lost on its way
     /// (tcp_v6_send_response takes the interface that it came by, and `::1` is not there: measured).
-    pub fn from(&self) -> IpAddr {
-        if self.called == INBOUND_V4 || self.called == INBOUND_V6 {
+    pub fn source(&self) -> IpAddr {
+        if self.address == INBOUND_V4 || self.address == INBOUND_V6 {
             self.family.loopback()
         } else {
-            self.called
+            self.address
         }
     }
 
     /// The socket address that is called, by a port.
-    pub fn target(&self, port: u16) -> SocketAddr {
-        SocketAddr::new(self.called, port)
+    pub fn socket_addr(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(self.address, port)
     }
 }
 
@@ -89,7 +89,7 @@ const INBOUND_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6));
 /// # Errors
 ///
 /// When the kernel does not tell.
-pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
+pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = getifaddrs().map_err(io::Error::from)?;
     let address = |storage: nix::sys::socket::SockaddrStorage| {
         let v4 = storage.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
@@ -103,39 +103,41 @@ pub fn own_addresses() -> io::Result<Vec<IpAddr>> {
 /// # Errors
 ///
 /// When the pod has no address of any family, in words.
-pub fn places(wanted: Wanted, addresses: &[IpAddr]) -> Result<Vec<Place>, String> {
-    let has = |family| outer(addresses, family).next().is_some();
+pub fn select(wanted: Families, addresses: &[IpAddr]) -> Result<Vec<ProbeTarget>, String> {
+    let has = |family| external_addresses(addresses, family).next().is_some();
     let families: Vec<_> = match wanted {
-        Wanted::Only(family) => vec![family],
-        Wanted::Auto => [Family::V4, Family::V6]
+        Families::Only(family) => vec![family],
+        Families::Auto => [Family::V4, Family::V6]
             .into_iter()
             .filter(|it| has(*it))
             .collect(),
     };
     if families.is_empty() {
         return Err(
-            "this pod has no address but its loopback's: nothing can be redirected yet".to_owned(),
+            "this pod has no address except loopback: nothing can be redirected yet".to_owned(),
         );
     }
-    let place = |family| Place {
+    let target = |family| ProbeTarget {
         family,
-        called: called(addresses, family),
+        address: target_address(addresses, family),
     };
-    Ok(families.into_iter().map(place).collect())
+    Ok(families.into_iter().map(target).collect())
 }
 
 /// A call of an address of one's own goes over `lo`, whichever it is: where there is no `::6`, another will do.
-fn called(addresses: &[IpAddr], family: Family) -> IpAddr {
+fn target_address(addresses: &[IpAddr], family: Family) -> IpAddr {
     match family {
         Family::V4 => INBOUND_V4,
         Family::V6 if addresses.contains(&INBOUND_V6) => INBOUND_V6,
-        Family::V6 => outer(addresses, family).next().unwrap_or(INBOUND_V6),
+        Family::V6 => external_addresses(addresses, family)
+            .next()
+            .unwrap_or(INBOUND_V6),
     }
 }
 
 /// The addresses by which others reach the pod.
-fn outer(addresses: &[IpAddr], family: Family) -> impl Iterator<Item = IpAddr> {
-    let is_outer = move |address: &IpAddr| {
+fn external_addresses(addresses: &[IpAddr], family: Family) -> impl Iterator<Item = IpAddr> {
+    let is_external = move |address: &IpAddr| {
         let is_local = match address {
             IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local() || v4.is_unspecified(),
             IpAddr::V6(v6) => {
@@ -144,26 +146,26 @@ fn outer(addresses: &[IpAddr], family: Family) -> impl Iterator<Item = IpAddr> {
         };
         Family::of(*address) == family && !is_local
     };
-    addresses.iter().copied().filter(is_outer)
+    addresses.iter().copied().filter(is_external)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn found(wanted: Wanted, addresses: &[&str]) -> Result<Vec<(Family, String)>, String> {
+    fn found(wanted: Families, addresses: &[&str]) -> Result<Vec<(Family, String)>, String> {
         let addresses: Vec<_> = addresses.iter().map(|text| text.parse().unwrap()).collect();
-        let places = places(wanted, &addresses)?;
-        Ok(places
+        let targets = select(wanted, &addresses)?;
+        Ok(targets
             .iter()
-            .map(|place| (place.family, place.called.to_string()))
+            .map(|target| (target.family, target.address.to_string()))
             .collect())
     }
 
     const V4: (Family, &str) = (Family::V4, "127.0.0.6");
 
-    fn owned(places: &[(Family, &str)]) -> Result<Vec<(Family, String)>, String> {
-        Ok(places
+    fn owned(targets: &[(Family, &str)]) -> Result<Vec<(Family, String)>, String> {
+        Ok(targets
             .iter()
             .map(|(it, at)| (*it, (*at).to_owned()))
             .collect())
@@ -171,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_a_pod_has_an_address_of_has_to_be_redirected() {
-        let auto = |addresses: &[&str]| found(Wanted::Auto, addresses);
+        let auto = |addresses: &[&str]| found(Families::Auto, addresses);
         let v6 = (Family::V6, "::6");
         assert_eq!(
             auto(&["127.0.0.1", "::1", "fe80::1", "10.0.0.7"]),
@@ -190,13 +192,13 @@ mod tests {
 
     #[test]
     fn where_nobody_put_the_usual_address_an_own_one_is_called() {
-        let places = found(Wanted::Auto, &["fe80::1", "fd00::7", "fd00::8"]);
-        assert_eq!(places, owned(&[(Family::V6, "fd00::7")]));
+        let targets = found(Families::Auto, &["fe80::1", "fd00::7", "fd00::8"]);
+        assert_eq!(targets, owned(&[(Family::V6, "fd00::7")]));
     }
 
     #[test]
     fn a_family_that_is_named_is_called_whatever_the_pod_has() {
-        let only = |family| found(Wanted::Only(family), &["10.0.0.7"]);
+        let only = |family| found(Families::Only(family), &["10.0.0.7"]);
         assert_eq!(only(Family::V6), owned(&[(Family::V6, "::6")]));
         assert_eq!(only(Family::V4), owned(&[V4]));
     }
