@@ -1,10 +1,10 @@
-//! The door of ZDS: who is let in, who waits, who is sent away, and how fast.
+//! Admission of connections to the ZDS socket: which ones get a session, which ones wait, and how fast.
 //!
-//! Two paces. A look at whoever connects is cheap and quick, so that a queue of impostors is soon gone and a ztunnel
-//! behind them is reached; it is bounded, so that impostors that reconnect for ever (stock ztunnel, refused, does so
-//! 16,000 times a second) cost little of a core. A session begins slowly, and only who was admitted takes a step of
-//! that. What is held in memory and descriptors at once is bounded in all and for each process or pod, so that one
-//! that connects a thousand times takes nobody else's place.
+//! There are two rates. Checking a peer is cheap and fast, so that a backlog of impostors is soon gone and the ztunnel
+//! behind them is reached. The rate is still bounded, so that impostors that reconnect forever (a refused stock ztunnel
+//! does so 16,000 times per second) cost only a fraction of a core. Sessions start slowly, and only admitted peers
+//! count for that rate. Memory and descriptors are bounded in total and per process or cgroup, so that one peer with a
+//! thousand connections does not displace another.
 
 use std::{
     convert::Infallible,
@@ -30,37 +30,35 @@ use crate::{
     zds,
 };
 
-/// How many connections are looked at in a second. With a debug build, which takes 0.3 ms for a look, a storm without
-/// end costs a sixth of a core (integration/tests/zds_storm.rs); a queue of [`BACKLOG`] is gone in two seconds.
+/// Peers checked per second. In a debug build, where a check takes 0.3 ms, an endless storm costs a sixth of a core
+/// (integration/tests/zds_storm.rs), and a backlog of [`LISTEN_BACKLOG`] is gone in two seconds.
 const MAX_CHECKS_PER_SECOND: u32 = 500;
 
-/// How many connections wait in the kernel to be looked at; a ztunnel that finds the queue full tries again later and
-/// later (after 15 s at the latest).
+/// Connections that the kernel queues. A ztunnel that finds the queue full retries with growing delays of at most 15 s.
 pub(crate) const LISTEN_BACKLOG: i32 = 1024;
 
-/// How many sessions begin in a second.
+/// Sessions started per second.
 const MAX_SESSIONS_PER_SECOND: u32 = 5;
 
-/// How many may be admitted at once, whether their session has begun or not. A node has one ztunnel, two during an
-/// upgrade.
+/// Peers admitted at once, whether or not their session has started. A node has one ztunnel, or two during an upgrade.
 const MAX_SESSIONS: usize = 16;
 
-/// How many of them may be of one process. A ztunnel has one connection; what it left behind is seen at once.
+/// Admitted connections per process. A ztunnel has one connection; the end of an earlier one is noticed at once.
 const MAX_SESSIONS_PER_PROCESS: usize = 8;
 
-/// How many may wait for pod-events to say that they are ztunnels.
+/// Peers that wait until pod-events reports them as ztunnels.
 const MAX_WAITING: usize = 16;
 
-/// How many of them may be of one cgroup.
+/// Waiting peers per cgroup.
 const MAX_WAITING_PER_CGROUP: usize = 2;
 
-/// How long they may. One that is sent away connects again.
+/// How long a peer may wait. A refused ztunnel connects again.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long to wait before the next try when no connection can be taken.
+/// The pause after `accept` has failed.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Who is let in, and who is there.
+/// Admits peers and runs their sessions.
 #[derive(Debug)]
 pub(crate) struct Admission {
     hub: Arc<Hub>,
@@ -83,7 +81,7 @@ impl Admission {
         })
     }
 
-    /// Serves whoever comes, for ever. When dropped, all connections close.
+    /// Accepts connections forever. Dropping the future closes all of them.
     pub(crate) async fn serve(self: Arc<Self>, mut listener: UnixSeqpacketListener) -> Infallible {
         let mut connections = JoinSet::new();
         let mut check_rate = RateLimit::new(MAX_CHECKS_PER_SECOND);
@@ -93,7 +91,7 @@ impl Admission {
                 accepted = listener.accept() => match accepted {
                     Ok(socket) => Arc::clone(&self).dispatch(socket, &mut connections),
                     Err(error) => {
-                        // Out of descriptors, most likely: some will come back.
+                        // Most likely out of file descriptors, of which some will be released.
                         tracing::error!(%error, "Cannot accept a ztunnel");
                         sleep(ACCEPT_RETRY_INTERVAL).await;
                     }
@@ -103,7 +101,7 @@ impl Admission {
         }
     }
 
-    /// Sends a connection away, or has it taken care of.
+    /// Refuses a connection, or starts the task that serves it.
     fn dispatch(self: Arc<Self>, socket: UnixSeqpacket, connections: &mut JoinSet<()>) {
         let decision = self.policy.identify(&socket).and_then(|candidate| {
             let ztunnels = self.hub.ztunnels();
@@ -121,7 +119,7 @@ impl Admission {
             }
         });
         match decision {
-            // One that panics may leave the ledger half changed, for all the others.
+            // A session that panics may leave the state half changed for all the others.
             Ok(Decision::Admit(admitted)) => {
                 connections.spawn(vital("session", self.run_session(socket, admitted)));
             }
@@ -135,7 +133,7 @@ impl Admission {
         }
     }
 
-    /// A place for one who is admitted.
+    /// Reserves a session for an admitted peer.
     fn admit(&self, peer: Peer) -> Result<Admitted, AdmissionError> {
         match self.session_limit.try_acquire(peer.pid) {
             Some(permit) => Ok(Admitted { peer, permit }),
@@ -146,7 +144,7 @@ impl Admission {
         }
     }
 
-    /// Keeps one waiting who may be said to be a ztunnel.
+    /// Waits until a peer is admitted, and then runs its session.
     async fn wait_and_run(
         self: Arc<Self>,
         socket: UnixSeqpacket,
@@ -181,10 +179,10 @@ impl Admission {
         }
     }
 
-    /// A session, from its turn to its end.
+    /// Runs a session when the rate limit allows it.
     async fn run_session(self: Arc<Self>, socket: UnixSeqpacket, admitted: Admitted) {
         let Admitted { peer, permit } = admitted;
-        // In the order in which they were admitted.
+        // Sessions start in the order in which their peers were admitted.
         self.session_rate.lock().await.acquire().await;
         zds::serve_session(socket, &self.hub, peer).await;
         drop(permit);
@@ -209,7 +207,7 @@ enum Decision {
     Wait(Candidate, ConnectionPermit<String>),
 }
 
-/// One who is admitted, with a place.
+/// An admitted peer with its permit.
 #[derive(Debug)]
 struct Admitted {
     peer: Peer,

@@ -1,11 +1,11 @@
-//! How many connections may be in one state at once, in all and of one kind each.
+//! Limits how many connections exist at once, in total and per key.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// So many places, of which one kind takes a part at most.
+/// A limit on concurrent permits, in total and per key.
 #[derive(Debug)]
 pub struct ConnectionLimit<K: Ord> {
     max: usize,
@@ -14,7 +14,7 @@ pub struct ConnectionLimit<K: Ord> {
 }
 
 impl<K: Ord + Clone> ConnectionLimit<K> {
-    /// `most` places in all, `most_of_one` for one kind.
+    /// Allows `max` permits in total and `max_per_key` for each key.
     pub fn new(max: usize, max_per_key: usize) -> Arc<Self> {
         Arc::new(Self {
             max,
@@ -23,7 +23,7 @@ impl<K: Ord + Clone> ConnectionLimit<K> {
         })
     }
 
-    /// Takes a place until the value goes; `None` where there is none left.
+    /// Returns a permit that is released when it is dropped, or `None` if a limit is reached.
     pub fn try_acquire(self: &Arc<Self>, key: K) -> Option<ConnectionPermit<K>> {
         let mut taken = self.lock();
         let (all, same) = (
@@ -45,7 +45,7 @@ impl<K: Ord + Clone> ConnectionLimit<K> {
     }
 }
 
-/// A place that is taken.
+/// A permit of a [`ConnectionLimit`].
 #[derive(Debug)]
 pub struct ConnectionPermit<K: Ord + Clone> {
     limit: Arc<ConnectionLimit<K>>,

@@ -1,24 +1,21 @@
-//! Whether the pids of those who connect can be seen from here.
+//! Checks whether this process sees the PIDs of the processes that connect to it.
 
 use std::{fs, io, process};
 
 use inpod_service::peer::Cgroup;
 
-/// The cgroup namespace that the kernel starts with (`CGROUP_NS_INIT_INO` in linux/nsfs.h).
+/// The initial cgroup namespace (`CGROUP_NS_INIT_INO` in linux/nsfs.h).
 const FIRST_CGROUP_NAMESPACE: &str = "cgroup:[4026531835]";
 
-/// Why nobody could be proven.
+/// The reason why peers cannot be identified.
 #[derive(Debug, thiserror::Error)]
 pub enum HostPidError {
-    /// A file of procfs cannot be read.
     #[error("cannot read {path}")]
     Read {
-        /// The file.
         path: &'static str,
-        /// The cause.
         source: io::Error,
     },
-    /// The pids of other pods are not seen.
+    /// Processes of other pods have no PID here.
     #[error(
         "cannot identify the peers of ZDS: this process is in a PID namespace of its own ({0}); set hostPID: true or, to try \
          inpod, with ztunnel_peer = uid"
@@ -26,29 +23,28 @@ pub enum HostPidError {
     OwnPidNamespace(&'static str),
 }
 
-/// What is known of this process and of the first one of its pid namespace.
+/// This process and process 1 of its PID namespace, as procfs shows them.
 #[derive(Debug)]
 struct Processes {
-    /// This process's pid.
     own_pid: u32,
     own: Cgroup,
-    /// Whether paths are told from this process's own container on, so that it sees itself at the root.
+    /// Whether cgroup paths are relative to this process's own container, so that its own path is the root.
     is_contained: bool,
     /// The cgroup of process 1.
     first: Cgroup,
 }
 
-/// Whether the first process that is seen from here is the node's. One in this container or this pod has no other pods
-/// below it.
+/// Checks that process 1 is the node's. If it belongs to this container or this pod, the PID namespace does
+/// not include other pods.
 ///
 /// # Errors
 ///
-/// See [`Blind`].
+/// See [`HostPidError`].
 pub fn check() -> Result<(), HostPidError> {
     let read =
         |path| fs::read_to_string(path).map_err(|source| HostPidError::Read { path, source });
     let path = "/proc/self/ns/cgroup";
-    // Absent where the kernel has no such namespaces.
+    // Absent if the kernel has no cgroup namespaces.
     let namespace = fs::read_link(path).ok();
     let processes = Processes {
         own_pid: process::id(),
@@ -68,7 +64,7 @@ fn check_processes(processes: &Processes) -> Result<(), HostPidError> {
             "process 1 is in this container",
         ));
     }
-    // Seen from a cgroup namespace, containers of the same pod are siblings.
+    // Within a cgroup namespace, containers of the same pod appear as siblings.
     let is_same_pod = match processes.own.pod() {
         Some(own) => processes.first.pod() == Some(own),
         None => processes.is_contained && processes.first.pod().as_deref() == Some("/.."),
@@ -127,9 +123,9 @@ mod tests {
             ("/", false, "/"),
             (in_pod('a', 'b').as_str(), false, "/init.scope"),
             ("/", true, "/../../../init.scope"),
-            // A node in a container.
+            // A node that runs in a container.
             ("/", true, "/../../../../../init.scope"),
-            // Process 1 at the root, whatever is how deep.
+            // Process 1 in the root cgroup, at different depths of this process's cgroup.
             ("/", true, "/.."),
             ("/", true, "/../.."),
             ("/", true, "/../../.."),
@@ -142,10 +138,10 @@ mod tests {
     fn a_process_1_in_the_same_container_or_pod_is_not_the_nodes() {
         let pause = format!("/../cri-containerd-{ID}.scope");
         for (own, is_contained, first) in [
-            // The container's own init.
+            // The container's own init process.
             ("/", true, "/"),
             (&in_pod('a', 'b'), false, in_pod('a', 'b').as_str()),
-            // shareProcessNamespace.
+            // A pod with shareProcessNamespace.
             (&in_pod('a', 'b'), false, &in_pod('a', 'c')),
             ("/", true, &pause),
         ] {

@@ -1,4 +1,5 @@
-//! The one place where calls and sessions meet: the ledger behind a lock that is held for moments, and what wakes whom.
+//! Connects RPCs and sessions: holds the state behind a lock that is never held across an await, and wakes
+//! whom a change concerns.
 
 mod queries;
 
@@ -34,39 +35,38 @@ use crate::{
     state::State,
 };
 
-/// How many changes a watcher may be behind. A node's pods times its ztunnels, with room.
+/// How many changes a watcher may lag behind: more than a node's pods times its ztunnels.
 const MAX_WATCHER_LAG: usize = 8192;
 
-/// How many descriptors are fetched at once, and how soon again those that could not be.
 const MAX_CONCURRENT_FETCHES: usize = 8;
 const FETCH_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The condition that holds readiness up: until then ztunnels are told nothing.
+/// The readiness condition that is met once the desired set is known. Nothing is sent to ztunnels before.
 const SEEDED: &str = "desired-set";
 
-/// The condition that tells whether a ztunnel is in step.
+/// The condition that is met while a ztunnel is in sync.
 const ZTUNNEL: &str = "ztunnel";
 const NO_ZTUNNEL: &str = "no ztunnel has acknowledged its snapshot";
 
-/// The broker's state, shared by its calls and sessions.
+/// The broker's state, shared by RPCs and sessions.
 #[derive(Debug)]
 pub struct Hub {
     state: Mutex<State>,
     descriptors: Descriptors,
     changed: watch::Sender<()>,
-    /// Descriptors may be missing: after a new set, and where an undo put something back.
+    /// Notified when descriptors may be missing: after a new set, and after a failed add restored a workload.
     missing: Notify,
-    /// Shared, as the backlog is laid out in full at the start: a place of it is to be small.
+    /// `Arc`, because the channel allocates all its slots in advance.
     events: broadcast::Sender<Arc<Event>>,
     metrics: Metrics,
     conditions: Readiness,
-    /// The pods that are ztunnels; `None` before anybody said so.
+    /// The pods that are ztunnels; `None` until pod-events has reported them.
     ztunnels: watch::Sender<Option<BTreeSet<PodUid>>>,
 }
 
 impl Hub {
-    /// A broker that knows nothing yet. A session that is silent for `ack_timeout` is closed. How things stand is told in
-    /// `conditions`.
+    /// Creates a broker without a desired set. Sessions that are silent for `ack_timeout` are closed. `conditions`
+    /// receives the state of readiness.
     pub fn new(
         descriptors: Descriptors,
         ack_timeout: Duration,
@@ -86,20 +86,19 @@ impl Hub {
         })
     }
 
-    /// What is counted.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Replaces the desired set; returns when it is stored.
+    /// Replaces the desired set and returns once it is stored.
     pub fn set(&self, revision: Revision, all: Vec<Workload>) {
         self.update(|state, now| state.set(revision, all, now));
         self.conditions.set(SEEDED, Ok(()));
         self.missing.notify_one();
     }
 
-    /// Adds a workload and waits for the first acknowledgement, until `until` at the latest. If there is none, or the
-    /// future is dropped, the desired set is as before.
+    /// Adds a workload and waits until `deadline` for the first positive acknowledgement. If there is none, or if the
+    /// future is dropped, the desired set is restored.
     ///
     /// # Errors
     ///
@@ -116,7 +115,7 @@ impl Hub {
             ticket: Some(ticket.clone()),
         };
         let mut outcome = ticket.outcome.clone();
-        // Whether it is decided or the time is over, the ledger knows.
+        // Decided or timed out: `finish_add` finds out which.
         drop(timeout_at(deadline, outcome.wait_for(Option::is_some)).await);
         waiter.ticket = None;
         let outcome = self.update(|state, now| state.finish_add(&ticket, now));
@@ -146,41 +145,42 @@ impl Hub {
         Ok(fetched.map_err(|_| AddError::FetchLate)??)
     }
 
-    /// Removes a workload; returns when its descriptor is closed.
+    /// Removes a workload and returns once its descriptor is closed.
     ///
     /// # Errors
     ///
-    /// When the desired set is not known yet, or a later word is.
+    /// If the desired set is not known yet, or a newer revision is.
     pub fn remove(&self, sandbox: &SandboxRef, revision: Revision) -> Result<(), ChangeError> {
         self.update(|state, now| state.remove(sandbox, revision, now))
     }
 
-    /// Says which pods are ztunnels, in place of what was said before.
+    /// Replaces the set of pods that are ztunnels.
     pub fn set_ztunnels(&self, pods: BTreeSet<PodUid>) {
         self.ztunnels.send_replace(Some(pods));
     }
 
-    /// The pods that are ztunnels; `None` before anybody said so.
+    /// The pods that are ztunnels; `None` until pod-events has reported them.
     pub fn ztunnels(&self) -> watch::Receiver<Option<BTreeSet<PodUid>>> {
         self.ztunnels.subscribe()
     }
 
-    /// Closes a session, so that its ztunnel connects again; it as it was. `None` when there is no such session.
+    /// Closes a session, so that its ztunnel connects again, and returns its view. Returns `None` if there
+    /// is no such session.
     pub fn renew(&self, id: SessionId) -> Option<SessionView> {
         self.update(|state, _| state.renew(id))
     }
 
-    /// From here on nobody is told anything, and nobody waits.
+    /// Stops sending messages and ends all waits.
     pub fn stop(&self) {
         self.update(|state, _| state.stop());
     }
 
-    /// Fetches the descriptors that are missing, for ever.
+    /// Fetches missing descriptors forever.
     pub async fn fetch_missing(&self) -> Infallible {
         let mut reported = 0;
         loop {
             let failed = self.fetch_round().await;
-            // Once per change of the number: a netconfig that is away must not fill the log.
+            // Only when the number changes: an unavailable netconfig must not fill the log.
             if let Some((sandbox, error)) = failed.first().filter(|_| failed.len() != reported) {
                 let (missing, error) = (failed.len(), with_causes(error));
                 tracing::warn!(missing, %sandbox, error, "Descriptors are missing");
@@ -223,7 +223,7 @@ impl Hub {
         }
     }
 
-    /// Tells a session of every change that may concern it.
+    /// Returns a receiver that is notified of every change that may concern a session.
     pub(crate) fn changes(&self) -> watch::Receiver<()> {
         self.changed.subscribe()
     }
@@ -271,7 +271,7 @@ impl Hub {
         self.with_state(|state, now| state.disconnect(id, why, now));
     }
 
-    /// Changes what is desired, and wakes the sessions.
+    /// Changes the state and wakes the sessions.
     fn update<T>(&self, act: impl FnOnce(&mut State, std::time::Instant) -> T) -> T {
         let result = self.with_state(act);
         self.changed.send_replace(());
@@ -285,7 +285,7 @@ impl Hub {
             if let Event::Session(_) = event {
                 self.conditions.set(ZTUNNEL, ztunnel_condition(&state));
             }
-            // Nobody watching is no error.
+            // Having no watcher is no error.
             self.events.send(Arc::new(event)).unwrap_or_default();
         }
         result
@@ -304,7 +304,7 @@ fn ztunnel_condition(state: &State) -> Result<(), String> {
     Err(NO_ZTUNNEL.to_owned())
 }
 
-/// One who waits for an add. Dropped before it is concluded, its caller has gone.
+/// A caller that waits for an add. If it is dropped with its ticket, the caller has gone.
 struct Waiter {
     hub: Arc<Hub>,
     ticket: Option<Ticket>,

@@ -1,17 +1,18 @@
-//! Which refusals are written down: one that comes again and again is counted, so that it cannot fill the log.
+//! Keeps repeated refusals from filling the log by counting them instead.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// How long after a line about somebody the next ones are only counted.
+/// After a line about an origin, further refusals of it are only counted for this long.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
-/// About how many a line is written in that time. Whoever may make cgroups chooses names.
+/// The approximate number of lines per [`QUIET_PERIOD`]. A process that may create cgroups can invent
+/// any number of origins.
 const MAX_LINES: usize = 32;
 
-/// What was written down of late.
+/// The recently logged origins.
 #[derive(Debug, Default)]
 pub struct LogThrottle {
     lines: BTreeMap<String, Instant>,
@@ -19,7 +20,8 @@ pub struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// Whether a refusal is to be written down, and if so, how many were only counted since the last line.
+    /// Records a refusal. Returns `None` if it must not be logged, otherwise how many were suppressed
+    /// since the last line.
     pub fn record(&mut self, origin: &str, now: Instant) -> Option<u64> {
         self.lines
             .retain(|_, at| now.saturating_duration_since(*at) < QUIET_PERIOD);

@@ -1,4 +1,4 @@
-//! Whether a ztunnel serves a workload, and if none does, why.
+//! Decides whether an add has succeeded and, if no ztunnel serves the workload, why.
 
 use std::time::{Duration, Instant};
 
@@ -14,18 +14,14 @@ use crate::{
 /// The workload that an add waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Awaited {
-    /// Its sandbox.
     pub sandbox: SandboxRef,
-    /// Its pod.
     pub uid: PodUid,
-    /// Which word on it.
     pub revision: Revision,
-    /// What ztunnel is to be told.
+    /// What has to be acknowledged.
     pub target: Target,
 }
 
 impl Awaited {
-    /// The workload, whose netns's descriptor is there.
     pub fn new(workload: &Workload, netns: inpod_types::NetnsId) -> Self {
         Self {
             sandbox: workload.sandbox.clone(),
@@ -38,7 +34,7 @@ impl Awaited {
         }
     }
 
-    /// Whether this is what is desired.
+    /// Whether the entry is this workload, with the same netns and info.
     pub fn matches(&self, entry: &Entry) -> bool {
         let workload = entry.workload();
         workload.sandbox == self.sandbox
@@ -49,64 +45,49 @@ impl Awaited {
     }
 }
 
-/// Why no ztunnel serves a workload.
+/// The reason why no ztunnel serves a workload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unserved {
-    /// A later word on the sandbox or its pod came meanwhile.
     #[error("a newer change of the workload arrived meanwhile")]
     Superseded,
-    /// None has been there in this run of the broker.
     #[error("no ztunnel has connected since the broker started")]
     NeverConnected,
-    /// None is there any more.
     #[error("ztunnel was lost {} s ago ({why}) and has not come back", .ago.as_secs())]
-    Lost {
-        /// Since when.
-        ago: Duration,
-        /// Why.
-        why: String,
-    },
-    /// One is there and has not been brought up to date.
+    Lost { ago: Duration, why: String },
     #[error("ztunnel is connected, but its snapshot is not finished")]
     SnapshotUnfinished,
-    /// One is there and does not answer.
     #[error("ztunnel did not acknowledge the workload in time")]
     Silent,
-    /// It is not told for now.
     #[error(
         "ztunnel's connection ended {times} times in a row while a message about the pod was unanswered (last cause: {cause}); the next attempt is in {} s",
         .retry_in.as_secs()
     )]
     Quarantined {
-        /// How many sessions ended.
+        /// The number of sessions that ended.
         times: u32,
-        /// Why the last did.
+        /// Why the last of them ended.
         cause: String,
-        /// When it is told again.
         retry_in: Duration,
     },
-    /// All have refused it.
+    /// All connected ztunnels refused it.
     #[error("ztunnel refused the workload: {0}")]
     Refused(String),
-    /// The broker is being stopped.
     #[error("the broker is being stopped")]
     Stopping,
 }
 
-/// What came of an add.
+/// The session that serves the workload, or the reason why there is none.
 pub type Outcome = Result<SessionId, Unserved>;
 
-/// What verdicts are found on.
+/// The state that decides the outcome of an add.
 #[derive(Clone, Copy, Debug)]
 pub struct Evidence<'a> {
-    /// What is desired, and who is suspected.
     pub inputs: SessionInputs<'a>,
-    /// The connected ztunnels.
     pub sessions: &'a Sessions,
 }
 
-/// Decides an add as soon as it can be decided: by the first positive acknowledgement, by the last refusal, by a
-/// quarantine, or by a later word.
+/// Decides an add as soon as that is possible: on the first positive acknowledgement, on the last refusal, when the pod
+/// is in quarantine, or when a newer change supersedes it.
 pub fn decide(evidence: &Evidence<'_>, awaited: &Awaited, now: Instant) -> Option<Outcome> {
     let current = evidence.inputs.desired.current(&awaited.uid);
     if !current.is_some_and(|entry| awaited.matches(entry)) {
@@ -127,7 +108,7 @@ pub fn decide(evidence: &Evidence<'_>, awaited: &Awaited, now: Instant) -> Optio
     Some(Err(Unserved::Refused(refusals.join("; "))))
 }
 
-/// Why the pod is not told, where that is so in every session; the wait is the shortest.
+/// Returns the shortest quarantine if the pod is in quarantine in every session.
 fn quarantined_everywhere(
     evidence: &Evidence<'_>,
     awaited: &Awaited,
@@ -151,7 +132,7 @@ fn quarantined_everywhere(
     })
 }
 
-/// Why an add that nobody has decided ran out of time.
+/// Returns why an undecided add ran out of time.
 pub fn timeout_cause(sessions: &Sessions, awaited: &Awaited, now: Instant) -> Unserved {
     let statuses: Vec<_> = statuses(sessions, awaited, now).collect();
     if statuses.is_empty() {

@@ -1,8 +1,8 @@
-//! Who may connect to ZDS.
+//! Authentication of the processes that connect to the ZDS socket.
 //!
-//! Whoever is admitted is given every pod's network, so a root process that sees the socket is not enough: its cgroup
-//! must name a pod that pod-events says is a ztunnel, and it may do exactly what a ztunnel may. What is looked at is
-//! the process that connected, through its pidfd.
+//! An admitted process receives every pod's network namespace, so it is not enough that a process of root can open the
+//! socket: its cgroup must name a pod that pod-events reports as a ztunnel, and its capabilities must be exactly those
+//! of a ztunnel. The connecting process is inspected through its pidfd.
 
 use std::{collections::BTreeSet, io};
 
@@ -16,34 +16,32 @@ use tokio_seqpacket::UnixSeqpacket;
 
 use crate::capabilities::{Capabilities, RequiredCapabilities};
 
-/// A process that may be given descriptors.
+/// A process that may receive descriptors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its pid as the broker sees it; 0 when it is not visible from here.
+    /// The PID as the broker sees it; 0 if it is not visible.
     pub pid: i32,
-    /// Its cgroup when it connected; `None` where that is not looked at.
+    /// The cgroup at the time of the connection; `None` if the policy does not check it.
     pub cgroup: Option<String>,
-    /// The pod that its cgroup names.
+    /// The pod that the cgroup names.
     pub pod_uid: Option<PodUid>,
 }
 
-/// Which ztunnel a process is: its pod's, or itself where no pod is seen.
+/// The identity of a ztunnel: its pod, or its process if the pod is not known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ztunnel {
-    /// The container may start anew in it.
+    /// Stays the same if the container restarts.
     Pod(PodUid),
-    /// By its pid.
     Process(i32),
 }
 
 impl Peer {
-    /// Which ztunnel it is.
     pub fn ztunnel(&self) -> Ztunnel {
         let process = Ztunnel::Process(self.pid);
         self.pod_uid.clone().map_or(process, Ztunnel::Pod)
     }
 
-    /// A process of which no more is known.
+    /// Creates a peer of which only the PID is known.
     pub fn from_pid(pid: i32) -> Self {
         Self {
             pid,
@@ -53,93 +51,56 @@ impl Peer {
     }
 }
 
-/// Why a connection is not served.
+/// The reason why a connection is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
-    /// The kernel does not say who it is.
     #[error("cannot read the peer's credentials")]
     Credentials(#[source] io::Error),
-    /// Another user.
     #[error("process {pid} has uid {uid}, not ours")]
-    Uid {
-        /// Its pid.
-        pid: i32,
-        /// Its uid.
-        uid: u32,
-    },
-    /// It cannot be looked at. It may have ended, and what its pid shows be another process.
+    Uid { pid: i32, uid: u32 },
+    /// The process may have ended, and its PID may have been reused.
     #[error("cannot inspect process {pid}")]
-    Process {
-        /// The pid that it connected with.
-        pid: i32,
-        /// The cause.
-        source: Refused,
-    },
-    /// It is not where a ztunnel has to be.
+    Process { pid: i32, source: Refused },
     #[error("process {pid} in {cgroup} is not at {root} or below")]
     WrongCgroup {
-        /// Its pid.
         pid: i32,
-        /// Its cgroup.
         cgroup: String,
-        /// Where it has to be.
+        /// The cgroup that the setting requires.
         root: String,
     },
-    /// It is in no pod, or it cannot be told in which.
+    /// The cgroup names no pod, or no single one.
     #[error("process {pid} in {cgroup} is in no pod's container")]
-    NoPod {
-        /// Its pid.
-        pid: i32,
-        /// Its cgroup.
-        cgroup: String,
-    },
-    /// It may do more or less than a ztunnel.
+    NoPod { pid: i32, cgroup: String },
+    /// The process has more or fewer capabilities than a ztunnel.
     #[error(
         "process {pid} in {cgroup} does not have the capabilities of a ztunnel: it {difference}"
     )]
     Capabilities {
-        /// Its pid.
         pid: i32,
-        /// Its cgroup.
         cgroup: String,
-        /// What it has too many or too few.
         difference: String,
     },
-    /// Its pod is none of those that are ztunnels.
     #[error("process {pid} in {cgroup} is in a pod that is not a ztunnel of this node")]
-    NotZtunnel {
-        /// Its pid.
-        pid: i32,
-        /// Its cgroup.
-        cgroup: String,
-    },
-    /// Nobody has said which pods are ztunnels.
+    NotZtunnel { pid: i32, cgroup: String },
     #[error(
         "process {pid} in {cgroup} may be a ztunnel: pod-events has not reported this node's ztunnel pods yet"
     )]
-    ZtunnelsUnknown {
-        /// Its pid.
-        pid: i32,
-        /// Its cgroup.
-        cgroup: String,
-    },
-    /// There are as many as there may be.
+    ZtunnelsUnknown { pid: i32, cgroup: String },
     #[error("process {pid}{}: too many connections", .cgroup.as_ref().map(|it| format!(" in {it}")).unwrap_or_default())]
     TooManyConnections {
-        /// Its pid.
         pid: i32,
-        /// Its cgroup, where that is looked at.
+        /// `None` if the policy does not check it.
         cgroup: Option<String>,
     },
 }
 
 impl AdmissionError {
-    /// Whether another word of pod-events would make it welcome.
+    /// Whether the peer would be admitted if pod-events reported its pod as a ztunnel.
     pub fn may_be_admitted_later(&self) -> bool {
         matches!(self, Self::NotZtunnel { .. } | Self::ZtunnelsUnknown { .. })
     }
 
-    /// Where it is, or what else tells it from others.
+    /// The cgroup, or whatever else identifies the peer.
     pub fn origin(&self) -> String {
         match self {
             Self::Credentials(_) => String::new(),
@@ -160,7 +121,7 @@ impl AdmissionError {
     }
 }
 
-/// What a process must be to be a ztunnel.
+/// The requirements for a ztunnel's process.
 #[derive(Clone, Debug)]
 pub struct Policy {
     uid: u32,
@@ -168,16 +129,16 @@ pub struct Policy {
     capabilities: RequiredCapabilities,
 }
 
-/// One that has connected and has our user id.
+/// A process that has connected and has the user ID of the broker.
 #[derive(Debug)]
 pub struct Candidate {
     pid: i32,
-    /// `None` where the user id is enough.
+    /// `None` if the user ID is sufficient.
     process: Option<Process>,
 }
 
 impl Policy {
-    /// As configured. The user id is ours in any case.
+    /// Requires the broker's user ID in addition to the settings.
     pub fn new(setting: Setting, capabilities: RequiredCapabilities) -> Self {
         Self {
             uid: nix::unistd::geteuid().as_raw(),
@@ -186,21 +147,20 @@ impl Policy {
         }
     }
 
-    /// Whoever has our user id: for demos, and for development.
+    /// Admits every process with the broker's user ID. For demos and development.
     pub fn same_uid() -> Self {
         Self::new(Setting::Uid, RequiredCapabilities::Any)
     }
 
-    /// Whether pids of peers must be seen.
     pub fn needs_host_pid(&self) -> bool {
         self.setting != Setting::Uid
     }
 
-    /// Finds out which process connected.
+    /// Identifies the process that connected.
     ///
     /// # Errors
     ///
-    /// When it has another uid or cannot be seen.
+    /// If it has another user ID, or cannot be inspected.
     pub fn identify(&self, socket: &UnixSeqpacket) -> Result<Candidate, AdmissionError> {
         let unreadable = |error: nix::Error| AdmissionError::Credentials(error.into());
         let credentials = getsockopt(socket, sockopt::PeerCredentials).map_err(unreadable)?;
@@ -216,11 +176,11 @@ impl Policy {
         Ok(Candidate { pid, process })
     }
 
-    /// Whether it may be given descriptors, by what it is now and by what was said of ztunnels so far.
+    /// Decides whether the process may receive descriptors, by its current state and the known ztunnel pods.
     ///
     /// # Errors
     ///
-    /// When it may not; see [`Impostor::may_be_welcome_later`].
+    /// If it may not; see [`AdmissionError::may_be_admitted_later`].
     pub fn admit(
         &self,
         candidate: &Candidate,
@@ -271,7 +231,7 @@ impl Policy {
         }
     }
 
-    /// The pod, if it is a ztunnel's.
+    /// Returns the pod if it is one of the ztunnels.
     fn ztunnel(
         &self,
         process: &ProcessInfo,
@@ -306,10 +266,10 @@ impl Policy {
     }
 }
 
-/// What procfs tells of a process.
+/// A process as procfs shows it.
 struct ProcessInfo {
     pid: i32,
-    /// The text of its `cgroup`.
+    /// The content of its `cgroup` file.
     cgroup: String,
     permitted: Option<Capabilities>,
 }

@@ -1,4 +1,4 @@
-//! The adds that wait for an acknowledgement, and what undoes each.
+//! Adds that wait for an acknowledgement, and how to undo each.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -10,21 +10,20 @@ use crate::{
     outcome::{self, Awaited, Evidence, Outcome, Unserved},
 };
 
-/// What makes an add that failed undone.
+/// How to undo an add that failed.
 #[derive(Debug)]
 pub enum Undo {
-    /// Nothing: the workload was desired before, or somebody has been told that it is served.
+    /// The workload was desired before, or a caller has been told that it is served.
     Nothing,
-    /// What stood in its place before.
+    /// Restores the entry that was there before.
     Restore(Option<Box<Entry>>),
 }
 
-/// A place in the queue of those who wait for an add.
+/// A caller's place among those that wait for an add.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    /// What is waited for.
     pub awaited: Awaited,
-    /// What came of it, once that is known.
+    /// The outcome, once it is decided.
     pub outcome: watch::Receiver<Option<Outcome>>,
     serial: u64,
 }
@@ -38,7 +37,7 @@ struct Pending {
     outcome: watch::Sender<Option<Outcome>>,
 }
 
-/// At most one add per sandbox is pending; several callers may wait for it.
+/// The pending adds: at most one per sandbox, for which several callers may wait.
 #[derive(Debug, Default)]
 pub struct PendingAdds {
     by_sandbox: BTreeMap<SandboxRef, Pending>,
@@ -46,8 +45,8 @@ pub struct PendingAdds {
 }
 
 impl PendingAdds {
-    /// Waits for an add. A repetition joins the first call; a later word on the sandbox takes over, and what it would
-    /// restore is what was there before both.
+    /// Waits for an add. A repeated call joins the first one. A newer revision of the sandbox supersedes it and takes
+    /// over its undo, which restores what was there before both.
     pub fn join(&mut self, awaited: Awaited, undo: Undo) -> Ticket {
         let earlier = self.by_sandbox.remove(&awaited.sandbox);
         let pending = match earlier {
@@ -83,7 +82,7 @@ impl PendingAdds {
         }
     }
 
-    /// One who waited has gone. Returns what is to be restored: when nobody is left who waits or was told of success.
+    /// Ends a wait. Returns what to restore if no caller waits any more and none was told of success.
     pub fn leave(&mut self, ticket: &Ticket, served: bool) -> Undo {
         let sandbox = &ticket.awaited.sandbox;
         let Some(pending) = self.by_sandbox.get_mut(sandbox) else {
@@ -103,7 +102,7 @@ impl PendingAdds {
         gone.map_or(Undo::Nothing, |pending| pending.undo)
     }
 
-    /// The whole set names this sandbox: it stays, whatever becomes of the add.
+    /// Keeps the workload whatever the outcome of its add, because the whole set contains it.
     pub fn confirm(&mut self, sandbox: &SandboxRef, revision: Revision) {
         if let Some(pending) = self.by_sandbox.get_mut(sandbox)
             && pending.awaited.revision <= revision
@@ -112,7 +111,7 @@ impl PendingAdds {
         }
     }
 
-    /// Decides what can be decided.
+    /// Decides every add that can be decided.
     pub fn decide(&self, evidence: &Evidence<'_>, now: Instant) {
         for pending in self.by_sandbox.values() {
             if pending.outcome.borrow().is_none()
@@ -123,7 +122,7 @@ impl PendingAdds {
         }
     }
 
-    /// Ends all waits; what is desired stays.
+    /// Ends all waits; the desired set stays.
     pub fn stop(&mut self) {
         for pending in self.by_sandbox.values_mut() {
             pending.undo = Undo::Nothing;
@@ -133,7 +132,7 @@ impl PendingAdds {
 }
 
 impl Pending {
-    /// The first verdict stands.
+    /// Sets the outcome unless there is one already.
     fn decide(&self, outcome: Outcome) {
         self.outcome.send_if_modified(|decided| {
             let first = decided.is_none();

@@ -1,10 +1,10 @@
-//! The pods that a session has to look at, each once, in two lanes.
+//! The queue of pods that a session has to examine.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use inpod_types::PodUid;
 
-/// A queue whose first lane goes first: somebody waits for those.
+/// A queue with two priorities. Callers wait for the urgent pods.
 #[derive(Debug, Default)]
 pub struct Queue {
     urgent: UniqueFifo,
@@ -12,27 +12,23 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// Before everything that waits in the second lane.
     pub fn push_urgent(&mut self, uid: &PodUid) {
         self.urgent.push(uid);
     }
 
-    /// After everything else.
     pub fn push(&mut self, uid: &PodUid) {
         self.normal.push(uid);
     }
 
-    /// How many places are taken.
+    /// The number of entries; a pod may be in both parts.
     pub fn len(&self) -> usize {
         self.urgent.order.len() + self.normal.order.len()
     }
 
-    /// Whether there is nothing to look at.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The next pod to look at.
     pub fn pop(&mut self) -> Option<PodUid> {
         self.urgent.pop().or_else(|| self.normal.pop())
     }

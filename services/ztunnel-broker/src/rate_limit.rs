@@ -1,21 +1,21 @@
-//! How fast connections are taken.
+//! Limits how fast connections are accepted.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// So many steps a second, and as many at once after a pause.
+/// A limit of operations per second, with a burst of one second's worth after idle time.
 #[derive(Debug)]
 pub struct RateLimit {
     interval: Duration,
     burst: Duration,
-    /// When the next step would be due if none were ever taken early.
+    /// When the next operation would be due if none ever started early.
     due: Instant,
     acquired: bool,
 }
 
 impl RateLimit {
-    /// A pace of that many steps a second.
+    /// Allows that many operations per second.
     pub fn new(per_second: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
         let burst = interval * per_second.saturating_sub(1);
@@ -28,7 +28,7 @@ impl RateLimit {
         }
     }
 
-    /// Waits until a step may be taken, and takes it.
+    /// Waits until the next operation may start and counts it.
     pub async fn acquire(&mut self) {
         if std::mem::replace(&mut self.acquired, true) {
             self.due += self.interval;
@@ -38,7 +38,7 @@ impl RateLimit {
         sleep_until(self.due).await;
     }
 
-    /// The last step was not used.
+    /// Does not count the last operation.
     pub fn refund(&mut self) {
         self.acquired = false;
     }

@@ -1,7 +1,8 @@
-//! One ztunnel's session, without its socket: what it was told, what it is told next, and what its answers mean.
+//! One ztunnel's session without its socket: what the ztunnel has acknowledged, the next message, and the
+//! meaning of its responses.
 //!
-//! It is level-triggered. The queue only says where to look; what is sent follows from what the ztunnel was told and
-//! what is desired at that moment, so that a change which came and went costs nothing.
+//! The session is level-triggered. The queue only holds which pods to examine; the message follows from what the
+//! ztunnel has acknowledged and what is desired at that moment, so a change that was reverted in time costs nothing.
 
 mod add_status;
 mod answer;
@@ -27,43 +28,37 @@ use crate::{
     queue::Queue,
 };
 
-/// Why a session is over, as far as its messages go.
+/// The reason why a session ended, as far as its messages are concerned.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
-    /// It never said who it is. It may be anything.
+    /// The peer may not be a ztunnel.
     #[error("it sent no hello within {} s", .0.as_secs())]
     NoHello(Duration),
-    /// Acknowledgements have no number: after a missing one, every later one would be credited to the wrong pod.
+    /// Acknowledgements carry no ID: after a missing one, every later one would be credited to the wrong pod.
     #[error("it did not acknowledge a message within {} s", .0.as_secs())]
     Silent(Duration),
-    /// Somebody wants it told anew.
     #[error("it was closed by RenewSession to resend the whole set")]
     Renewed,
-    /// For the same reason nothing after an answer too many can be believed.
+    /// For the same reason, nothing after a surplus response can be trusted.
     #[error("it sent a response without a request")]
     Unsolicited,
-    /// It can be brought in step by a new session only.
+    /// Only a new session can bring this ztunnel in sync.
     #[error("it refused to {verb}: {}", .nack.message)]
-    Refused {
-        /// What it was to do.
-        verb: &'static str,
-        /// What it said.
-        nack: Nack,
-    },
+    Refused { verb: &'static str, nack: Nack },
 }
 
-/// How far a session is.
+/// The phase of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// No hello yet.
+    /// Before the hello.
     Connected,
-    /// Being told the desired set, or waiting for one.
+    /// Receiving the desired set, or waiting until it is known.
     Snapshot,
-    /// Its snapshot is acknowledged.
+    /// The snapshot is acknowledged.
     Live,
 }
 
-/// What an answer was about; `None` for the end of the snapshot.
+/// The workload that a response was about; `None` for SnapshotSent.
 pub type Answered = Option<(PodUid, SandboxRef)>;
 
 #[derive(Debug)]
@@ -74,18 +69,17 @@ enum Phase {
     Live,
 }
 
-/// What a ztunnel knows of a pod, since when, and by which sandbox.
+/// What a ztunnel has acknowledged about a pod.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// What it knows.
     pub state: PodState,
-    /// The sandbox that was meant.
+    /// The sandbox that the message was about.
     pub sandbox: SandboxRef,
-    /// When it answered.
+    /// When the response arrived.
     pub answered: Instant,
 }
 
-/// The one message that waits for its answer.
+/// The message that waits for its response.
 #[derive(Debug)]
 struct InFlight {
     subject: Subject,
@@ -105,25 +99,21 @@ enum Subject {
     SnapshotSent,
 }
 
-/// What a session is measured against.
+/// The state with which a session compares its own.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionInputs<'a> {
-    /// What ztunnels are to serve.
     pub desired: &'a Desired,
-    /// Whom they are told of last, or not for now.
+    /// The pods that are sent last, or not for now.
     pub quarantine: &'a Quarantine,
 }
 
-/// What a ztunnel has said so far.
+/// The responses received so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// How many messages it acknowledged.
     pub acknowledged: u64,
-    /// How many it refused.
     pub refused: u64,
 }
 
-/// A ztunnel's session.
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
@@ -132,23 +122,23 @@ pub struct Session {
     ack_timeout: Duration,
     records: BTreeMap<PodUid, Record>,
     queue: Queue,
-    /// What a Keep is the best that can be said of, told after everything else of the snapshot.
+    /// Pods for which only a Keep is possible, sent after everything else in the snapshot.
     keeps: BTreeSet<PodUid>,
     retries: BTreeSet<(Instant, PodUid)>,
-    /// Suspects that are to be added, when nothing else is left to be told.
+    /// Suspected pods to add once nothing else is left to send.
     deferred: BTreeSet<PodUid>,
     counts: Counts,
-    /// How many pods it serves by its own word.
+    /// The number of pods that it has acknowledged serving.
     serves: usize,
-    /// It has answered since it was last found to be owed nothing.
+    /// Whether a response has arrived since the queue was last found empty.
     busy: bool,
     in_flight: Option<InFlight>,
-    /// Somebody asked for it to be closed.
+    /// Whether the session is to be closed.
     renewed: bool,
 }
 
 impl Session {
-    /// A ztunnel that has connected, and has `patience` to say hello and to acknowledge each message.
+    /// Starts a session that has `ack_timeout` for the hello and for each response.
     pub fn new(ztunnel: Ztunnel, ack_timeout: Duration, now: Instant) -> Self {
         Self {
             ztunnel,
@@ -168,7 +158,7 @@ impl Session {
         }
     }
 
-    /// It said hello: its snapshot begins. Live changes are taken from here on.
+    /// Starts the snapshot. Live changes are queued from here on.
     pub fn on_hello(&mut self, desired: &Desired) {
         if matches!(self.phase, Phase::Connected) {
             self.phase = Phase::Snapshot(Snapshot::open());
@@ -176,7 +166,6 @@ impl Session {
         }
     }
 
-    /// How far it is.
     pub fn stage(&self) -> Stage {
         match self.phase {
             Phase::Connected => Stage::Connected,
@@ -185,22 +174,22 @@ impl Session {
         }
     }
 
-    /// Have it closed by [`Self::on_time`].
+    /// Requests the session to be closed by [`Self::check_deadline`].
     pub fn renew(&mut self) {
         self.renewed = true;
     }
 
-    /// Somebody waits for this pod: look at it before the rest.
+    /// Queues a pod for which a caller waits.
     pub fn queue_urgent(&mut self, uid: &PodUid) {
         self.queue.push_urgent(uid);
     }
 
-    /// Look at this pod when there is time.
+    /// Queues a pod without urgency.
     pub fn queue(&mut self, uid: &PodUid) {
         self.queue.push(uid);
     }
 
-    /// Somebody asks for this pod anew: an earlier refusal is not held against it.
+    /// Queues a pod that a caller adds again, and ignores its earlier refusal.
     pub fn retry_now(&mut self, uid: &PodUid, now: Instant) {
         if let Some(Record {
             state: PodState::Refused(refusal),
@@ -212,8 +201,8 @@ impl Session {
         self.queue.push_urgent(uid);
     }
 
-    /// The next message, if one is due: none while another waits for its answer, before the hello, or before anybody
-    /// said what is desired.
+    /// Returns the next message if one is due. None is due while another is in flight, before the hello, or before the
+    /// desired set is known.
     pub fn next(&mut self, inputs: SessionInputs<'_>, now: Instant) -> Option<Message> {
         let ready = self.in_flight.is_none() && !matches!(self.phase, Phase::Connected);
         if !ready || !inputs.desired.is_seeded() {
@@ -290,7 +279,8 @@ impl Session {
         next_message::decide(state, wanted, now)
     }
 
-    /// Keeps come last, so that descriptors which arrive meanwhile still make Adds of them; then the end.
+    /// Sends Keeps after all Adds, so that a descriptor that arrives in the meantime still allows an Add.
+    /// Ends the snapshot last.
     fn next_of_snapshot(
         &mut self,
         inputs: SessionInputs<'_>,
@@ -312,7 +302,7 @@ impl Session {
         self.end_snapshot()
     }
 
-    /// A pod of which this ztunnel was told nothing yet, and to keep which is the best that can be said.
+    /// Returns the entry of a pod that was not sent yet and for which a Keep is the best possible message.
     fn keepable<'a>(&self, uid: &PodUid, inputs: SessionInputs<'a>) -> Option<&'a Entry> {
         let entry = inputs.desired.current(uid)?;
         let deferral = self.deferral(uid, inputs);

@@ -1,4 +1,4 @@
-//! What people and pod-events are shown of the sessions.
+//! Read-only views of sessions and workloads for callers and watchers.
 
 use std::time::Instant;
 
@@ -12,73 +12,61 @@ use crate::{
     sessions::{SessionId, Slot},
 };
 
-/// Something that changed.
+/// A change that watchers are notified of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A session.
     Session(SessionView),
-    /// A workload in a session.
     Workload(WorkloadView),
 }
 
-/// A connected ztunnel.
+/// A ztunnel's session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionView {
-    /// Its number.
     pub id: SessionId,
-    /// Who it is.
     pub peer: Peer,
-    /// When it connected.
     pub since: Instant,
-    /// How far it is; `None` when it has gone.
+    /// `None` once the session is closed.
     pub stage: Option<Stage>,
-    /// Whether it has said hello.
+    /// Whether it has sent its hello.
     pub greeted: bool,
-    /// What it has answered so far.
     pub counts: Counts,
-    /// How many pods it is still to be looked at for.
+    /// The number of pods waiting in its queues.
     pub queued: usize,
-    /// How many pods it serves.
+    /// The number of pods that it has acknowledged serving.
     pub workloads: usize,
 }
 
-/// How far a workload is in a session.
+/// The progress of a workload in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Not told yet, or not all of it.
+    /// Not sent yet, or not completely.
     Queued,
-    /// Told, not answered.
+    /// Sent, but not acknowledged.
     Sent,
     /// Added and acknowledged.
     Added,
     /// Kept and acknowledged.
     Kept,
-    /// Refused.
     Refused,
-    /// No longer desired, and out of the session.
+    /// No longer desired, and removed from the session.
     Removed,
-    /// Not told for now, as sessions ended over it.
+    /// Not sent for now, because sessions ended over it.
     Quarantined,
 }
 
 /// A workload in a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadView {
-    /// The sandbox.
     pub sandbox: SandboxRef,
-    /// The pod.
     pub uid: PodUid,
-    /// The session.
     pub session: SessionId,
-    /// How far it is.
     pub progress: Progress,
-    /// When it was answered last.
+    /// When it was last acknowledged or refused.
     pub answered: Option<Instant>,
-    /// Its refusal, if it refused.
     pub refusal: Option<Refusal>,
 }
 
-/// A session as it is now.
+/// Returns the current view of a session.
 pub fn session(id: SessionId, slot: &Slot) -> SessionView {
     let stage = slot.session.stage();
     SessionView {
@@ -93,7 +81,7 @@ pub fn session(id: SessionId, slot: &Slot) -> SessionView {
     }
 }
 
-/// A pod in a session as it is now; `sandbox` is the one that is meant when the pod is not desired.
+/// Returns the current view of a pod in a session. `sandbox` is used if the pod is not desired.
 pub fn workload(
     inputs: SessionInputs<'_>,
     id: SessionId,

@@ -1,4 +1,5 @@
-//! All that the broker knows, without sockets and clocks: what is desired, what each ztunnel was told, who waits.
+//! The broker's state without sockets and clocks: the desired set, what each ztunnel has acknowledged, and
+//! the adds that wait.
 
 mod views;
 
@@ -21,13 +22,12 @@ use crate::{
     sessions::{SessionId, Sessions, Slot},
 };
 
-/// The state of the broker.
 #[derive(Debug)]
 pub struct State {
     desired: Desired,
     sessions: Sessions,
     quarantine: Quarantine,
-    /// A suspect was cleared: other sessions have it to tell.
+    /// A pod was cleared of suspicion, so other sessions have to be woken to add it.
     cleared: bool,
     pending: PendingAdds,
     events: Vec<Event>,
@@ -36,7 +36,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nothing is known yet. A session that is silent for `ack_timeout` is closed.
+    /// Starts without a desired set. Sessions that are silent for `ack_timeout` are closed.
     pub fn new(ack_timeout: Duration) -> Self {
         Self {
             desired: Desired::default(),
@@ -50,7 +50,6 @@ impl State {
         }
     }
 
-    /// What is desired.
     pub fn desired(&self) -> &Desired {
         &self.desired
     }
@@ -60,12 +59,11 @@ impl State {
         &self.quarantine
     }
 
-    /// The connected ztunnels.
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
     }
 
-    /// What has changed since the last call, in order.
+    /// Returns the changes since the last call, in order.
     pub fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.events)
     }
@@ -79,11 +77,11 @@ impl State {
         self.queue(&changes, now);
     }
 
-    /// Adds a workload; the ticket tells what comes of it.
+    /// Adds a workload; the ticket receives the outcome.
     ///
     /// # Errors
     ///
-    /// When the set is not known yet, or a later word is.
+    /// If the set is not known yet, or a newer revision is.
     pub fn add(
         &mut self,
         workload: Workload,
@@ -109,8 +107,8 @@ impl State {
         Ok(ticket)
     }
 
-    /// What came of an add, as of now; the one who waited waits no longer. Where nobody was told of success, the set
-    /// is as before, and the sessions bring the ztunnels there.
+    /// Ends a wait and returns the outcome of the add as of now. If no caller was told of success, the set is restored
+    /// and the sessions bring the ztunnels back to it.
     pub fn finish_add(&mut self, ticket: &Ticket, now: Instant) -> Outcome {
         let outcome = ticket.outcome.borrow().clone();
         let outcome = outcome
@@ -119,7 +117,7 @@ impl State {
         outcome
     }
 
-    /// The one who waited has gone without an answer.
+    /// Ends the wait of a caller that has gone without waiting for the outcome.
     pub fn abandon_add(&mut self, ticket: &Ticket, now: Instant) {
         self.stop_waiting(ticket, false, now);
     }
@@ -141,7 +139,7 @@ impl State {
     ///
     /// # Errors
     ///
-    /// When the set is not known yet, or a later word is.
+    /// If the set is not known yet, or a newer revision is.
     pub fn remove(
         &mut self,
         sandbox: &SandboxRef,
@@ -153,7 +151,7 @@ impl State {
         Ok(())
     }
 
-    /// Keeps a descriptor that was missing.
+    /// Stores a descriptor that was missing.
     pub fn store(&mut self, sandbox: &SandboxRef, descriptor: Descriptor, now: Instant) {
         let changes = self.desired.store(sandbox, descriptor);
         self.queue(&changes, now);
@@ -182,7 +180,7 @@ impl State {
         }
     }
 
-    /// A ztunnel has connected.
+    /// Opens a session for a ztunnel that has connected.
     pub fn connect(&mut self, peer: Peer, now: Instant) -> SessionId {
         let id = self.sessions.open(Slot {
             session: Session::new(peer.ztunnel(), self.ack_timeout, now),
@@ -193,7 +191,7 @@ impl State {
         id
     }
 
-    /// It has said hello.
+    /// Starts the snapshot of a ztunnel that has sent its hello.
     pub fn hello(&mut self, id: SessionId, now: Instant) {
         if let Some(slot) = self.sessions.get_mut(id) {
             slot.session.on_hello(&self.desired);
@@ -205,7 +203,7 @@ impl State {
         self.decide(now);
     }
 
-    /// What it is to be told next, if anything.
+    /// Returns the next message for a ztunnel, if one is due.
     pub fn next(&mut self, id: SessionId, now: Instant) -> Option<Message> {
         let slot = self.sessions.get_mut(id).filter(|_| !self.stopping)?;
         let inputs = SessionInputs {
@@ -225,11 +223,11 @@ impl State {
         Some(message)
     }
 
-    /// It has answered. Returns what that was about.
+    /// Handles a ztunnel's response and returns which workload it was about.
     ///
     /// # Errors
     ///
-    /// When nothing after this answer can be believed.
+    /// If no later response of this session can be trusted.
     pub fn ack(
         &mut self,
         id: SessionId,
@@ -253,41 +251,42 @@ impl State {
         Ok(answered)
     }
 
-    /// Whether a pod was cleared since the last call, which other sessions may wait for.
+    /// Returns whether a pod was cleared of suspicion since the last call. Other sessions may wait for that.
     pub fn take_cleared(&mut self) -> bool {
         std::mem::take(&mut self.cleared)
     }
 
-    /// What was last to be sent to a ztunnel did not leave.
+    /// Notes that the last message was not sent.
     pub fn on_send_failed(&mut self, id: SessionId) {
         if let Some(slot) = self.sessions.get_mut(id) {
             slot.session.on_send_failed();
         }
     }
 
-    /// When to look at the session again though nothing happens.
+    /// When the session has to be checked even if nothing happens.
     pub fn wake_at(&self, id: SessionId) -> Option<Instant> {
         self.sessions.get(id)?.session.wake_at(self.inputs())
     }
 
-    /// Looks at the clock for a session.
+    /// Checks the session's deadline.
     ///
     /// # Errors
     ///
-    /// When it was silent for too long.
+    /// If the ztunnel was silent for too long.
     pub fn check_deadline(&self, id: SessionId, now: Instant) -> Result<(), SessionEnd> {
         let slot = self.sessions.get(id);
         slot.map_or(Ok(()), |slot| slot.session.check_deadline(now))
     }
 
-    /// Has a session closed, so that its ztunnel connects again; it as it was. `None` when there is no such session.
+    /// Marks a session to be closed, so that its ztunnel connects again, and returns its view. Returns `None` if there
+    /// is no such session.
     pub fn renew(&mut self, id: SessionId) -> Option<SessionView> {
         let slot = self.sessions.get_mut(id)?;
         slot.session.renew();
         Some(session_view::session(id, slot))
     }
 
-    /// It has gone.
+    /// Closes a session.
     pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
         if let Some(slot) = self.sessions.close(id, why, now) {
             if let Some((uid, during)) = slot.session.suspect().filter(|_| !self.stopping) {
@@ -320,17 +319,13 @@ impl State {
         }
     }
 
-    /// From here on nobody is told anything: ztunnels go on with what they have.
+    /// Stops sending messages. Ztunnels keep serving their pods.
     pub fn stop(&mut self) {
         self.stopping = true;
         self.pending.stop();
     }
 
-    /// Whether the broker is being stopped.
-    ///
-    /// # Errors
-    ///
-    /// When it is.
+    /// Fails while the broker is being stopped.
     pub fn check_running(&self) -> Result<(), Unserved> {
         if self.stopping {
             return Err(Unserved::Stopping);
@@ -339,7 +334,7 @@ impl State {
     }
 }
 
-/// Whether a ztunnel has answered an Add of the pod and goes on.
+/// Whether the ztunnel has answered an Add of the pod and kept the connection.
 fn was_added(record: &Record) -> bool {
     matches!(record.state, PodState::Added(_) | PodState::Refused(_))
 }

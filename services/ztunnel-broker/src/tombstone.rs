@@ -1,13 +1,13 @@
-//! The last word on sandboxes that are gone: a delayed call must not bring one back.
+//! Remembers removed sandboxes, so that a delayed call cannot bring one back.
 
 use std::collections::BTreeMap;
 
 use inpod_types::{Revision, SandboxRef};
 
-/// How many removed sandboxes are remembered. A node runs a few hundred pods, and a call is delayed by seconds.
+/// The number of tombstones kept. A node runs a few hundred pods, and calls are delayed by seconds.
 const MAX_TOMBSTONES: usize = 4096;
 
-/// The revisions at which sandboxes were removed, the oldest forgotten first.
+/// The revisions at which sandboxes were removed. The oldest tombstone is dropped first.
 #[derive(Debug, Default)]
 pub struct Tombstones {
     revisions: BTreeMap<SandboxRef, (Revision, u64)>,
@@ -16,12 +16,11 @@ pub struct Tombstones {
 }
 
 impl Tombstones {
-    /// The revision at which the sandbox was removed last.
+    /// Returns the revision at which the sandbox was last removed.
     pub fn get(&self, sandbox: &SandboxRef) -> Option<Revision> {
         self.revisions.get(sandbox).map(|(revision, _)| *revision)
     }
 
-    /// Remembers a removal.
     pub fn insert(&mut self, sandbox: SandboxRef, revision: Revision) {
         self.inserted += 1;
         let entry = (revision, self.inserted);

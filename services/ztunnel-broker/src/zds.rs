@@ -1,5 +1,5 @@
-//! ZDS on its socket, and a session's packets. What they say is decided in [`crate::session`], who may connect in
-//! [`crate::peer`], how many and how fast in `door`.
+//! The ZDS socket and the packets of each session. [`crate::session`] decides what to send, [`crate::peer`] who may
+//! connect, and `admission` how many and how fast.
 
 use std::{
     convert::Infallible,
@@ -30,53 +30,39 @@ use crate::{
     sessions::SessionId,
 };
 
-/// Stock ztunnel's refusals carry a stack trace of up to 1.5 KB; nothing that it sends comes near this.
+/// Bounds the responses that are read. Stock ztunnel's negative responses carry a backtrace of up to 1.5 KB.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 
-/// A packet is taken by the kernel at once, as there is never a second one under way.
+/// The kernel accepts a packet at once, because there is never a second one unread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why ztunnels cannot be listened for.
+/// An error while listening for ztunnels.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// The way is not free.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The socket cannot be made.
     #[error("cannot listen on {}", .path.display())]
-    Listen {
-        /// The socket.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Listen { path: PathBuf, source: io::Error },
 }
 
-/// Why a session is over.
+/// The reason why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ZdsError {
-    /// What it said or did not say.
     #[error(transparent)]
     Session(#[from] SessionEnd),
-    /// It has closed the connection, or sent an empty packet, which looks the same.
+    /// An empty packet looks the same as a closed connection.
     #[error("it closed the connection")]
     Disconnected,
-    /// Only a part of what it sent arrived.
     #[error("it sent a packet of more than {MAX_RESPONSE_BYTES} bytes, or one with descriptors")]
     Truncated,
-    /// What it sent is no ZDS.
     #[error("it sent an invalid response")]
     InvalidResponse,
-    /// It spoke before saying hello, or speaks another version.
     #[error("its first packet was not a ZdsHello of version 1")]
     InvalidHello,
-    /// The socket failed.
     #[error("cannot receive from it")]
     Receive(#[source] io::Error),
-    /// The socket failed.
     #[error("cannot send to it")]
     Send(#[source] io::Error),
-    /// It does not read.
     #[error("it did not read a packet within {} s", SEND_TIMEOUT.as_secs())]
     SendTimeout,
 }
@@ -90,8 +76,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on a socket that only this user may open, in a directory that only this user may enter, for whoever
-    /// has this user id. A stale socket is replaced, a served one is not.
+    /// Listens on a socket that only this user may open, in a directory that only this user may enter, and admits every
+    /// process of this user. Replaces a stale socket, but not one that is being served.
     ///
     /// # Errors
     ///
@@ -114,14 +100,14 @@ impl Listener {
         })
     }
 
-    /// The same, for those that a policy admits.
+    /// Admits the peers that `policy` accepts instead.
     #[must_use]
     pub fn admitting(self, policy: Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Serves ztunnels for ever. When dropped, all connections close, and nothing is said on the way out: ztunnels go
-    /// on with what they have.
+    /// Serves ztunnels forever. Dropping the future closes all connections without sending anything, so ztunnels
+    /// keep serving their pods.
     pub async fn serve(self, hub: Arc<Hub>) -> Infallible {
         tracing::info!(socket = %self.path.display(), "Listening for ztunnel");
         Admission::new(hub, self.policy).serve(self.listener).await
@@ -145,7 +131,7 @@ fn restrict_directory(path: &Path) -> Result<(), BindError> {
     Ok(())
 }
 
-/// A session of one who was admitted, to its end.
+/// Runs the session of an admitted peer until it ends.
 pub(crate) async fn serve_session(socket: UnixSeqpacket, hub: &Hub, peer: Peer) {
     let id = hub.connect(peer.clone());
     let guard = SessionGuard { hub, id };
@@ -163,7 +149,7 @@ pub(crate) async fn serve_session(socket: UnixSeqpacket, hub: &Hub, peer: Peer) 
     drop(guard);
 }
 
-/// Takes the session out of the hub when its task is ended from outside. A second time changes nothing.
+/// Removes the session from the hub if its task is dropped. A second removal changes nothing.
 struct SessionGuard<'a> {
     hub: &'a Hub,
     id: SessionId,
@@ -175,7 +161,7 @@ impl Drop for SessionGuard<'_> {
     }
 }
 
-/// A session's packets: at most one goes out before its answer has come in.
+/// Exchanges packets: at most one request is in flight at any time.
 async fn exchange_messages(
     socket: &UnixSeqpacket,
     hub: &Hub,
@@ -200,7 +186,7 @@ async fn exchange_messages(
         }
         let wake_at = hub.wake_at(id);
         tokio::select! {
-            // An answer that is there goes before the time that has run out: the broker itself may have stood still.
+            // Prefer a response that has arrived over an expired deadline: the broker itself may have been stalled.
             biased;
             packet = receive(socket, &mut buffer) => {
                 let packet = packet?;
@@ -218,16 +204,16 @@ async fn exchange_messages(
                     greeted = true;
                 }
             }
-            // The hub outlives its sessions.
+            // The hub outlives its sessions, so this never fails.
             _ = changes.changed() => {}
             () = sleep_until(wake_at) => hub.check_deadline(id)?,
         }
     }
 }
 
-/// What came before the next message is sent cannot be an answer to it, and must not be taken for one.
+/// Fails if a packet has arrived although no request is in flight. It would be credited to the next request.
 fn check_no_unsolicited(socket: &UnixSeqpacket, buffer: &mut [u8]) -> Result<(), ZdsError> {
-    // Not by way of tokio, which asks the kernel only when it has been told that something is there.
+    // Asks the kernel directly: tokio does so only after it was notified that the socket is readable.
     match recv(socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
         Err(Errno::EAGAIN) => Ok(()),
         Err(error) => Err(ZdsError::Receive(error.into())),
@@ -283,7 +269,7 @@ fn parse_answer(packet: &[u8]) -> Result<Result<(), Nack>, ZdsError> {
     }
 }
 
-/// Who was given which netns is recorded, always.
+/// Logs a message that was sent; for an Add, to the audit log, which process received which network namespace.
 fn log_message(session: SessionId, peer: &Peer, message: &Message) {
     let pid = peer.pid;
     let Some(uid) = message.uid() else {
@@ -301,7 +287,7 @@ fn log_message(session: SessionId, peer: &Peer, message: &Message) {
     }
 }
 
-/// A pod that ztunnel cannot start is somebody's to look at.
+/// Logs a refusal at warning level, because an operator has to look at a pod that ztunnel cannot start.
 fn log_refusal(session: SessionId, answered: &Answered, nack: Option<&Nack>) {
     if let (Some((uid, sandbox)), Some(nack)) = (answered, nack) {
         let (kind, error) = (nack.kind, &nack.message);

@@ -1,4 +1,4 @@
-//! What people and watchers are shown.
+//! Read access for callers, watchers and metrics.
 
 use std::{sync::Arc, time::Instant};
 
@@ -13,34 +13,32 @@ use crate::{
     state::State,
 };
 
-/// What a watcher is given first.
+/// The state that a watcher receives first.
 #[derive(Debug)]
 pub struct Status {
     /// Whether the desired set is known.
     pub seeded: bool,
-    /// The sessions.
     pub sessions: Vec<SessionView>,
     /// Every desired pod in every session.
     pub workloads: Vec<WorkloadView>,
 }
 
-/// A workload and whether its descriptor is held, with what each ztunnel said.
+/// A desired workload with its state in each session.
 #[derive(Debug)]
 pub struct Listed {
-    /// The workload.
     pub workload: Workload,
-    /// Whether its netns's descriptor is held.
+    /// Whether the broker holds the descriptor of its netns.
     pub descriptor_held: bool,
-    /// Since when it has been known as it is.
+    /// Since when the workload has been known in this form.
     pub since: Instant,
-    /// What is held against its pod.
+    /// The suspicion against its pod.
     pub suspicion: Option<Suspicion>,
-    /// What each ztunnel said; nothing for a sandbox that is no longer its pod's.
+    /// Its state in each session; empty for a sandbox that its pod no longer uses.
     pub states: Vec<WorkloadView>,
 }
 
 impl Hub {
-    /// The desired set, by sandbox, and what the ztunnels said of it.
+    /// Returns the desired set, ordered by sandbox, with the state of each workload.
     pub fn list(&self) -> (Status, Vec<Listed>) {
         let state = self.lock();
         let entries = state.desired().entries().map(|entry| {
@@ -58,21 +56,20 @@ impl Hub {
         (status(&state), entries.collect())
     }
 
-    /// How far each connected ztunnel is.
     pub(crate) fn stages(&self) -> Vec<Stage> {
         let state = self.lock();
         let sessions = state.sessions().iter();
         sessions.map(|(_, slot)| slot.session.stage()).collect()
     }
 
-    /// How many pods all ztunnels together are still to be looked at for.
+    /// The number of pods that wait in the queues of all sessions.
     pub(crate) fn queued(&self) -> usize {
         let state = self.lock();
         let sessions = state.sessions().iter();
         sessions.map(|(_, slot)| slot.session.queued()).sum()
     }
 
-    /// How far each desired pod is in each connected ztunnel.
+    /// The progress of each desired pod in each connected ztunnel.
     pub(crate) fn progress(&self) -> Vec<Progress> {
         let state = self.lock();
         let greeted = state.sessions().greeted();
@@ -80,22 +77,21 @@ impl Hub {
         views.map(|view| view.progress).collect()
     }
 
-    /// How many descriptors are open.
+    /// The number of open descriptors.
     pub fn descriptors(&self) -> u64 {
         self.descriptors.open()
     }
 
-    /// Whether the desired set is known.
     pub(crate) fn is_seeded(&self) -> bool {
         self.lock().desired().is_seeded()
     }
 
-    /// How many workloads are desired.
+    /// The number of desired workloads.
     pub(crate) fn desired(&self) -> usize {
         self.lock().desired().entries().count()
     }
 
-    /// The state now, and every change from then on.
+    /// Returns the current state and a receiver of every later change.
     pub fn watch(&self) -> (Status, broadcast::Receiver<Arc<Event>>) {
         let state = self.lock();
         (status(&state), self.events.subscribe())

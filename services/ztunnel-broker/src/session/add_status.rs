@@ -1,4 +1,4 @@
-//! What a session says of a workload.
+//! The status of a workload in one session.
 
 use std::time::Instant;
 
@@ -10,21 +10,20 @@ use crate::{
     next_message::{PodState, Target},
 };
 
-/// What a session says of a workload.
+/// The status of a workload in one session, for the add that waits for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddStatus {
     /// Added and acknowledged.
     Added,
-    /// Refused, and not to be tried again before a while.
+    /// Refused, and not retried for a while.
     Refused(Nack),
-    /// The Add is on its way.
+    /// The Add is in flight.
     Sent,
-    /// Still to be told.
+    /// Not sent yet.
     Queued,
 }
 
 impl Session {
-    /// What this ztunnel says of that workload.
     pub fn add_status(&self, uid: &PodUid, wanted: &Target, now: Instant) -> AddStatus {
         match self.records.get(uid).map(|record| &record.state) {
             Some(PodState::Added(target)) if target == wanted => AddStatus::Added,
@@ -38,12 +37,12 @@ impl Session {
         }
     }
 
-    /// What this ztunnel knows of that pod.
+    /// What this ztunnel has acknowledged about a pod.
     pub fn record_of(&self, uid: &PodUid) -> Option<&Record> {
         self.records.get(uid)
     }
 
-    /// Whether an Add or a Keep of that pod waits for its answer.
+    /// Whether an Add or a Keep of this pod is in flight.
     pub fn is_sent(&self, uid: &PodUid) -> bool {
         match self.in_flight.as_ref().map(|in_flight| &in_flight.subject) {
             Some(Subject::Add { uid: sent, .. } | Subject::Keep(sent, _)) => sent == uid,

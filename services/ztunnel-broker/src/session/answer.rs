@@ -1,4 +1,4 @@
-//! What a ztunnel's answers mean for what it knows.
+//! Applies a ztunnel's responses to the session.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use crate::{
     next_message::{PodState, Refusal, Target},
 };
 
-/// The first wait before a refused workload is tried again; it doubles up to the longest.
+/// Delays before a refused workload is retried; each is twice the one before.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_secs(5);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 impl Session {
-    /// Takes the answer to the message in flight.
+    /// Handles the response to the message in flight.
     ///
     /// # Errors
     ///
-    /// When nothing was asked, or when what was refused, or how, leaves the ztunnel in an unknown state. What was in
-    /// flight is so still: [`Self::blamed`].
+    /// If nothing was in flight, or if a refusal leaves the ztunnel in an unknown state. The message then remains
+    /// in flight, see [`Self::suspect`].
     pub fn on_ack(
         &mut self,
         answer: Result<(), Nack>,
@@ -33,7 +33,7 @@ impl Session {
         let in_flight = self.in_flight.take().ok_or(SessionEnd::Unsolicited)?;
         let answered = self.credit(in_flight.subject, answer, now);
         if let Some((uid, _)) = &answered {
-            // What was answered may not be what is desired any more.
+            // The desired state may have changed while the message was in flight.
             self.queue.push_urgent(uid);
         }
         Ok(answered)
@@ -123,7 +123,8 @@ impl Session {
         self.serves = (self.serves + usize::from(serves)).saturating_sub(usize::from(served));
     }
 
-    /// ztunnel has stopped what was not named: what was cleared can be told anew.
+    /// Ends the snapshot. ztunnel has now stopped what was not named, so pods deleted in the snapshot
+    /// can be added again.
     fn go_live(&mut self) {
         self.phase = Phase::Live;
         let cleared = |(uid, record): (&PodUid, &Record)| {
@@ -153,7 +154,7 @@ impl Counts {
     }
 }
 
-/// Only a pod that cannot be started may be refused, in a way after which ztunnel goes on.
+/// Accepts only refusals of an Add after which ztunnel keeps the connection.
 fn check(subject: &Subject, answer: &Result<(), Nack>) -> Result<(), SessionEnd> {
     let Err(nack) = answer else {
         return Ok(());

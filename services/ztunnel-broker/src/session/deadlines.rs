@@ -1,11 +1,11 @@
-//! A session's own clock: callers have another.
+//! Deadlines of a session, which are independent of the callers' deadlines.
 
 use std::time::Instant;
 
 use super::{Phase, Session, SessionEnd, SessionInputs};
 
 impl Session {
-    /// When [`Self::on_time`] or [`Self::next`] is worth calling though nothing has happened.
+    /// When [`Self::check_deadline`] or [`Self::next`] has to be called even if nothing happens.
     pub fn wake_at(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
         if self.renewed {
             return Some(self.since);
@@ -27,11 +27,11 @@ impl Session {
         }
     }
 
-    /// Looks at the clock.
+    /// Fails if the session has to be closed.
     ///
     /// # Errors
     ///
-    /// When the ztunnel has been silent for too long, or somebody wants the session closed.
+    /// If the ztunnel was silent for too long, or RenewSession was called.
     pub fn check_deadline(&self, now: Instant) -> Result<(), SessionEnd> {
         if self.renewed {
             return Err(SessionEnd::Renewed);

@@ -1,4 +1,4 @@
-//! Pods over which sessions ended: kept in the snapshot, added last.
+//! Suspected pods: kept in the snapshot, added last.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Session {
-    /// Its Add comes last; a snapshot names it all the same, so that a ztunnel that serves it goes on.
+    /// Defers an Add. The snapshot still names the pod, so that a ztunnel that already serves it continues to.
     pub(super) fn defer(&mut self, uid: PodUid) {
         if matches!(self.phase, Phase::Snapshot(_)) {
             self.keeps.insert(uid.clone());
@@ -21,7 +21,8 @@ impl Session {
         self.deferred.insert(uid);
     }
 
-    /// Another ztunnel has taken them meanwhile: they are pods like any other, also in what is left of a snapshot.
+    /// Queues the pods that another ztunnel has taken in the meantime. They are no longer suspected, even in the
+    /// rest of a snapshot.
     pub(super) fn queue_cleared(&mut self, inputs: SessionInputs<'_>) {
         let ztunnel = &self.ztunnel;
         let cleared = |uid: &PodUid| inputs.quarantine.deferral(uid, ztunnel).is_none();
@@ -57,23 +58,22 @@ impl Session {
         inputs.quarantine.deferral(uid, &self.ztunnel)
     }
 
-    /// The message that was last to be sent did not leave: nobody is to blame for the end that follows.
+    /// Forgets the message in flight because it was not sent: its pod did not cause the end of the session.
     pub fn on_send_failed(&mut self) {
         self.in_flight = None;
     }
 
-    /// Which ztunnel it is.
     pub fn ztunnel(&self) -> &Ztunnel {
         &self.ztunnel
     }
 
-    /// When the first of them is due.
+    /// When the first of the deferred pods is due.
     pub(super) fn deferred_until(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
         let due = |uid| self.deferral(uid, inputs).map_or(self.since, |it| it.due);
         self.deferred.iter().map(due).min()
     }
 
-    /// The pod that an unanswered message is about, when the session has ended over it and not by our own will.
+    /// The pod of the unanswered message, unless RenewSession closed the session.
     pub fn suspect(&self) -> Option<(&PodUid, LostDuring)> {
         match &self.in_flight.as_ref()?.subject {
             _ if self.renewed => None,
@@ -83,22 +83,21 @@ impl Session {
         }
     }
 
-    /// What it has said so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// How many pods it is still to be looked at for.
+    /// The number of pods that wait to be examined.
     pub fn queued(&self) -> usize {
         self.queue.len() + self.keeps.len() + self.deferred.len()
     }
 
-    /// How many pods it serves by its own word.
+    /// The number of pods that it has acknowledged serving.
     pub fn serves(&self) -> usize {
         self.serves
     }
 
-    /// Whether it has just been told the last that it was owed; once.
+    /// Returns `true` once after the last due message was answered.
     pub fn became_idle(&mut self) -> bool {
         let live = matches!(self.phase, Phase::Live);
         let idle = live && self.in_flight.is_none() && self.queue.is_empty();

@@ -1,4 +1,4 @@
-//! A session's script: what is said, line by line, and what is answered.
+//! Scripts of a session: its messages and the responses to them.
 
 mod blame;
 
@@ -22,7 +22,7 @@ struct Script {
 }
 
 impl Script {
-    /// A session that has said hello to a broker that knows this set and holds every descriptor.
+    /// Starts a session after its hello, with this desired set and all descriptors.
     fn greeted(all: Vec<Workload>) -> Self {
         let now = Instant::now();
         let mut script = Self {
@@ -58,7 +58,7 @@ impl Script {
         }
     }
 
-    /// A word that is taken at once.
+    /// Adds a workload.
     fn put(&mut self, it: Workload) {
         let inode = it.netns.unwrap().inode;
         let (_, changes) = self.desired.add(it, descriptor(inode), self.now).unwrap();
@@ -77,7 +77,7 @@ impl Script {
             .for_each(|uid| self.session.queue_urgent(uid));
     }
 
-    /// The next message, in words; empty when there is none.
+    /// Returns the next message as text; empty if there is none.
     fn next(&mut self) -> String {
         let inputs = SessionInputs {
             desired: &self.desired,
@@ -117,7 +117,7 @@ impl Script {
         self.session.on_ack(Nack::parse(error), self.now).unwrap();
     }
 
-    /// Plays a script in which everything is acknowledged, to its silent end.
+    /// Expects these messages, acknowledges each, and expects no further one.
     fn expect(&mut self, messages: &[&str]) {
         for expected in messages {
             assert_eq!(self.next(), *expected);
@@ -232,7 +232,7 @@ fn other_info_of_the_same_netns_is_deleted_first() {
     script.expect(&["del p", "add p as renamed in 1"]);
 }
 
-/// Before the end of the snapshot ztunnel does not stop what it is told to delete, and it ignores changed info.
+/// Before the end of the snapshot ztunnel does not stop a pod that it has to delete, and it ignores changed info.
 #[test]
 fn other_info_during_the_snapshot_waits_for_its_end() {
     let mut script = Script::greeted(vec![workload("c", "p", 1, 1)]);

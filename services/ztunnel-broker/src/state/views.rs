@@ -1,4 +1,4 @@
-//! What people and watchers are shown of the ledger.
+//! The parts of the state that callers and watchers see.
 
 use inpod_types::{PodUid, SandboxRef};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 impl State {
-    /// The sessions as they are now, oldest first.
+    /// Returns all sessions, oldest first.
     pub fn session_views(&self) -> Vec<SessionView> {
         let slots = self.sessions.iter();
         slots
@@ -17,13 +17,13 @@ impl State {
             .collect()
     }
 
-    /// The desired pods in a session as they are now.
+    /// Returns all desired pods in a session.
     pub fn workload_views(&self, id: SessionId) -> Vec<WorkloadView> {
         let uids = self.desired.uids();
         uids.filter_map(|uid| self.workload_view(id, uid)).collect()
     }
 
-    /// A desired pod in a session as it is now.
+    /// Returns a desired pod in a session.
     pub fn workload_view(&self, id: SessionId, uid: &PodUid) -> Option<WorkloadView> {
         let slot = self.sessions.get(id)?;
         let sandbox = &self.desired.current(uid)?.workload().sandbox;
