@@ -52,7 +52,7 @@ const MAX_WAITING: usize = 16;
 /// Waiting peers per cgroup.
 const MAX_WAITING_PER_CGROUP: usize = 2;
 
-/// How long a peer may wait. A refused ztunnel connects again.
+/// The maximum wait of a peer. A refused ztunnel connects again.
 const ADMISSION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The pause after `accept` has failed.

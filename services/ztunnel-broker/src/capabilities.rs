@@ -1,11 +1,10 @@
-//! What a process may do, as procfs tells it and people write it.
+//! Capabilities of a process, as procfs and the settings represent them.
 
 use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Deserializer, de::Error as _};
 
-/// The names of linux/capability.h up to Linux 6.18, without `CAP_`, each at the place of its bit: none was added since
-/// Linux 5.9.
+/// The names in linux/capability.h up to Linux 6.18, without `CAP_`, indexed by bit. None was added since Linux 5.9.
 const NAMES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -50,12 +49,12 @@ const NAMES: [&str; 41] = [
     "CHECKPOINT_RESTORE",
 ];
 
-/// A set of capabilities, a bit each.
+/// A set of capabilities as a bit mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities(u64);
 
 impl Capabilities {
-    /// The permitted set (capabilities(7)) that the text of a `/proc/<pid>/status` tells.
+    /// Parses the permitted set (capabilities(7)) from the content of `/proc/<pid>/status`.
     pub fn permitted(status: &str) -> Option<Self> {
         let text = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
         u64::from_str_radix(text?.trim(), 16).ok().map(Self)
@@ -92,17 +91,16 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// What a ztunnel must be able to do.
+/// The capabilities that a ztunnel's process must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredCapabilities {
-    /// This, and nothing else.
+    /// These capabilities and no others.
     Exactly(Capabilities),
-    /// Whatever it likes.
     Any,
 }
 
 impl RequiredCapabilities {
-    /// What differs from it, in words; `None` where nothing does.
+    /// Describes how `found` differs; `None` if it does not.
     pub fn difference(self, found: Capabilities) -> Option<String> {
         let Self::Exactly(wanted) = self else {
             return None;
@@ -137,7 +135,7 @@ impl RequiredCapabilities {
     }
 }
 
-/// A list of names, or `any`.
+/// Accepts a list of names, or `any`.
 impl<'de> Deserialize<'de> for RequiredCapabilities {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let names: Vec<String> = inpod_service::list(deserializer)?;
@@ -154,7 +152,7 @@ mod tests {
         RequiredCapabilities::of(&names)
     }
 
-    /// The three, as `capsh --decode=0000000000203000` says as well.
+    /// The three capabilities; `capsh --decode=0000000000203000` prints the same.
     const ZTUNNEL: &str = "Name:\tztunnel\nCapInh:\t0000000000000000\nCapPrm:\t0000000000203000\n";
 
     #[test]

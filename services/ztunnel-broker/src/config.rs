@@ -1,4 +1,4 @@
-//! The settings of this service.
+//! The settings of the broker.
 
 use std::{num::NonZeroU16, path::PathBuf, time::Duration};
 
@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 use crate::{capabilities::RequiredCapabilities, peer::Policy};
 
-/// See [`Config`].
 pub const KEYS: &[Key] = &[
     Key {
         name: "zds_socket",
@@ -36,7 +35,6 @@ pub const KEYS: &[Key] = &[
     },
 ];
 
-/// What this service is told.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     /// The socket on which ztunnels connect.
@@ -45,24 +43,21 @@ pub struct Config {
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     ztunnel_peer: Setting,
     ztunnel_capabilities: RequiredCapabilities,
-    /// A session's own clock. With 0 no session would last.
+    /// Independent of callers' deadlines. With 0 no session would last.
     ack_timeout_seconds: NonZeroU16,
-    /// The callers' clock.
+    /// Subtracted from callers' deadlines.
     undo_reserve_seconds: u16,
 }
 
 impl Config {
-    /// Who may connect to it.
     pub fn policy(&self) -> Policy {
         Policy::new(self.ztunnel_peer.clone(), self.ztunnel_capabilities)
     }
 
-    /// How long a ztunnel may take to acknowledge a message.
     pub fn ack_timeout(&self) -> Duration {
         Duration::from_secs(self.ack_timeout_seconds.get().into())
     }
 
-    /// How much of its caller's time an add leaves.
     pub fn undo_reserve(&self) -> Duration {
         Duration::from_secs(self.undo_reserve_seconds.into())
     }

@@ -23,20 +23,20 @@ use tokio::{
 };
 use tokio_seqpacket::{UnixSeqpacket, ancillary::OwnedAncillaryMessage};
 
-/// How long an exchange with netconfig may take, by contract.
+/// The limit that the contract sets for an exchange with netconfig.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest answer that is read. netconfig's are far shorter; this bounds what a broken one can make us hold.
+/// netconfig's responses are far shorter; this bounds the memory that a broken one can make the broker allocate.
 const MAX_RESPONSE_BYTES: u32 = 64 * 1024;
 
-/// The descriptor of a netns that netconfig has proven. Closed when the last clone goes.
+/// The descriptor of a netns that netconfig has verified. It is closed with its last clone.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
     fd: Arc<CountedFd>,
     netns: NetnsId,
 }
 
-/// An open descriptor, counted for as long as it is open.
+/// An open descriptor that is counted while it is open.
 #[derive(Debug)]
 struct CountedFd {
     fd: OwnedFd,
@@ -58,8 +58,7 @@ impl Drop for CountedFd {
 }
 
 impl Descriptor {
-    /// A descriptor, if it is of that netns as far as can be seen without entering it: netconfig vouches for the
-    /// cookie.
+    /// Checks device and inode, which is possible without entering the netns. netconfig vouches for the cookie.
     fn verify(fd: OwnedFd, netns: NetnsId, open: &Arc<AtomicU64>) -> Result<Self, FetchError> {
         let stat = nix::sys::stat::fstat(&fd).map_err(io::Error::from)?;
         if (stat.st_dev, stat.st_ino) != (netns.device, netns.inode) {
@@ -72,12 +71,12 @@ impl Descriptor {
         Ok(Self { fd, netns })
     }
 
-    /// Which netns it is of.
+    /// The netns to which it refers.
     pub fn netns(&self) -> NetnsId {
         self.netns
     }
 
-    /// A descriptor that is taken for one of that netns.
+    /// Creates a descriptor without verification.
     #[cfg(test)]
     pub(crate) fn assumed(fd: OwnedFd, netns: NetnsId) -> Self {
         let fd = CountedFd::new(fd, &Arc::default());
@@ -87,7 +86,7 @@ impl Descriptor {
 
 #[cfg(test)]
 impl Descriptor {
-    /// The same descriptor, taken for one of that netns.
+    /// Returns the same descriptor for another netns.
     pub(crate) fn of(&self, netns: NetnsId) -> Self {
         let fd = Arc::clone(&self.fd);
         Self { fd, netns }
@@ -100,42 +99,26 @@ impl AsFd for Descriptor {
     }
 }
 
-/// Why a descriptor could not be fetched.
+/// The reason why a descriptor could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// netconfig does not run, or its directory is not mounted here.
+    /// netconfig does not run, or its directory is not mounted.
     #[error("cannot connect to netconfig at {}", .path.display())]
-    Connect {
-        /// Its socket.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The exchange broke off.
+    Connect { path: PathBuf, source: io::Error },
     #[error("cannot fetch a descriptor from netconfig")]
     Exchange(#[from] io::Error),
-    /// netconfig took too long.
     #[error("netconfig did not answer within {} s", EXCHANGE_TIMEOUT.as_secs())]
     Timeout,
-    /// netconfig said no.
     #[error("netconfig refused: {message}")]
     Refused {
-        /// Its reason; `None` for one that is not known here.
+        /// `None` if this version does not know the reason.
         reason: Option<Reason>,
-        /// Its sentence.
         message: String,
     },
-    /// What netconfig sent is against the contract.
     #[error("netconfig's answer is malformed: {0}")]
     Malformed(&'static str),
-    /// The descriptor is of another netns than the one that was asked for.
     #[error("netconfig handed over another netns (device {device}, inode {inode})")]
-    WrongNetns {
-        /// Its `st_dev`.
-        device: u64,
-        /// Its `st_ino`.
-        inode: u64,
-    },
+    WrongNetns { device: u64, inode: u64 },
 }
 
 /// A client of netconfig's descriptor socket.
@@ -146,7 +129,7 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// A client of that socket; nothing is opened before the first fetch.
+    /// Creates a client; it opens nothing before the first fetch.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -154,21 +137,16 @@ impl Descriptors {
         }
     }
 
-    /// How many of the descriptors that were fetched are open.
+    /// The number of fetched descriptors that are open.
     pub fn open(&self) -> u64 {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// The socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
     /// Fetches the descriptor of a claimed netns.
-    ///
-    /// # Errors
-    ///
-    /// See [`FetchError`].
     pub async fn fetch(
         &self,
         sandbox: &SandboxRef,
@@ -193,7 +171,7 @@ impl Descriptors {
         match read(&mut stream).await?.result {
             Some(Answer::Netns(granted)) if granted == netns.into() => receive(stream).await,
             Some(Answer::Netns(_)) => Err(FetchError::Malformed("it names another netns")),
-            Some(Answer::Failure(failure)) => Err(refused(failure)),
+            Some(Answer::Failure(failure)) => Err(to_fetch_error(failure)),
             None => Err(FetchError::Malformed(
                 "it has neither a netns nor a failure",
             )),
@@ -217,7 +195,7 @@ async fn read(stream: &mut UnixStream) -> Result<FetchNetnsResponse, FetchError>
     FetchNetnsResponse::decode(&*message).map_err(|_| FetchError::Malformed("it cannot be decoded"))
 }
 
-fn refused(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchError {
+fn to_fetch_error(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchError {
     let reason = failure.and_then(|failure| Reason::from_number(failure.reason));
     FetchError::Refused { reason, message }
 }
@@ -226,8 +204,9 @@ fn refused(FetchNetnsFailure { failure, message }: FetchNetnsFailure) -> FetchEr
 #[repr(align(8))]
 struct Control([u8; 64]);
 
-/// The last byte, and beside it the descriptor. The type is made for packets, but `recvmsg` is the same for a stream,
-/// and it is the one here that owns what it receives, sets close-on-exec in the same step, and tells of truncation.
+/// Receives the last byte and the descriptor that accompanies it. The type is made for packets, but `recvmsg` works
+/// the same on a stream, and unlike the other types available here it owns what it receives, sets close-on-exec
+/// atomically and reports truncation.
 async fn receive(stream: UnixStream) -> Result<OwnedFd, FetchError> {
     let socket = UnixSeqpacket::try_from(OwnedFd::from(stream.into_std()?))?;
     let (mut byte, mut control) = ([0], Control([0; 64]));
@@ -257,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    /// A netconfig that grants everything and sends that many descriptors.
+    /// Fetches from a netconfig that grants everything and sends that many descriptors.
     async fn fetch_from_one_that_sends(count: usize) -> Result<Descriptor, FetchError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("netns.sock");

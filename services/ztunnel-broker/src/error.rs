@@ -1,4 +1,4 @@
-//! What can go wrong with a call, an enum per operation, and the one place that says how each looks on the wire.
+//! Errors of the RPCs, an enum for each operation, and their conversion to gRPC failures.
 
 use std::time::Duration;
 
@@ -10,88 +10,73 @@ use crate::{
     descriptors::FetchError, desired::ChangeError, outcome::Unserved, sessions::SessionId,
 };
 
-/// How soon a stock ztunnel is back: it waits at most 15 s between two attempts to connect.
+/// A stock ztunnel waits at most 15 s between two attempts to connect.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(15);
 
-/// The call means another run of the broker.
+/// The request is for another run of the broker.
 #[derive(Debug, thiserror::Error)]
-#[error("this run of the broker is {here}, not the one in the request")]
+#[error("this run of the broker is {instance_id}, not the one in the request")]
 pub struct InstanceMismatch {
-    /// This run.
-    pub here: String,
+    /// The ID of this run.
+    pub instance_id: String,
 }
 
-/// Why the desired set was not replaced.
+/// The reason why the desired set was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
 }
 
-/// Why a workload was not added.
+/// The reason why a workload was not added.
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// A workload without a netns can be kept, not added.
+    /// A workload without a netns can be kept, but not added.
     #[error("workload.netns is required")]
     NoNetns,
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
-    /// The set is not known, or a later word is.
     #[error("cannot add the workload")]
     Change(#[from] ChangeError),
-    /// There is no descriptor to give to ztunnel.
     #[error("cannot add the workload")]
     Fetch(#[from] FetchError),
-    /// The caller's time was over before there was one.
     #[error(
         "cannot add the workload: netconfig did not hand over the descriptor in the caller's time"
     )]
     FetchLate,
-    /// No ztunnel serves it.
     #[error("cannot add the workload")]
     Unserved(#[from] Unserved),
 }
 
-/// Why a workload was not removed.
+/// The reason why a workload was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
-    /// The set is not known, or a later word is.
     #[error("cannot remove the workload")]
     Change(#[from] ChangeError),
 }
 
-/// Why it was not said which pods are ztunnels.
+/// The reason why the ztunnel pods were not replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum SetZtunnelsError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// Another run is meant.
     #[error(transparent)]
     Instance(#[from] InstanceMismatch),
 }
 
-/// Why a session was not renewed.
+/// The reason why a session was not renewed.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewError {
-    /// The request is malformed.
     #[error(transparent)]
     Request(#[from] Invalid),
-    /// There is none of that number.
     #[error("there is no session {0}")]
     Unknown(SessionId),
 }
@@ -178,7 +163,7 @@ fn reason_of_change(error: &ChangeError) -> Reason {
     }
 }
 
-/// What the caller can mend by claiming anew passes through; the rest is trouble between two services.
+/// Passes on what the caller can repair by claiming the netns again. Everything else is a problem between two services.
 fn reason_of_fetch(error: &FetchError) -> Reason {
     match error {
         FetchError::Refused {
@@ -207,7 +192,7 @@ fn reason_of_unserved(error: &Unserved) -> Reason {
     }
 }
 
-/// A failed operation as its caller sees it.
+/// Converts a failed operation to the status that its caller receives.
 pub(crate) fn into_status(error: impl Into<Failure>) -> Status {
     inpod_proto::into_status(&error.into())
 }

@@ -28,7 +28,7 @@ pub enum HostPidError {
 struct Processes {
     own_pid: u32,
     own: Cgroup,
-    /// Whether cgroup paths are relative to this process's own container, so that its own path is the root.
+    /// True if cgroup paths are relative to this process's own container, so that its own path is the root.
     is_contained: bool,
     /// The cgroup of process 1.
     first: Cgroup,
@@ -36,10 +36,6 @@ struct Processes {
 
 /// Checks that process 1 is the node's. If it belongs to this container or this pod, the PID namespace does
 /// not include other pods.
-///
-/// # Errors
-///
-/// See [`HostPidError`].
 pub fn check() -> Result<(), HostPidError> {
     let read =
         |path| fs::read_to_string(path).map_err(|source| HostPidError::Read { path, source });

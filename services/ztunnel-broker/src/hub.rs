@@ -35,7 +35,7 @@ use crate::{
     state::State,
 };
 
-/// How many changes a watcher may lag behind: more than a node's pods times its ztunnels.
+/// The number of changes that a watcher may lag behind: more than a node's pods times its ztunnels.
 const MAX_WATCHER_LAG: usize = 8192;
 
 const MAX_CONCURRENT_FETCHES: usize = 8;
@@ -99,10 +99,6 @@ impl Hub {
 
     /// Adds a workload and waits until `deadline` for the first positive acknowledgement. If there is none, or if the
     /// future is dropped, the desired set is restored.
-    ///
-    /// # Errors
-    ///
-    /// See [`AddError`].
     pub async fn add(
         self: &Arc<Self>,
         workload: Workload,

@@ -48,7 +48,7 @@ use crate::{config::Config, descriptors::Descriptors, hub::Hub, server::Handler,
 
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "ztunnel-broker",
-    about: "Gives each pod's network namespace to the node's ztunnel over ZDS",
+    about: "Hands each pod's network namespace to the node's ztunnel over ZDS",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };

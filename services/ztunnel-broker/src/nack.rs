@@ -1,32 +1,30 @@
-//! What a ztunnel answers when it did not do what it was told.
+//! Negative acknowledgements of ztunnel.
 
-/// The longest excerpt of a ztunnel's words that is kept.
+/// The maximum length of an error message that is kept.
 const MAX_MESSAGE_BYTES: usize = 512;
 
-/// Which kind of trouble a ztunnel reports, by the prefix that stock ztunnel gives its words.
+/// The kind of an error, by the prefix that stock ztunnel gives its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NackKind {
     /// The pod's proxy did not start. The connection stays, and ztunnel is not ready while it retries.
     StartFailure,
-    /// The packet could not be read. Stock ztunnel hangs up and reconnects.
+    /// The packet could not be read. Stock ztunnel closes the connection and reconnects.
     ReadError,
     /// The message was not allowed. Stock ztunnel exits.
     ProtocolError,
-    /// Words of no known kind.
     Other,
 }
 
-/// A negative acknowledgement.
+/// A negative acknowledgement of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nack {
-    /// What it is about.
     pub kind: NackKind,
-    /// ztunnel's words, cut to 512 bytes.
+    /// ztunnel's error message, truncated to 512 bytes.
     pub message: String,
 }
 
 impl NackKind {
-    /// Whether stock ztunnel hangs up or exits after it has said so.
+    /// Returns whether stock ztunnel closes the connection or exits afterwards.
     pub fn ends_session(self) -> bool {
         match self {
             Self::ReadError | Self::ProtocolError => true,
@@ -36,7 +34,7 @@ impl NackKind {
 }
 
 impl Nack {
-    /// Reads an acknowledgement's error; an empty one is no error.
+    /// Parses the error of an acknowledgement; an empty one means success.
     pub fn parse(error: &str) -> Result<(), Self> {
         if error.is_empty() {
             return Ok(());

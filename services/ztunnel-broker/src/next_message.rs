@@ -1,4 +1,4 @@
-//! The next step for one pod in one session: what a ztunnel was told of it, against what is desired.
+//! Decides the next message about a pod in a session from what ztunnel has acknowledged and what is desired.
 
 use std::time::Instant;
 
@@ -6,17 +6,15 @@ use inpod_types::{NetnsId, WorkloadInfo};
 
 use crate::{desired::Entry, nack::Nack};
 
-/// What an Add says of a pod.
+/// The content of an Add.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Which netns.
     pub netns: NetnsId,
-    /// Who the pod is.
     pub info: WorkloadInfo,
 }
 
 impl Target {
-    /// What an Add of that workload says; `None` while its descriptor is missing.
+    /// Returns the content of an Add of this workload; `None` while its descriptor is missing.
     pub fn of(entry: &Entry) -> Option<Self> {
         let netns = entry.descriptor()?.netns();
         let info = entry.workload().info.clone();
@@ -24,51 +22,45 @@ impl Target {
     }
 }
 
-/// What a ztunnel knows of a pod, by its own acknowledgements.
+/// A pod as ztunnel has acknowledged it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodState {
-    /// It serves this.
+    /// It serves the pod in this netns, with this info.
     Added(Target),
-    /// It goes on with what it had.
+    /// It continues with what it had before.
     Kept,
-    /// It could not start this.
     Refused(Refusal),
-    /// It was told to stop during the snapshot, and may go on with this until the snapshot is complete.
+    /// Deleted within the snapshot, so ztunnel may continue with this info until the snapshot is complete.
     Cleared(WorkloadInfo),
 }
 
 /// An Add that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What was to be added.
     pub target: Target,
-    /// Why it was not.
     pub nack: Nack,
-    /// How often in a row.
+    /// The number of consecutive refusals.
     pub times: u32,
-    /// Whether ztunnel still holds it as pending; it is not ready before that has been taken back.
+    /// True if the pod is still pending in ztunnel, which is not ready until a Del removes it.
     pub pending: bool,
-    /// When it is tried again.
     pub retry_at: Instant,
 }
 
-/// What is to be done about a pod.
+/// The action to take for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing: told is what is desired, or nothing better can be said.
+    /// The pod is in sync, or no message would improve it.
     Nothing,
-    /// Nothing, and what was told is of no interest any more.
+    /// No message; drop the record.
     Forget,
-    /// Add it.
     Add,
-    /// Keep it, if this is still the snapshot.
+    /// Only possible within the snapshot.
     Keep,
-    /// Delete it.
     Del,
 }
 
-/// Decides the next step. A pod is not deleted before it can be added again: while the descriptor of its new netns is
-/// missing, ztunnel goes on with the old one.
+/// Decides the next action. A pod is not deleted before it can be added again: while the descriptor of its new netns is
+/// missing, ztunnel continues with the old one.
 pub fn decide(state: Option<&PodState>, wanted: Option<&Entry>, now: Instant) -> Action {
     match (state, wanted) {
         (None, None) => Action::Nothing,
@@ -91,13 +83,14 @@ fn decide_change(state: &PodState, wanted: Option<&Target>, now: Instant) -> Act
             let due = refusal.retry_at <= now || refusal.target != *wanted;
             if due { Action::Add } else { Action::Nothing }
         }
-        // ztunnel ignores changed info of a netns that it serves, and it may serve it until the snapshot is complete.
+        // ztunnel ignores changed info of a netns that it serves, and it may serve the pod until
+        // the snapshot is complete.
         (PodState::Cleared(info), Some(wanted)) if *info == wanted.info => Action::Add,
         (PodState::Cleared(_), Some(_)) => Action::Nothing,
     }
 }
 
-/// An Add with another netns replaces; one with the same netns and other info would be ignored.
+/// An Add with another netns replaces the pod; one with the same netns and other info would be ignored.
 fn decide_replacement(acknowledged: &Target, wanted: &Target) -> Action {
     if acknowledged == wanted {
         Action::Nothing

@@ -17,7 +17,7 @@ pub struct Awaited {
     pub sandbox: SandboxRef,
     pub uid: PodUid,
     pub revision: Revision,
-    /// What has to be acknowledged.
+    /// The content that has to be acknowledged.
     pub target: Target,
 }
 
@@ -34,7 +34,7 @@ impl Awaited {
         }
     }
 
-    /// Whether the entry is this workload, with the same netns and info.
+    /// Returns whether the entry is this workload, with the same netns and info.
     pub fn matches(&self, entry: &Entry) -> bool {
         let workload = entry.workload();
         workload.sandbox == self.sandbox
@@ -65,7 +65,7 @@ pub enum Unserved {
     Quarantined {
         /// The number of sessions that ended.
         times: u32,
-        /// Why the last of them ended.
+        /// The reason why the last of them ended.
         cause: String,
         retry_in: Duration,
     },

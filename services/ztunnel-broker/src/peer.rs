@@ -95,7 +95,7 @@ pub enum AdmissionError {
 }
 
 impl AdmissionError {
-    /// Whether the peer would be admitted if pod-events reported its pod as a ztunnel.
+    /// Returns whether the peer would be admitted if pod-events reported its pod as a ztunnel.
     pub fn may_be_admitted_later(&self) -> bool {
         matches!(self, Self::NotZtunnel { .. } | Self::ZtunnelsUnknown { .. })
     }

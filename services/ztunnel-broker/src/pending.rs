@@ -10,10 +10,10 @@ use crate::{
     outcome::{self, Awaited, Evidence, Outcome, Unserved},
 };
 
-/// How to undo an add that failed.
+/// The way to undo an add that failed.
 #[derive(Debug)]
 pub enum Undo {
-    /// The workload was desired before, or a caller has been told that it is served.
+    /// The workload was desired before, or a caller was answered that it is served.
     Nothing,
     /// Restores the entry that was there before.
     Restore(Option<Box<Entry>>),
@@ -82,7 +82,7 @@ impl PendingAdds {
         }
     }
 
-    /// Ends a wait. Returns what to restore if no caller waits any more and none was told of success.
+    /// Ends a wait. Returns what to restore if no caller waits any more and none was answered with success.
     pub fn leave(&mut self, ticket: &Ticket, served: bool) -> Undo {
         let sandbox = &ticket.awaited.sandbox;
         let Some(pending) = self.by_sandbox.get_mut(sandbox) else {

@@ -1,11 +1,11 @@
-//! Pods over which sessions ended: while a message about one waited for its answer, the ztunnel hung up, fell silent or
-//! would not go on.
+//! Pods over which sessions ended: ztunnel disconnected, fell silent or gave up while a message about
+//! the pod was unanswered.
 //!
-//! Nobody knows whether the pod was the cause. After the first time it is told last, so that it holds up nobody; after
-//! the second it is in quarantine, with growing waits. What is suspected is the pod, not its sandbox: a runtime that
-//! makes a new sandbox for each attempt must not cost the node its ztunnel each time. Each ztunnel has suspects of its
-//! own: one that is broken loses its sessions over every pod, and its successor must not pay for that. A ztunnel that
-//! takes a pod, or says properly that it cannot, clears it.
+//! It is not known whether the pod was the cause. After the first loss the pod is sent last, so that it delays no other
+//! pod. After the second it is in quarantine, with growing waits. The pod is suspected rather than its sandbox: a
+//! runtime that creates a new sandbox for each attempt must not cost the node its ztunnel each time. Each ztunnel has
+//! its own suspicions: a broken one loses its sessions over every pod, and its successor must not pay for that. A
+//! ztunnel that accepts a pod, or refuses it in a way that keeps the connection, clears the suspicion.
 
 use std::{
     collections::BTreeMap,
@@ -16,60 +16,59 @@ use inpod_types::PodUid;
 
 use crate::peer::Ztunnel;
 
-/// How many sessions in a row a pod may cost before it is put in quarantine.
+/// Consecutive lost sessions that do not yet put a pod in quarantine.
 const TOLERATED_LOSSES: u32 = 1;
 
-/// The first quarantine; each further one is twice as long, up to the longest. A wait keeps one pod out of the mesh, a
-/// retry may cost the node its ztunnel.
+/// Each quarantine is twice as long as the one before, up to the maximum. A wait keeps one pod out of the mesh; a retry
+/// may cost the node its ztunnel.
 const INITIAL_QUARANTINE: Duration = Duration::from_secs(60);
 const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
 
-/// What is held against a pod by one ztunnel.
+/// The suspicion of one ztunnel against a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspicion {
-    /// How many sessions in a row ended.
+    /// Consecutive sessions that ended.
     pub times: u32,
-    /// Why the last of them did, for people.
+    /// The reason why the last of them ended, as text for operators.
     pub cause: String,
-    /// When it may be told again.
+    /// The time at which the pod may be sent again.
     pub due: Instant,
     at: Instant,
     during: LostDuring,
 }
 
 impl Suspicion {
-    /// Whether it may be named in a snapshot. Of a pod that was never added a Keep does nothing, so that only one over
-    /// which sessions ended is to be feared; after the first, leaving it out would cut it for certain.
+    /// Returns whether a snapshot may name the pod. A Keep of a pod that was never added does nothing, so only a Keep
+    /// over which sessions ended is dangerous. After the first loss it is still sent, because leaving the pod out
+    /// would certainly stop it.
     fn may_keep(&self) -> bool {
         self.during != LostDuring::Keep || !self.is_in_quarantine()
     }
 
-    /// Whether it is in quarantine, or being tried again after one.
+    /// Returns whether the pod is in quarantine, or is being retried after one.
     pub fn is_in_quarantine(&self) -> bool {
         self.times > TOLERATED_LOSSES
     }
 
-    /// Until when it is not told, if that is so.
+    /// The end of the quarantine; `None` if it is over or there is none.
     pub fn quarantined_until(&self, now: Instant) -> Option<Instant> {
         (self.is_in_quarantine() && self.due > now).then_some(self.due)
     }
 }
 
-/// What was in flight when a session ended.
+/// The message that was unanswered when a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LostDuring {
-    /// An Add.
     Add,
-    /// A Keep.
     Keep,
 }
 
-/// How a ztunnel is told of a suspect.
+/// The conditions under which a ztunnel receives a suspected pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferral {
-    /// When its Add is due, after everything else.
+    /// The time at which its Add is due; it is sent after everything else.
     pub due: Instant,
-    /// Whether its snapshot may name it.
+    /// True if a snapshot may name the pod.
     pub may_keep: bool,
 }
 
@@ -78,7 +77,7 @@ pub struct Deferral {
 pub struct Quarantine(BTreeMap<PodUid, BTreeMap<Ztunnel, Suspicion>>);
 
 impl Quarantine {
-    /// A session of that ztunnel ended over this pod. What nobody has been told of for long is forgotten.
+    /// Records that a session of the ztunnel ended over the pod. Drops suspicions that have been due for long.
     pub fn record_loss(
         &mut self,
         uid: &PodUid,
@@ -107,13 +106,14 @@ impl Quarantine {
         });
     }
 
-    /// A ztunnel was told of this pod and goes on. Returns whether anything was held against it.
+    /// Clears the suspicions against a pod that a ztunnel has answered without ending the session. Returns
+    /// whether there were any.
     pub fn clear(&mut self, uid: &PodUid) -> bool {
         self.0.remove(uid).is_some()
     }
 
-    /// How that ztunnel is told of a pod; `None` for one that is not suspected. Over what another ztunnel lost its
-    /// sessions this one does not wait: the other may be the broken one.
+    /// Returns how to send a pod to this ztunnel; `None` if it is not suspected. A suspicion of another ztunnel causes
+    /// no wait, because the other one may be broken.
     pub fn deferral(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<Deferral> {
         let by = self.0.get(uid)?;
         let other = |suspicion: &Suspicion| Deferral {
@@ -128,12 +128,12 @@ impl Quarantine {
         deferral.or_else(|| by.values().next().map(other))
     }
 
-    /// What a ztunnel holds against a pod.
+    /// The suspicion of one ztunnel against a pod.
     pub fn suspicion(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<&Suspicion> {
         self.0.get(uid)?.get(ztunnel)
     }
 
-    /// The worst that is held against a pod.
+    /// The suspicion against a pod with the most lost sessions.
     pub fn worst_suspicion(&self, uid: &PodUid) -> Option<&Suspicion> {
         let by = self.0.get(uid)?;
         by.values().max_by_key(|suspicion| suspicion.times)

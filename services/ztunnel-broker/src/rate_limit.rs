@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 pub struct RateLimit {
     interval: Duration,
     burst: Duration,
-    /// When the next operation would be due if none ever started early.
+    /// The time at which the next operation would be due if none ever started early.
     due: Instant,
     acquired: bool,
 }

@@ -1,4 +1,4 @@
-//! The calls: parse, ask the hub, answer.
+//! The RPCs: parse the request, call the hub, convert the result.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ use crate::{
     watch,
 };
 
-/// The service.
+/// The implementation of the gRPC service.
 #[derive(Debug)]
 pub struct Handler {
     hub: Arc<Hub>,
@@ -39,7 +39,7 @@ pub struct Handler {
 }
 
 impl Handler {
-    /// Serves that hub as the run `instance_id`. `undo_reserve` is what an add that fails leaves of its caller's time.
+    /// `instance_id` identifies this run. `undo_reserve` is how much of its caller's deadline a failed add leaves.
     pub fn new(
         hub: Arc<Hub>,
         instance_id: &str,
@@ -58,8 +58,8 @@ impl Handler {
         if expected == self.instance_id {
             return Ok(());
         }
-        let here = self.instance_id.clone();
-        Err(InstanceMismatch { here })
+        let instance_id = self.instance_id.clone();
+        Err(InstanceMismatch { instance_id })
     }
 
     fn set(&self, request: SetWorkloadsRequest) -> Result<(), SetError> {
@@ -130,7 +130,8 @@ fn parse((index, workload): (u32, broker::Workload)) -> Result<Workload, Invalid
     workload.try_into().map_err(within)
 }
 
-/// When an add gives up: early enough to undo it in the caller's time. A caller with little time gets half of it.
+/// Returns when an add gives up: early enough to undo it before the caller's deadline. A caller with little time
+/// gets half of it.
 fn add_deadline(now: Instant, caller_deadline: Instant, reserve: Duration) -> Instant {
     let time = caller_deadline.saturating_duration_since(now);
     caller_deadline - reserve.min(time / 2)

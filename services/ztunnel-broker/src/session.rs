@@ -50,7 +50,7 @@ pub enum SessionEnd {
 /// The phase of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Before the hello.
+    /// Connected, but without a hello.
     Connected,
     /// Receiving the desired set, or waiting until it is known.
     Snapshot,
@@ -69,13 +69,13 @@ enum Phase {
     Live,
 }
 
-/// What a ztunnel has acknowledged about a pod.
+/// A pod as a ztunnel has acknowledged it.
 #[derive(Clone, Debug)]
 pub struct Record {
     pub state: PodState,
     /// The sandbox that the message was about.
     pub sandbox: SandboxRef,
-    /// When the response arrived.
+    /// The time at which the response arrived.
     pub answered: Instant,
 }
 
@@ -130,10 +130,10 @@ pub struct Session {
     counts: Counts,
     /// The number of pods that it has acknowledged serving.
     serves: usize,
-    /// Whether a response has arrived since the queue was last found empty.
+    /// True if a response has arrived since the queue was last found empty.
     busy: bool,
     in_flight: Option<InFlight>,
-    /// Whether the session is to be closed.
+    /// True if the session is to be closed.
     renewed: bool,
 }
 

@@ -19,7 +19,7 @@ pub enum Event {
     Workload(WorkloadView),
 }
 
-/// A ztunnel's session.
+/// The view of a ztunnel's session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionView {
     pub id: SessionId,
@@ -27,7 +27,7 @@ pub struct SessionView {
     pub since: Instant,
     /// `None` once the session is closed.
     pub stage: Option<Stage>,
-    /// Whether it has sent its hello.
+    /// True if it has sent its hello.
     pub greeted: bool,
     pub counts: Counts,
     /// The number of pods waiting in its queues.
@@ -43,9 +43,7 @@ pub enum Progress {
     Queued,
     /// Sent, but not acknowledged.
     Sent,
-    /// Added and acknowledged.
     Added,
-    /// Kept and acknowledged.
     Kept,
     Refused,
     /// No longer desired, and removed from the session.
@@ -61,7 +59,7 @@ pub struct WorkloadView {
     pub uid: PodUid,
     pub session: SessionId,
     pub progress: Progress,
-    /// When it was last acknowledged or refused.
+    /// The time of the last acknowledgement or refusal.
     pub answered: Option<Instant>,
     pub refusal: Option<Refusal>,
 }

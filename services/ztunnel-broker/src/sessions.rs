@@ -17,7 +17,7 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// A connected ztunnel.
+/// A connected ztunnel and its session.
 #[derive(Debug)]
 pub struct Slot {
     pub session: Session,

@@ -107,7 +107,7 @@ impl State {
         Ok(ticket)
     }
 
-    /// Ends a wait and returns the outcome of the add as of now. If no caller was told of success, the set is restored
+    /// Ends a wait and returns the outcome of the add as of now. If no caller was answered with success, the set is restored
     /// and the sessions bring the ztunnels back to it.
     pub fn finish_add(&mut self, ticket: &Ticket, now: Instant) -> Outcome {
         let outcome = ticket.outcome.borrow().clone();
@@ -135,7 +135,7 @@ impl State {
         }
     }
 
-    /// Removes a workload.
+    /// Removes a workload from the set.
     ///
     /// # Errors
     ///
@@ -263,7 +263,7 @@ impl State {
         }
     }
 
-    /// When the session has to be checked even if nothing happens.
+    /// Returns when the session has to be checked even if nothing happens.
     pub fn wake_at(&self, id: SessionId) -> Option<Instant> {
         self.sessions.get(id)?.session.wake_at(self.inputs())
     }
@@ -286,7 +286,7 @@ impl State {
         Some(session_view::session(id, slot))
     }
 
-    /// Closes a session.
+    /// Closes a session and records a loss against the pod in flight.
     pub fn disconnect(&mut self, id: SessionId, why: &str, now: Instant) {
         if let Some(slot) = self.sessions.close(id, why, now) {
             if let Some((uid, during)) = slot.session.suspect().filter(|_| !self.stopping) {
@@ -334,7 +334,7 @@ impl State {
     }
 }
 
-/// Whether the ztunnel has answered an Add of the pod and kept the connection.
+/// Returns whether the ztunnel has answered an Add of the pod and kept the connection.
 fn was_added(record: &Record) -> bool {
     matches!(record.state, PodState::Added(_) | PodState::Refused(_))
 }

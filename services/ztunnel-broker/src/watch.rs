@@ -1,4 +1,4 @@
-//! The sessions and workloads as the contract shows them, and the stream of their changes.
+//! Conversion of sessions and workloads to protobuf messages, and the stream of their changes.
 
 use std::{
     sync::Arc,
@@ -22,7 +22,8 @@ use crate::{
     session_view::{Event, Progress, SessionView, WorkloadView},
 };
 
-/// The state at first, its end, then every change. A watcher that falls behind is cut off: it would miss changes.
+/// Streams the initial state, its end and then every change. A watcher that falls behind is disconnected, because
+/// it would miss changes.
 pub fn sessions(
     hub: &Hub,
     instance_id: &str,
@@ -76,7 +77,7 @@ impl From<SessionView> for Session {
             Some(Stage::Live) => SessionPhase::Live,
             None => SessionPhase::Closed,
         };
-        // There is one version, and a session that says another is closed.
+        // Only version 1 exists; a session with another version is closed.
         let version = if view.greeted { "V1" } else { "" };
         Self {
             session_id: view.id.0,
@@ -166,7 +167,7 @@ fn refusal(kind: NackKind) -> wire::Refusal {
     }
 }
 
-/// What the clock shows at a moment of this run, past or to come.
+/// Converts a past or future instant to wall-clock time.
 fn timestamp(at: Instant) -> prost_types::Timestamp {
     let (now, clock) = (Instant::now(), SystemTime::now());
     let shown = match at.checked_duration_since(now) {

@@ -78,10 +78,6 @@ pub struct Listener {
 impl Listener {
     /// Listens on a socket that only this user may open, in a directory that only this user may enter, and admits every
     /// process of this user. Replaces a stale socket, but not one that is being served.
-    ///
-    /// # Errors
-    ///
-    /// See [`ListenError`].
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let lock = uds::prepare(path, SockType::SeqPacket)?;
         restrict_directory(path)?;

@@ -16,7 +16,7 @@ use crate::{
 /// The state that a watcher receives first.
 #[derive(Debug)]
 pub struct Status {
-    /// Whether the desired set is known.
+    /// True if the desired set is known.
     pub seeded: bool,
     pub sessions: Vec<SessionView>,
     /// Every desired pod in every session.
@@ -27,7 +27,7 @@ pub struct Status {
 #[derive(Debug)]
 pub struct Listed {
     pub workload: Workload,
-    /// Whether the broker holds the descriptor of its netns.
+    /// True if the broker holds the descriptor of its netns.
     pub descriptor_held: bool,
     /// Since when the workload has been known in this form.
     pub since: Instant,

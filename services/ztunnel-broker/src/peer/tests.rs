@@ -27,13 +27,13 @@ fn in_pod(uid: &str) -> ProcessInfo {
     process(&format!("/kubepods/burstable/pod{uid}/{ID}"), THREE)
 }
 
-fn said(uids: &[&str]) -> Option<BTreeSet<PodUid>> {
+fn ztunnel_pods(uids: &[&str]) -> Option<BTreeSet<PodUid>> {
     Some(uids.iter().map(|uid| uid.parse().unwrap()).collect())
 }
 
 #[test]
 fn a_process_of_a_pod_that_is_a_ztunnel_is_admitted_with_its_cgroup_and_pod() {
-    let peer = policy("pod").check(&in_pod(ZTUNNEL), said(&[OTHER, ZTUNNEL]).as_ref());
+    let peer = policy("pod").check(&in_pod(ZTUNNEL), ztunnel_pods(&[OTHER, ZTUNNEL]).as_ref());
     let expected = Peer {
         pid: 7,
         cgroup: Some(format!("/ /kubepods/burstable/pod{ZTUNNEL}/{ID}")),
@@ -51,7 +51,7 @@ fn the_uid_is_the_same_as_systemd_and_as_a_cgroup_namespace_write_it() {
         ),
         format!("/../../kubepods-pod{uid}.slice/crio-{ID}.scope"),
     ] {
-        let peer = policy("pod").check(&process(&path, THREE), said(&[ZTUNNEL]).as_ref());
+        let peer = policy("pod").check(&process(&path, THREE), ztunnel_pods(&[ZTUNNEL]).as_ref());
         assert_eq!(peer.unwrap().pod_uid.unwrap().as_str(), ZTUNNEL, "{path}");
     }
 }
@@ -59,13 +59,13 @@ fn the_uid_is_the_same_as_systemd_and_as_a_cgroup_namespace_write_it() {
 #[test]
 fn a_static_pod_is_known_by_the_hash_that_its_cgroup_names() {
     let hash = "0123456789abcdef0123456789abcdef";
-    let peer = policy("pod").check(&in_pod(hash), said(&[hash]).as_ref());
+    let peer = policy("pod").check(&in_pod(hash), ztunnel_pods(&[hash]).as_ref());
     assert_eq!(peer.unwrap().pod_uid.unwrap().as_str(), hash);
 }
 
 #[test]
 fn another_pod_may_be_said_to_be_a_ztunnel_later_and_so_may_any_before_the_first_word() {
-    for ztunnels in [said(&[ZTUNNEL]), said(&[]), None] {
+    for ztunnels in [ztunnel_pods(&[ZTUNNEL]), ztunnel_pods(&[]), None] {
         let error = policy("pod")
             .check(&in_pod(OTHER), ztunnels.as_ref())
             .unwrap_err();
@@ -82,11 +82,11 @@ fn a_process_in_no_pod_will_never_be_welcome() {
         "/system.slice/ztunnel.service",
         &format!("/kubepods/pod{ZTUNNEL}"),
         &format!("/docker/{ID}"),
-        // A container that makes cgroups of its own.
+        // A container that creates its own cgroups.
         &nested,
     ] {
         let error = policy("pod")
-            .check(&process(path, THREE), said(&[ZTUNNEL]).as_ref())
+            .check(&process(path, THREE), ztunnel_pods(&[ZTUNNEL]).as_ref())
             .unwrap_err();
         assert!(
             matches!(error, AdmissionError::NoPod { .. }),
@@ -108,18 +108,19 @@ fn a_ztunnel_with_other_capabilities_is_none_and_is_told_which() {
             ..in_pod(ZTUNNEL)
         };
         let error = policy("pod")
-            .check(&process, said(&[ZTUNNEL]).as_ref())
+            .check(&process, ztunnel_pods(&[ZTUNNEL]).as_ref())
             .unwrap_err();
         assert!(error.to_string().contains(words), "{error}");
         assert!(!error.may_be_admitted_later());
         let any = Policy::new(Setting::Pod, RequiredCapabilities::Any);
-        any.check(&process, said(&[ZTUNNEL]).as_ref()).unwrap();
+        any.check(&process, ztunnel_pods(&[ZTUNNEL]).as_ref())
+            .unwrap();
     }
     let unreadable = ProcessInfo {
         permitted: None,
         ..in_pod(ZTUNNEL)
     };
-    let error = policy("pod").check(&unreadable, said(&[ZTUNNEL]).as_ref());
+    let error = policy("pod").check(&unreadable, ztunnel_pods(&[ZTUNNEL]).as_ref());
     assert!(matches!(error, Err(AdmissionError::Capabilities { .. })));
 }
 
@@ -160,6 +161,6 @@ async fn this_process_is_itself_and_in_no_container_of_ztunnels() {
     }
     let policy = policy("pod");
     let candidate = policy.identify(&left).unwrap();
-    let refused = policy.admit(&candidate, said(&[ZTUNNEL]).as_ref());
+    let refused = policy.admit(&candidate, ztunnel_pods(&[ZTUNNEL]).as_ref());
     assert!(!refused.unwrap_err().to_string().is_empty());
 }

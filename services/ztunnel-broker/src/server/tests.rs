@@ -143,8 +143,8 @@ async fn removing_an_unknown_sandbox_succeeds() {
     assert_eq!(answer.unwrap().into_inner().instance_id, "run-1");
 }
 
-/// Everything that a watcher is told, in short.
-async fn told(
+/// Returns everything that a watcher receives, in short form.
+async fn watch_events(
     handler: &Handler,
     stop: tokio::sync::watch::Sender<bool>,
     act: impl FnOnce(&Hub),
@@ -154,7 +154,7 @@ async fn told(
         .await
         .unwrap();
     act(&handler.hub);
-    let told = watch
+    let events = watch
         .into_inner()
         .map(|event| match event.unwrap().event.unwrap() {
             Event::InstanceId(id) => id,
@@ -162,14 +162,14 @@ async fn told(
             Event::WorkloadState(it) => format!("{} {}", it.uid, it.phase().as_str_name()),
             Event::StateComplete(it) => format!("complete, seeded: {}", it.seeded),
         });
-    // The hub outlives the watch, so the stream ends with the process only.
-    let mut told = std::pin::pin!(told);
+    // The hub outlives the watch, so the stream ends only on shutdown.
+    let mut events = std::pin::pin!(events);
     let mut all = Vec::new();
-    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_secs(1), told.next()).await {
+    while let Ok(Some(event)) = tokio::time::timeout(Duration::from_secs(1), events.next()).await {
         all.push(event);
     }
     stop.send_replace(true);
-    assert!(told.next().await.is_none());
+    assert!(events.next().await.is_none());
     all
 }
 
@@ -182,7 +182,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         .unwrap();
     let first = handler.hub.connect(Peer::from_pid(7));
     handler.hub.hello(first);
-    let told = told(&handler, stop, |hub| {
+    let events = watch_events(&handler, stop, |hub| {
         drop(hub.next(first));
         hub.ack(first, Ok(())).unwrap();
         hub.remove(&fixture::sandbox("c"), Revision(2)).unwrap();
@@ -201,7 +201,7 @@ async fn a_watcher_gets_the_state_then_its_end_then_changes() {
         "p WORKLOAD_PHASE_REMOVED",
         "session 1 SESSION_PHASE_CLOSED",
     ];
-    assert_eq!(told.await, expected);
+    assert_eq!(events.await, expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -243,17 +243,17 @@ async fn which_pods_are_ztunnels_is_taken_whole_or_not_at_all() {
             pod_uids: pod_uids.iter().map(|uid| (*uid).to_owned()).collect(),
         })
     };
-    let told = handler.hub.ztunnels();
+    let ztunnels = handler.hub.ztunnels();
     for (request, reason) in [
         (named("run-0", &["z"]), Reason::InstanceMismatch),
         (named("run-1", &["z", "no uid"]), Reason::InvalidField),
     ] {
         let refused = handler.set_ztunnels(request).await;
         assert_eq!(failure(refused).reason, reason);
-        assert_eq!(*told.borrow(), None);
+        assert_eq!(*ztunnels.borrow(), None);
     }
     handler.set_ztunnels(named("run-1", &["z"])).await.unwrap();
-    assert_eq!(*told.borrow(), Some([fixture::uid("z")].into()));
+    assert_eq!(*ztunnels.borrow(), Some([fixture::uid("z")].into()));
 }
 
 #[tokio::test(start_paused = true)]

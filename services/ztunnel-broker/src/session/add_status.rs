@@ -13,13 +13,11 @@ use crate::{
 /// The status of a workload in one session, for the add that waits for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddStatus {
-    /// Added and acknowledged.
     Added,
     /// Refused, and not retried for a while.
     Refused(Nack),
     /// The Add is in flight.
     Sent,
-    /// Not sent yet.
     Queued,
 }
 
@@ -37,12 +35,12 @@ impl Session {
         }
     }
 
-    /// What this ztunnel has acknowledged about a pod.
+    /// Returns what this ztunnel has acknowledged about a pod.
     pub fn record_of(&self, uid: &PodUid) -> Option<&Record> {
         self.records.get(uid)
     }
 
-    /// Whether an Add or a Keep of this pod is in flight.
+    /// Returns whether an Add or a Keep of this pod is in flight.
     pub fn is_sent(&self, uid: &PodUid) -> bool {
         match self.in_flight.as_ref().map(|in_flight| &in_flight.subject) {
             Some(Subject::Add { uid: sent, .. } | Subject::Keep(sent, _)) => sent == uid,

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::{Phase, Session, SessionEnd, SessionInputs};
 
 impl Session {
-    /// When [`Self::check_deadline`] or [`Self::next`] has to be called even if nothing happens.
+    /// Returns when [`Self::check_deadline`] or [`Self::next`] has to be called even if nothing happens.
     pub fn wake_at(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
         if self.renewed {
             return Some(self.since);

@@ -67,7 +67,7 @@ impl Session {
         &self.ztunnel
     }
 
-    /// When the first of the deferred pods is due.
+    /// Returns when the first of the deferred pods is due.
     pub(super) fn deferred_until(&self, inputs: SessionInputs<'_>) -> Option<Instant> {
         let due = |uid| self.deferral(uid, inputs).map_or(self.since, |it| it.due);
         self.deferred.iter().map(due).min()

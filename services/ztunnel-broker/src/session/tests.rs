@@ -58,7 +58,6 @@ impl Script {
         }
     }
 
-    /// Adds a workload.
     fn put(&mut self, it: Workload) {
         let inode = it.netns.unwrap().inode;
         let (_, changes) = self.desired.add(it, descriptor(inode), self.now).unwrap();

@@ -1,7 +1,8 @@
-//! The model test: random schedules of calls, sessions, answers, faults, restarts and time, against ztunnels that behave
-//! as stock does.
+//! The model test: random schedules of calls, sessions, responses, faults, restarts and time, against ztunnels that
+//! behave as stock ztunnel does.
 //!
-//! Each schedule follows from a number. `MODEL_SCHEDULES` says how many are run, `MODEL_SEED` runs one and prints it.
+//! Each schedule follows from its seed. `MODEL_SCHEDULES` sets how many are run, `MODEL_SEED` runs and
+//! prints a single one.
 
 mod schedule;
 mod world;
@@ -16,7 +17,7 @@ use std::{
 use schedule::Schedule;
 use world::World;
 
-/// How many schedules are run when nobody says so.
+/// The number of schedules without `MODEL_SCHEDULES`.
 const SCHEDULES: u64 = 100_000;
 
 #[expect(
@@ -28,7 +29,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// Plays a schedule, and lets it come to rest.
+/// Runs a schedule and lets the model settle.
 fn play(seed: u64) -> World {
     let schedule = Schedule::of(seed);
     let mut world = World::new(schedule.nature);
@@ -38,7 +39,7 @@ fn play(seed: u64) -> World {
     world
 }
 
-/// Every `step`th schedule from `first`; the numbers of those that failed.
+/// Runs every `step`th schedule from `first` and returns the seeds that failed.
 fn play_all(first: u64, step: usize, schedules: u64) -> Vec<u64> {
     let fails = |seed: &u64| catch_unwind(AssertUnwindSafe(|| drop(play(*seed)))).is_err();
     (first..schedules).step_by(step).filter(fails).collect()
@@ -67,7 +68,7 @@ fn at_rest_every_ztunnel_serves_exactly_what_is_desired_and_none_stopped_what_it
     );
 }
 
-/// A model that nothing ever happens in would hold whatever the broker did.
+/// A model in which nothing happened would pass whatever the broker did.
 #[test]
 fn the_schedules_reach_what_they_are_for() {
     let mut reached = world::Reached::default();

@@ -1,8 +1,8 @@
-//! Sessions that ended over a pod.
+//! Sessions that ended while a message about a pod was unanswered.
 
 use super::*;
 
-/// A session ends, and the ztunnel connects again.
+/// Ends the session, after which the ztunnel connects again.
 fn reconnect(script: &mut Script, cause: &str) {
     if let Some((uid, during)) = script.session.suspect() {
         let uid = uid.clone();
@@ -133,7 +133,7 @@ fn nobody_is_blamed_for_the_end_of_a_session_that_was_renewed_or_owed_no_answer_
     assert!(script.wake_at().is_some_and(|at| at <= script.now));
 }
 
-/// Found by the model: it was neither kept, no longer being suspected, nor added before the end.
+/// Found by the model test: the pod was neither kept, because it was no longer suspected, nor added before the end.
 #[test]
 fn a_suspect_that_another_ztunnel_takes_meanwhile_is_added_in_what_is_left_of_the_snapshot() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);

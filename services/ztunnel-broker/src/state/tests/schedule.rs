@@ -1,13 +1,12 @@
-//! What happens, drawn from a number.
+//! Random schedules of operations.
 
 use fastrand::Rng;
 
-/// Sandboxes, pods, netns and ztunnels are few, so that they meet often.
+/// Sandboxes, pods and ztunnels are few, so that operations often concern the same ones.
 pub(super) const CONTAINERS: u8 = 4;
 pub(super) const PODS: u8 = 3;
 pub(super) const ZTUNNELS: usize = 2;
 
-/// One thing that happens.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Set { named: Vec<Given>, behind: u64 },
@@ -28,7 +27,7 @@ pub(super) enum Op {
     Wait(u64),
 }
 
-/// A workload as pod-events says it.
+/// A workload as pod-events describes it.
 #[derive(Clone, Debug)]
 pub(super) struct Given {
     pub(super) container: u8,
@@ -37,12 +36,12 @@ pub(super) struct Given {
     pub(super) name: u8,
 }
 
-/// What holds for a whole schedule.
+/// The properties of a whole schedule.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Nature {
-    /// A ztunnel that connects again is a new process, or goes on with what it had.
+    /// True if a ztunnel that reconnects is a new process; otherwise it still serves its pods.
     pub(super) fresh: bool,
-    /// Ztunnels hang up whenever they are to add this pod.
+    /// A pod for which ztunnels disconnect whenever they have to add it.
     pub(super) poison: Option<u8>,
 }
 
@@ -69,7 +68,7 @@ impl Schedule {
     }
 }
 
-/// The set is told and the ztunnels are there, so that more than the beginning is tried.
+/// Starts with a known set and connected ztunnels, so that schedules get beyond the start.
 fn beginning(rng: &mut Rng) -> Vec<Op> {
     let named = (0..rng.usize(..4)).map(|_| given(rng)).collect();
     let set = Op::Set { named, behind: 0 };
@@ -120,7 +119,7 @@ fn given(rng: &mut Rng) -> Given {
     }
 }
 
-/// Most words are the latest; some were overtaken.
+/// Most revisions are the newest; some are older.
 fn behind(rng: &mut Rng) -> u64 {
     if rng.u8(..5) == 0 { rng.u64(1..4) } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! A broker, its callers and its ztunnels.
+//! A broker with its callers and ztunnels.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ struct Waiting {
     changes: u64,
 }
 
-/// How often what the model is for has happened.
+/// Counts of the events for which the model exists.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reached {
     pub(super) snapshots: u64,
@@ -54,7 +54,7 @@ impl AddAssign for Reached {
     }
 }
 
-/// Each ztunnel is a process of its own.
+/// Each ztunnel is a separate process.
 fn peer(n: usize) -> Peer {
     Peer::from_pid(i32::try_from(n).unwrap() + 1)
 }
@@ -65,7 +65,7 @@ pub(super) struct World {
     revision: u64,
     ztunnels: [Ztunnel; ZTUNNELS],
     waiting: Vec<Waiting>,
-    /// How many words on each sandbox were taken, to know when an undo has nothing to restore.
+    /// The number of accepted changes per sandbox, to know when an undo has nothing to restore.
     changes: BTreeMap<SandboxRef, u64>,
     nature: Nature,
     pub(super) reached: Reached,
@@ -88,7 +88,7 @@ impl World {
     fn workload(&mut self, it: &Given, behind: u64) -> Workload {
         self.revision += 1;
         let (container, pod) = (format!("c{}", it.container), format!("p{}", it.pod));
-        // A sandbox has one netns, and outside of a fresh process's life a pod has one name.
+        // A sandbox has one netns, and a pod has one name unless ztunnels are fresh processes.
         let inode = if it.netns {
             u64::from(it.container) + 1
         } else {
@@ -154,7 +154,7 @@ impl World {
         let descriptor = fixture::descriptor(workload.netns.unwrap().inode);
         if let Ok(ticket) = self.state.add(workload, descriptor, self.now) {
             self.count_change(&sandbox);
-            // What a second add in a row restores is what was there before the first: not followed here.
+            // A second add in a row restores what was there before the first; the model does not track that.
             let changes = if busy {
                 u64::MAX
             } else {
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Without another word on its sandbox, an add that failed leaves the set as it was.
+    /// Checks that a failed add leaves the set as it was, unless its sandbox has changed since.
     fn check_undone(&self, waiting: &Waiting) {
         let sandbox = &waiting.ticket.awaited.sandbox;
         if self.changes[sandbox] == waiting.changes {
@@ -252,7 +252,8 @@ impl World {
         true
     }
 
-    /// What the end of a snapshot stops is not desired, or must not even be kept: a session ended over that.
+    /// Checks that the end of a snapshot stops only pods that are not desired, or that must not be kept because
+    /// sessions ended over that.
     fn check_stopped(&mut self, n: usize) {
         for uid in self.ztunnels[n].stopping() {
             let uid = fixture::uid(uid);
@@ -290,7 +291,7 @@ impl World {
         }
     }
 
-    /// It cannot read what it is told, says so and hangs up.
+    /// ztunnel reports that it cannot read the message, and disconnects.
     fn misread(&mut self, n: usize) {
         let ztunnel = &self.ztunnels[n];
         if let (Some(id), Some(_)) = (ztunnel.session, &ztunnel.in_flight) {
@@ -308,8 +309,7 @@ impl World {
         }
     }
 
-    /// The broker is killed; its successor is told what was desired, and its callers have their answer from the
-    /// connection that broke.
+    /// Replaces the broker by a new one with the same desired set. The callers' connections have failed.
     fn restart(&mut self) {
         let desired = self.state.desired();
         let seeded = desired.is_seeded();
@@ -336,7 +336,7 @@ impl World {
         }
     }
 
-    /// Everybody answers, everything is fetched, ztunnels come back, and nothing happens any more.
+    /// Responds to everything, fetches everything and reconnects until nothing happens any more.
     pub(super) fn settle(&mut self) {
         while !self.waiting.is_empty() {
             self.finish(0);
@@ -344,7 +344,7 @@ impl World {
         self.fetch(None);
         self.answer_all();
         self.reached.quarantines += u64::from(self.has_quarantine());
-        // The ack timeout may be near, but is never passed by those who answer.
+        // Close to the ack timeout, but never beyond it.
         for step in [Duration::from_secs(8); 10].iter().chain(&[LONG; 4]) {
             self.answer_all();
             self.now += *step;
@@ -354,7 +354,7 @@ impl World {
 
     fn answer_all(&mut self) {
         for n in 0..ZTUNNELS {
-            // A pod that is poison costs sessions, each time fewer are willing to try it.
+            // A pod that is poison costs several sessions until it is in quarantine.
             for _ in 0..8 {
                 if self.ztunnels[n].session.is_none() {
                     self.connect(n);
@@ -377,7 +377,7 @@ impl World {
             let session = ztunnel.session.and_then(|id| self.state.sessions().get(id));
             let session = &session.unwrap().session;
             assert_eq!(session.stage(), Stage::Live);
-            // What was kept may not have been there.
+            // A pod that was kept may not have been there.
             assert!(session.serves() >= ztunnel.running.len());
             self.check_ztunnel(ztunnel);
         }

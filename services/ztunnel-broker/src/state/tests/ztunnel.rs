@@ -1,4 +1,4 @@
-//! What stock ztunnel does with what it is told (shared/reference/ztunnel-zds.md, 3.5 to 3.9).
+//! A model of stock ztunnel (istio/ztunnel at 62d826530e5c).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ pub(super) struct Ztunnel {
     pub(super) running: BTreeMap<String, (NetnsId, String)>,
     pub(super) pending: BTreeSet<String>,
     named: BTreeSet<String>,
-    /// Told to stop during this snapshot; they run on until its end.
+    /// Deleted during this snapshot; they run until its end.
     deleted: BTreeSet<String>,
     complete: bool,
 }
@@ -49,7 +49,7 @@ impl Ztunnel {
         self.in_flight = Some((payload, netns));
     }
 
-    /// The pod that is to be added.
+    /// The pod of the Add in flight.
     pub(super) fn adding(&self) -> Option<&str> {
         match &self.in_flight {
             Some((Payload::Add(add), _)) => Some(&add.uid),
@@ -57,7 +57,7 @@ impl Ztunnel {
         }
     }
 
-    /// The pods that the end of the snapshot, which is in flight, stops; without those that it was told to stop.
+    /// The pods that the SnapshotSent in flight stops, without those that were deleted.
     pub(super) fn stopping(&self) -> Vec<&str> {
         if !matches!(self.in_flight, Some((Payload::SnapshotSent(_), _))) {
             return Vec::new();
@@ -96,7 +96,8 @@ impl Ztunnel {
         }
     }
 
-    /// Whether there was an Add to refuse: its proxy cannot start, and the old one is gone already.
+    /// Refuses the Add in flight because its proxy cannot start; the old one is already stopped. Returns whether there
+    /// was an Add to refuse.
     pub(super) fn refuse(&mut self) -> bool {
         let Some((Payload::Add(add), Some(netns))) = &self.in_flight else {
             return false;
