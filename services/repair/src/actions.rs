@@ -1,4 +1,4 @@
-//! The changes that the API server is asked for, one request each.
+//! Changes of pods, one API request each.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use tokio::time::timeout;
 
 use crate::{config::Label, error::ChangeError, escalation::Change, events::REPORTER, pods::Pod};
 
-/// How long the API server may take to answer.
+/// The time that the API server has to respond.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Asks for a change of a pod.
+/// Labels, unlabels or deletes a pod.
 pub(crate) async fn change(
     client: &Client,
     pod: &Pod,
@@ -38,8 +38,8 @@ pub(crate) async fn change(
     }
 }
 
-/// To `pods/status`: the right to write there is no right on the spec of pods. A pod of the name with another UID is not
-/// touched.
+/// Patches `pods/status`, because the right to do that does not include the right to change pod specs. The UID protects
+/// another pod of the same name.
 async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Result<()> {
     let namespace = pod.pod.namespace.as_str();
     let api = Api::<PartialObjectMeta<k8s::Pod>>::namespaced(client.clone(), namespace);
@@ -53,7 +53,7 @@ async fn patch(client: &Client, pod: &Pod, key: &str, value: &Value) -> kube::Re
     patched.await.map(drop)
 }
 
-/// The very pod, as it was seen: one that has changed since is looked at again first.
+/// Deletes the pod only as it was last seen; if it has changed since, it is diagnosed again first.
 async fn delete(client: &Client, pod: &Pod) -> kube::Result<()> {
     let api = Api::<k8s::Pod>::namespaced(client.clone(), pod.pod.namespace.as_str());
     let params = DeleteParams::default().preconditions(Preconditions {

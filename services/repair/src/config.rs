@@ -1,5 +1,5 @@
-//! The settings of this service. Those that Istio's repair has, too, have its names and defaults (istio-sidecar-install,
-//! 1.2), but for `repair_pods`, which is false there where nobody says anything.
+//! The settings of this service. Those that Istio's repair controller also has use its names and defaults
+//! (services/docs/facts/istio-sidecar.md, 1.2), except `repair_pods`, whose default is false there.
 
 use std::{
     num::NonZeroU16,
@@ -13,7 +13,6 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::detect::Criteria;
 
-/// See [`Config`].
 pub const KEYS: &[Key] = &[
     Key {
         name: "node_name",
@@ -92,10 +91,9 @@ pub const KEYS: &[Key] = &[
     },
 ];
 
-/// What this service is told.
+/// The parsed settings of this service.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// This node.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub node_name: NodeName,
     kubeconfig: PathBuf,
@@ -118,36 +116,30 @@ pub struct Config {
     field_selectors: String,
 }
 
-/// What may be done with a pod.
+/// The actions that are enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Modes {
-    /// It is given time to be redirected in place.
+    /// Wait for pod-events to redirect the pod in place.
     pub repair: bool,
-    /// It may be labelled.
     pub label: bool,
-    /// It may be deleted.
     pub delete: bool,
-    /// How long each kinder way is given.
+    /// The time that each action is given before the next.
     pub wait: Duration,
 }
 
-/// A label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Its name.
     pub key: String,
-    /// Its value.
     pub value: String,
 }
 
 impl Config {
-    /// How the API server is reached; `None`: as the pod's service account.
+    /// The kubeconfig file; `None` for the pod's service account.
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
     }
 
-    /// What may be done.
     pub fn modes(&self) -> Modes {
         Modes {
             repair: self.repair_pods,
@@ -157,12 +149,11 @@ impl Config {
         }
     }
 
-    /// How many pods are labelled or deleted in a minute.
     pub fn changes_per_minute(&self) -> NonZeroU16 {
         self.changes_per_minute
     }
 
-    /// By what a pod's status shows that it is broken.
+    /// The criteria by which a pod's status shows that redirection is missing.
     pub fn criteria(&self) -> Criteria {
         let given = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
         Criteria {
@@ -173,7 +164,7 @@ impl Config {
         }
     }
 
-    /// What a pod is labelled with.
+    /// The label for broken pods.
     pub fn label(&self) -> Label {
         Label {
             key: self.broken_pod_label_key.clone(),
@@ -181,7 +172,7 @@ impl Config {
         }
     }
 
-    /// Which pods are looked at: always those of this node alone.
+    /// The field selector, which always restricts to the pods of this node.
     pub fn fields(&self) -> String {
         let own = format!("spec.nodeName={}", self.node_name);
         match self.field_selectors.trim() {
@@ -190,7 +181,7 @@ impl Config {
         }
     }
 
-    /// Which of them; `None`: all.
+    /// The label selector; `None` for all pods.
     pub fn labels(&self) -> Option<&str> {
         Some(self.label_selectors.trim()).filter(|text| !text.is_empty())
     }
@@ -207,7 +198,7 @@ fn exit_code<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error>
     u8::try_from(code).map_err(|_| D::Error::custom(format!("{code} is not in 0 to 255")))
 }
 
-/// A name of a label, as far as a mistake would be told too late: with what stands before the slash, if anything does.
+/// Checks the name of a label, including its prefix, so that a mistake is reported at startup.
 fn label_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     let name = match text.split_once('/') {
@@ -235,7 +226,7 @@ fn label_value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::
     }
 }
 
-/// 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at both ends.
+/// Accepts 1 to 63 letters, digits, `-`, `_` and `.`, with a letter or a digit at both ends.
 fn is_label_name(text: &str) -> bool {
     let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.len() <= 63
@@ -262,7 +253,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The defaults, with some settings.
+    /// Returns the defaults with these settings.
     pub(crate) fn config(settings: &[(&str, Value)]) -> Result<Config, String> {
         let of_text = |text: &str| match text.parse::<u32>() {
             Ok(number) => json!(number),

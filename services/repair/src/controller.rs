@@ -1,4 +1,4 @@
-//! Looks at every pod whenever something is news, and does what is to be done.
+//! The control loop: reconciles every pod after each change and executes the resulting steps.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
     pods::{Pod, Pods},
 };
 
-/// How often it is looked at what may become due though nothing changes.
+/// The interval at which open cases are reconciled even if nothing changes.
 const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Changes that come together are looked at together.
+/// Changes that arrive within this time are reconciled together.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
-/// Keeps the pods of a node redirected, as far as that is in its power.
+/// Keeps the pods of a node redirected.
 pub(crate) struct Controller {
     client: Client,
     config: Arc<Config>,
@@ -54,7 +54,7 @@ impl Controller {
         }
     }
 
-    /// Looks and acts, for ever.
+    /// Reconciles all pods forever.
     pub(crate) async fn run(mut self) -> Infallible {
         loop {
             self.reconcile().await;

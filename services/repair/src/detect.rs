@@ -1,38 +1,36 @@
-//! Whether a pod's status shows that it started without redirection: the test of Istio's repair controller
-//! (istio-sidecar-install, section 5), by the same settings.
+//! Detects from a pod's status that it started without redirection, with the criteria and settings of Istio's
+//! repair controller (services/docs/facts/istio-sidecar.md, 5).
 
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
-/// By what it shows.
+/// The criteria for a broken pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Criteria {
-    /// The annotation that it has to have, whatever it holds; `None`: it need have none.
+    /// The annotation that the pod must have, with any value; `None` if it needs none.
     pub annotation: Option<String>,
-    /// The init container that failed; `None`: any.
+    /// The name of the init container; `None` for any.
     pub container: Option<String>,
-    /// Its last words, without blanks around them; `None`: any.
+    /// The termination message without surrounding whitespace; `None` for any.
     pub message: Option<String>,
-    /// Its exit code; `None`: any.
+    /// The exit code; `None` for any.
     pub exit_code: Option<i32>,
 }
 
-/// An init container that failed for want of redirection.
+/// An init container that failed because redirection was missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedInit {
-    /// Its name.
     pub container: String,
-    /// Its exit code.
     pub exit_code: i32,
-    /// Its last words, which may be many.
+    /// The termination message, which may have many lines.
     pub message: String,
-    /// When the run began that failed last, to the second; `None` where nobody says.
+    /// The start of the last failed run, to the second; `None` if the status does not contain it.
     pub started_at: Option<SystemTime>,
 }
 
 impl Criteria {
-    /// The first init container that failed so.
+    /// Returns the first init container that meets the criteria.
     pub fn find(&self, pod: &Pod) -> Option<FailedInit> {
         let annotations = pod.metadata.annotations.as_ref();
         let has = |name: &String| annotations.is_some_and(|all| all.contains_key(name));
@@ -73,7 +71,7 @@ impl Criteria {
     }
 }
 
-/// Whether the run that is over now did what it was for. Istio takes either sign for it.
+/// Returns whether the current run has succeeded. Istio accepts either sign.
 fn has_passed(now: &ContainerStateTerminated) -> bool {
     now.reason.as_deref() == Some("Completed") || now.exit_code == 0
 }

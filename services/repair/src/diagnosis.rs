@@ -1,4 +1,4 @@
-//! What a pod's status and the word of pod-events mean together: a pure function, and a table of it.
+//! Combines a pod's status and its enrollment in pod-events to a diagnosis.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,48 +7,49 @@ use crate::{
     enrollment_status::{EnrollmentStatus, Progress, Redirection},
 };
 
-/// Times of containers are told to the second, and the kubelet's clock is the node's: a run that began so much later than
-/// the rules came had them from its first moment on.
+/// Container times have a resolution of one second, and the kubelet uses the node's clock. A run that began this much
+/// later than the rules were applied had them from its start.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
-/// How a pod is.
+/// The diagnosis of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Diagnosis {
-    /// Nothing is missing; whether pod-events says that the pod is redirected.
+    /// Nothing is missing. True if pod-events reports the pod as redirected.
     Healthy(bool),
-    /// It cannot be told now: what was known stays.
+    /// Not known at the moment; the earlier diagnosis stays.
     Unknown,
-    /// Its init container has failed, and its redirection has come since: the next run will pass.
+    /// Its init container has failed and redirection is present since, so the next run will pass.
     Repaired,
-    /// It lacks redirection, which may come.
+    /// It lacks redirection, which may still come.
     Missing(MissingRedirection),
-    /// It will not have redirection where it is.
+    /// It will not be redirected in its current state.
     Permanent(PermanentFailure),
 }
 
-/// Redirection that may come.
+/// Redirection that is missing and may still come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRedirection {
-    /// Whether an init container has failed for want of it: the pod does not serve.
+    /// True if an init container has failed because of it: the pod does not serve.
     pub has_failed: bool,
-    /// Whether a proxy in the pod is left out. Otherwise the node's ztunnel is, and then it is often all pods at once.
+    /// True if traffic bypasses a proxy in the pod. Otherwise it bypasses the node's ztunnel, which often affects
+    /// all pods at once.
     pub has_proxy: bool,
-    /// Whether pod-events works on it: a successor of this pod would fare no worse.
+    /// True if pod-events works on the pod, so that a replacement of the pod would fare no worse.
     pub is_known: bool,
-    /// Why it is not there, for people.
+    /// The reason, as text for operators.
     pub why: String,
 }
 
-/// Why redirection will not come.
+/// The reason why redirection will not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PermanentFailure {
-    /// The init container has failed again although redirection was there. A successor of this pod may fare better.
+    /// The init container failed again although redirection was present. A replacement of the pod may fare better.
     FailedAgain(String),
-    /// The pod is not to be redirected at all, and its successor would not be either.
+    /// Neither the pod nor its replacement is to be redirected.
     NotDesired(String),
 }
 
-/// What both say of a pod that has not ended and is not being deleted.
+/// Diagnoses a pod that has not ended and is not being deleted.
 pub fn diagnose(failed_init: Option<&FailedInit>, status: &EnrollmentStatus) -> Diagnosis {
     match failed_init {
         Some(failed_init) => diagnose_failed(failed_init, status),
@@ -138,7 +139,7 @@ fn describe_pending(failure: &str) -> String {
     }
 }
 
-/// A container's last words may be many.
+/// Returns the first line of a termination message, shortened.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     let short: String = line.chars().take(200).collect();
@@ -175,7 +176,7 @@ mod tests {
         })
     }
 
-    /// A word for each diagnosis.
+    /// Returns a short name for each diagnosis.
     fn name(diagnosis: &Diagnosis) -> &'static str {
         match diagnosis {
             Diagnosis::Healthy(true) => "redirected",
@@ -205,7 +206,7 @@ mod tests {
     fn every_pair_of_a_status_and_a_word_has_its_diagnosis() {
         let out = || Progress::Pending("the kernel refused".to_owned());
         let rows = [
-            // The word, and what it means of a pod that runs and of one whose container failed at second 100.
+            // The status, and the diagnoses of a running pod and of one whose container failed at second 100.
             (EnrollmentStatus::Unavailable, "unsure", "failed, who knows"),
             (EnrollmentStatus::UnknownPod, "unsure", "failed, who knows"),
             (EnrollmentStatus::Undecided, "unsure", "failed, who knows"),

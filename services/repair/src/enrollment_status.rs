@@ -1,4 +1,4 @@
-//! What pod-events says of a pod.
+//! The enrollment of a pod as pod-events reports it.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,43 +8,42 @@ use inpod_proto::{
 };
 use inpod_types::Reason;
 
-/// What pod-events says.
+/// The enrollment of a pod as pod-events reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnrollmentStatus {
-    /// It is not heard.
+    /// pod-events is not available.
     Unavailable,
-    /// It does not know the pod.
+    /// pod-events does not know the pod.
     UnknownPod,
-    /// The pod is not to be redirected, and why.
+    /// The pod is not to be redirected, for this reason.
     NotDesired(Reason),
-    /// Nobody can tell whether the pod is to be redirected.
+    /// It is not known whether the pod is to be redirected.
     Undecided,
     /// The pod is to be redirected.
     Desired(Redirection),
 }
 
-/// How far a pod is that is to be redirected.
+/// The redirection of a pod that should have one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirection {
-    /// Whether its traffic goes to a proxy of its own, not to ztunnel.
+    /// True if its traffic goes to a proxy in the pod instead of ztunnel.
     pub has_proxy: bool,
-    /// Where it stands.
     pub progress: Progress,
 }
 
-/// Where a pod stands that is to be redirected.
+/// The progress of a redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It is redirected, since when.
+    /// Redirected since that time.
     Redirected(Option<SystemTime>),
-    /// It is not yet; what went wrong last, empty where nothing did.
+    /// Not redirected yet; the last failure, empty if there was none.
     Pending(String),
-    /// It leaves, or ends.
+    /// Being withdrawn, or the pod ends.
     Leaving,
 }
 
 impl EnrollmentStatus {
-    /// Reads a summary. What a later release says that this one does not know is taken for not decided.
+    /// Reads a summary. Values of later releases count as undecided.
     pub fn from_summary(summary: &PodSummary) -> Self {
         let wanted = |has_proxy| {
             Self::Desired(Redirection {

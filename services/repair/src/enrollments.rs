@@ -1,4 +1,4 @@
-//! What pod-events says of each pod, as its stream tells it. A stream that breaks means: read again.
+//! The enrollment of each pod, kept up to date from a stream of pod-events. If the stream ends, it is read again.
 
 use std::{
     collections::BTreeMap,
@@ -21,19 +21,18 @@ use tonic::{Request, Status, transport::Channel};
 
 use crate::enrollment_status::EnrollmentStatus;
 
-/// The condition of the stream. It does not hold readiness up: pods are found by their status all the same.
+/// The condition of the stream. Readiness does not require it, because broken pods are also detected by their status.
 const CONDITION: &str = "pod-events";
 
-/// Between two attempts to read.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A node's pods in one message may be more than the 4 MiB that are the default.
+/// The initial state of a node's pods may exceed the default of 4 MiB.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// What is said of the pods that pod-events knows; `None`: it is not heard.
+/// The enrollments by pod UID; `None` while pod-events is not available.
 type Statuses = Option<BTreeMap<PodUid, EnrollmentStatus>>;
 
-/// What is said, kept up to date. Cheap to clone.
+/// The current enrollments. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Enrollments {
     statuses: Arc<Mutex<Statuses>>,
@@ -41,7 +40,7 @@ pub(crate) struct Enrollments {
 }
 
 impl Enrollments {
-    /// Begins to listen, for ever.
+    /// Subscribes to pod-events forever.
     pub(crate) fn start(channel: Channel, conditions: Readiness) -> Self {
         let (sender, changes) = watch::channel(());
         let statuses = Arc::<Mutex<Statuses>>::default();
@@ -56,7 +55,7 @@ impl Enrollments {
         Self { statuses, changes }
     }
 
-    /// What is said of a pod now.
+    /// Returns the enrollment of a pod.
     pub(crate) fn get(&self, uid: &PodUid) -> EnrollmentStatus {
         match &*lock(&self.statuses) {
             None => EnrollmentStatus::Unavailable,
@@ -67,7 +66,7 @@ impl Enrollments {
         }
     }
 
-    /// Resolves when something else is said.
+    /// Waits until an enrollment has changed.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -79,7 +78,7 @@ fn lock(statuses: &Mutex<Statuses>) -> MutexGuard<'_, Statuses> {
     statuses.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps it up to date.
+/// The task that reads the stream.
 struct Subscriber {
     statuses: Arc<Mutex<Statuses>>,
     changes: watch::Sender<()>,
@@ -101,7 +100,7 @@ impl Subscriber {
     }
 
     async fn receive(&self, mut client: PodEventsServiceClient<Channel>) -> Result<(), Status> {
-        // Without a timeout: it would end the stream.
+        // A timeout would end the stream.
         let request = Request::new(WatchEnrollmentsRequest { pod: None });
         let mut stream = client.watch_enrollments(request).await?.into_inner();
         let mut state = State::Initial(BTreeMap::new());
@@ -135,15 +134,15 @@ impl Subscriber {
     }
 }
 
-/// How far a stream is.
+/// The state of a stream.
 enum State {
-    /// Not every pod was named yet.
+    /// Not all pods were received yet.
     Initial(BTreeMap<PodUid, EnrollmentStatus>),
-    /// Every pod was; what comes now are changes.
+    /// All pods were received; what follows are changes.
     Complete,
 }
 
-/// Takes a message in. A pod whose UID cannot be used is none of the API server's.
+/// Applies an event. A pod whose UID is invalid cannot be one of the API server.
 fn apply(statuses: &mut BTreeMap<PodUid, EnrollmentStatus>, event: Event) {
     match event {
         Event::Pod(summary) => {

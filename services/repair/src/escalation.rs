@@ -1,8 +1,8 @@
-//! What is remembered of pods that lack redirection, and what is to be done now: the kindest thing that may still help.
+//! Decides what to do about pods that lack redirection: the least disruptive action that may still help.
 //!
-//! In place comes first: pod-events puts the rules into the running pod, and the container that failed passes when it is
-//! started again. Each kinder way is given [`Modes::wait`]; then comes the label, then the deletion, each where its mode
-//! is on. A pod that serves is never deleted, nor one whose successor would fare no better.
+//! First, pod-events gets time to apply the rules to the running pod; the failed container passes when it is restarted.
+//! Each action is given [`Modes::wait`] before the next: the label, and then the deletion, if these are enabled. A pod
+//! that serves is never deleted, nor one whose replacement would fare no better.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,69 +18,64 @@ use crate::{
     pods::Pod,
 };
 
-/// How long the watch may take to show what was done.
+/// The time after which the watch must show a change that was made.
 const WATCH_DELAY: Duration = Duration::from_secs(10);
 
-/// How soon a pod is looked at again that had changed meanwhile.
+/// The delay before a pod is reconciled again that changed in the meantime.
 const CHANGED_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The reasons of Events. Those of labels and deletions are Istio's.
+/// Event reasons. Those of labels and deletions are Istio's.
 const REPAIR_EVENT: &str = "RepairBrokenPod";
 const LABEL_EVENT: &str = "LabelBrokenPod";
 const DELETE_EVENT: &str = "DeleteBrokenPod";
 
-/// Something to tell of a pod.
+/// An Event about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Whether somebody should look.
     pub is_warning: bool,
-    /// The Event's reason.
     pub reason: &'static str,
-    /// What, for people.
     pub text: String,
 }
 
-/// Something to do.
+/// Something for the controller to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Tell it.
+    /// Log it and send an Event.
     Report(Note),
-    /// Count it.
+    /// Count it in the metrics.
     Count(Action, Outcome),
-    /// Ask the API server for it, and say what became of it.
+    /// Request it from the API server and record the result.
     Change(Change),
 }
 
-/// Something that the API server is asked for.
+/// A change requested from the API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Put our label on the pod.
     Label,
-    /// Take it off.
     Unlabel,
-    /// Delete the pod as it was seen.
+    /// Deletes the pod only as it was last seen.
     Delete,
 }
 
-/// What is remembered of a pod.
+/// The record of a pod that lacks redirection.
 #[derive(Debug)]
 struct Case {
     since: Instant,
-    /// Why it lacks redirection, as it was last known.
+    /// The last known reason.
     why: String,
     /// Its init container has failed.
     has_failed: bool,
-    /// It was told that it is not repaired in place.
+    /// It was reported that the pod is not repaired in place.
     is_reported: bool,
-    /// It was told that it is.
+    /// It was reported that the pod is repaired in place.
     is_repaired: bool,
     labelled: Option<Instant>,
-    /// The label was there before us.
+    /// The label was set before this service set it.
     was_labelled: bool,
     backoff: Backoff,
 }
 
-/// What may be done to a pod.
+/// The changes that the diagnosis allows.
 #[derive(Clone, Copy, Debug)]
 struct AllowedChanges {
     label: bool,
@@ -97,7 +92,6 @@ pub struct Escalation {
 }
 
 impl Escalation {
-    /// Nothing is remembered.
     pub fn new(modes: Modes, label: Label, bucket: TokenBucket) -> Self {
         Self {
             modes,
@@ -107,22 +101,22 @@ impl Escalation {
         }
     }
 
-    /// Forgets pods that are no more.
+    /// Drops the cases of pods that no longer exist.
     pub fn retain(&mut self, is_known: impl Fn(&PodUid) -> bool) {
         self.cases.retain(|uid, _| is_known(uid));
     }
 
-    /// Whether something may become due though nothing changes.
+    /// Returns whether something may become due even if nothing changes.
     pub fn has_open_cases(&self) -> bool {
         !self.cases.is_empty()
     }
 
-    /// How many pods stay without redirection.
+    /// The number of pods that stay without redirection.
     pub fn unhealthy(&self) -> usize {
         self.cases.values().filter(|case| case.is_reported).count()
     }
 
-    /// What is to be done with a pod now.
+    /// Returns the steps that are due for a pod.
     pub fn reconcile(&mut self, pod: &Pod, diagnosis: &Diagnosis, now: Instant) -> Vec<Step> {
         if pod.is_ending {
             self.cases.remove(&pod.pod.uid);
@@ -172,7 +166,7 @@ impl Escalation {
         }
     }
 
-    /// What became of a change, which is to be told in turn.
+    /// Records the result of a change and returns what to report about it.
     pub fn record_result(
         &mut self,
         pod: &Pod,
@@ -227,7 +221,7 @@ impl Escalation {
             })
     }
 
-    /// The pod lacks nothing. Its case is over when our label is gone, too.
+    /// Handles a pod that lacks nothing. Its case ends once this service's label is removed.
     fn close(&mut self, pod: &Pod, is_redirected: bool, now: Instant) -> Vec<Step> {
         let is_labelled = self.modes.label && pod.label.as_ref() == Some(&self.label.value);
         let known = self.cases.get_mut(&pod.pod.uid);
@@ -263,7 +257,7 @@ impl Escalation {
         ]
     }
 
-    /// In place did not help: this is told once, and then come the others.
+    /// Reports once that repair in place did not help, and escalates.
     fn report_and_escalate(
         &mut self,
         pod: &Pod,

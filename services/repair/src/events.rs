@@ -1,4 +1,4 @@
-//! Events, on their way to the API server, one after the other.
+//! Sends Events to the API server, one after another.
 
 use inpod_types::{NodeName, PodRef};
 use kube::{
@@ -9,16 +9,15 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::{escalation::Note, metrics::Metrics};
 
-/// Who tells, for `kubectl describe`, and whose a change is in a pod's `managedFields`. Its instance is the node.
+/// The reporting controller of Events and the field manager of patches. The instance is the node.
 pub(crate) const REPORTER: &str = "inpod.io/repair";
 
-/// What the Events are about: Event v1 wants a verb.
+/// Required by the Events v1 API.
 const ACTION: &str = "Repair";
 
-/// How many Events wait for the API server; further ones are dropped, and counted.
+/// The maximum number of queued Events; further ones are dropped and counted.
 const QUEUE_CAPACITY: usize = 256;
 
-/// Something to tell of a pod.
 #[derive(Debug)]
 struct QueuedEvent {
     pod: PodRef,
@@ -26,7 +25,7 @@ struct QueuedEvent {
     queued_at: Instant,
 }
 
-/// Where Events are put.
+/// The queue of Events.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: mpsc::Sender<QueuedEvent>,
@@ -34,7 +33,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Begins to send what is put there.
+    /// Starts the task that sends queued Events.
     pub(crate) fn start(client: Client, node: &NodeName, metrics: Metrics) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE_CAPACITY);
         let recorder = Recorder::new(client, inpod_kube::reporter(REPORTER, node));
@@ -45,7 +44,7 @@ impl Events {
         Self { queue, metrics }
     }
 
-    /// Tells something of a pod.
+    /// Queues an Event about a pod.
     pub(crate) fn send(&self, pod: &PodRef, note: &Note) {
         let event = QueuedEvent {
             pod: pod.clone(),

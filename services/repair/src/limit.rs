@@ -1,21 +1,20 @@
-//! How many pods of the node are changed, and how soon again after a failure.
+//! Rate limit and backoff for changes of pods.
 
 use std::{num::NonZeroU16, time::Duration};
 
 use tokio::time::Instant;
 
-/// A token bucket that holds a minute's worth.
+/// A token bucket with the capacity of one minute.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenBucket {
     capacity: u32,
     refill_interval: Duration,
     tokens: u32,
-    /// When the last one was put in; `None` before the first was taken.
+    /// The time of the last refill; `None` before the first token was taken.
     refilled: Option<Instant>,
 }
 
 impl TokenBucket {
-    /// A full one, of so many a minute.
     pub fn per_minute(number: NonZeroU16) -> Self {
         let capacity = u32::from(number.get());
         Self {
@@ -26,7 +25,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes one, if there is one.
+    /// Takes a token if there is one.
     pub fn try_take(&mut self, now: Instant) -> bool {
         let refilled = self.refilled.get_or_insert(now);
         while self.tokens < self.capacity && *refilled + self.refill_interval <= now {
@@ -42,10 +41,10 @@ impl TokenBucket {
     }
 }
 
-/// The waits after failures: the first, and the longest.
+/// The first delay after a failure and the maximum.
 const DELAY_RANGE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(300)];
 
-/// When something is tried again that failed.
+/// The backoff after failures.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     failures: u32,
@@ -53,17 +52,16 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Whether it may be tried.
     pub fn is_elapsed(&self, now: Instant) -> bool {
         self.until.is_none_or(|until| now >= until)
     }
 
-    /// It is not tried for a while, though it did not fail.
+    /// Delays the next attempt although the last one did not fail.
     pub fn pause(&mut self, now: Instant, time: Duration) {
         self.until = Some(now + time);
     }
 
-    /// It failed: each wait is twice the one before.
+    /// Delays the next attempt, twice as long as the time before.
     pub fn fail(&mut self, now: Instant) {
         let [initial, max] = DELAY_RANGE;
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);

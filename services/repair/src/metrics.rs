@@ -1,35 +1,31 @@
-//! What this service counts.
+//! Metrics of this service.
 
 use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge},
     registry::Registry,
 };
 
-/// What was tried with a pod.
+/// An action for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
-    /// It was to be redirected in place.
+    /// Redirection in place, by pod-events.
     Repair,
-    /// It was to be labelled.
     Label,
-    /// It was to be deleted.
     Delete,
 }
 
-/// What came of it.
+/// The result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// It is so.
     Success,
-    /// It was not to be done after all.
+    /// The action was not necessary after all.
     Skip,
-    /// It is not so.
     Fail,
 }
 
 type ByActionAndResult = [(&'static str, &'static str); 2];
 
-/// Cheap to clone.
+/// The metrics. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     pods: Family<ByActionAndResult, Counter>,
@@ -38,7 +34,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Declares them.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let help = "Pods without the redirection that they should have, by action (repair: in place, by pod-events; label; delete) and result (success, skip, fail)";
@@ -50,7 +45,6 @@ impl Metrics {
         metrics
     }
 
-    /// Something came of a way.
     pub(crate) fn count(&self, action: Action, outcome: Outcome) {
         let action = match action {
             Action::Repair => "repair",
@@ -66,12 +60,12 @@ impl Metrics {
         self.pods.get_or_create(&labels).inc();
     }
 
-    /// So many pods lack something.
+    /// Sets the number of pods that lack redirection.
     pub(crate) fn unhealthy(&self, pods: usize) {
         self.unhealthy.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
-    /// Something became of an Event.
+    /// Counts an Event by its result.
     pub(crate) fn event(&self, result: &'static str) {
         self.events.get_or_create(&[("result", result)]).inc();
     }

@@ -1,4 +1,4 @@
-//! The pods of this node, stripped to what is read of them, as a watch shows them.
+//! The pods of this node, reduced to the fields that are used, from a watch.
 
 use std::{
     collections::BTreeMap,
@@ -22,33 +22,31 @@ use crate::{
     detect::{Criteria, FailedInit},
 };
 
-/// The condition of the watch, which holds readiness up.
+/// The readiness condition of the watch.
 pub const CONDITION: &str = "pods";
 
-/// How long a watch lasts, in seconds, before the server ends it and another begins: one that is silent for much longer is
-/// dead.
+/// The seconds after which the server ends a watch and the next one begins. A watch that is silent for
+/// much longer is dead.
 const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
-/// Between two attempts, at most.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
 /// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
-    /// Which pod.
     pub pod: PodRef,
-    /// As what it was last seen (`resourceVersion`).
+    /// The `resourceVersion` at which it was last seen.
     pub version: String,
-    /// What it is labelled with below the name that we use; `None`: nothing.
+    /// The value of the label for broken pods, if it is set.
     pub label: Option<String>,
-    /// Whether it ends: its deletion was asked for, or its containers have ended for good.
+    /// True if its deletion was requested, or its containers have ended for good.
     pub is_ending: bool,
-    /// Whether its status shows that it started without redirection.
+    /// The init container that failed because redirection was missing.
     pub failed_init: Option<FailedInit>,
 }
 
 impl Pod {
-    /// From what the API server says; `None` where it has no usable name, which it always has.
+    /// Converts a pod; `None` if its metadata is invalid, which the API server prevents.
     pub fn of(pod: &k8s::Pod, criteria: &Criteria, label: &str) -> Option<Self> {
         let meta = &pod.metadata;
         let phase = pod
@@ -70,10 +68,9 @@ impl Pod {
     }
 }
 
-/// Pods by their UID.
 pub(crate) type Known = BTreeMap<PodUid, Arc<Pod>>;
 
-/// What is known, kept up to date. Cheap to clone.
+/// The current pods. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Pods {
     known: Arc<Mutex<Known>>,
@@ -81,7 +78,7 @@ pub(crate) struct Pods {
 }
 
 impl Pods {
-    /// Begins to watch, for ever.
+    /// Watches the pods forever.
     pub(crate) fn start(client: Client, config: &Config, conditions: Readiness) -> Self {
         let mut wanted = watcher::Config::default()
             .fields(&config.fields())
@@ -106,12 +103,12 @@ impl Pods {
         Self { known, changes }
     }
 
-    /// What is known now.
+    /// Returns the current pods.
     pub(crate) fn now(&self) -> Known {
         lock(&self.known).clone()
     }
 
-    /// Resolves when something else is known.
+    /// Waits until a pod has changed.
     pub(crate) async fn changed(&mut self) {
         if self.changes.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -123,20 +120,20 @@ fn lock(known: &Mutex<Known>) -> MutexGuard<'_, Known> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Keeps it up to date.
+/// The task that watches the pods.
 struct PodWatcher {
     criteria: Criteria,
     label: String,
     known: Arc<Mutex<Known>>,
-    /// What a list that is not whole yet has named.
+    /// The pods of an unfinished list.
     listed: Known,
     changes: watch::Sender<()>,
     conditions: Readiness,
 }
 
 impl PodWatcher {
-    /// A watch that has failed is begun anew with a list, and not taken up where it stood: nothing would be heard of that
-    /// on a node whose pods do not change.
+    /// Starts a failed watch again with a list instead of resuming it: on a node whose pods do not change, a resumed
+    /// watch would not show that the API server is available again.
     async fn run(mut self, api: Api<k8s::Pod>, wanted: watcher::Config) {
         let mut delays = DefaultBackoff::default();
         loop {
@@ -147,7 +144,7 @@ impl PodWatcher {
         }
     }
 
-    /// Until something fails: what, in words.
+    /// Watches until something fails, and returns the error as text.
     async fn watch_until_error(&mut self, api: &Api<k8s::Pod>, wanted: &watcher::Config) -> String {
         let mut events = pin!(watcher(api.clone(), wanted.clone()));
         while let Some(event) = events.next().await {
@@ -161,7 +158,7 @@ impl PodWatcher {
 
     fn handle(&mut self, event: Event<k8s::Pod>) {
         match event {
-            // Told before anything was asked for: nobody has answered yet.
+            // Sent before the first request, so the API server has not responded yet.
             Event::Init => {
                 self.listed.clear();
                 return;

@@ -92,10 +92,6 @@ pub enum UsageError {
 }
 
 /// Reads arguments, without the program's name, and the variables of istio-iptables.
-///
-/// # Errors
-///
-/// See [`UsageError`].
 pub fn parse(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,

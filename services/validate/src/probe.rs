@@ -44,7 +44,7 @@ pub struct ProbeResult {
     pub outcome: Outcome,
 }
 
-/// Whether a family is redirected.
+/// True if a family is redirected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A call arrived at this port.

@@ -21,7 +21,7 @@ pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .find_map(|table| receiver_in(&table, caller, ports))
 }
 
-/// Whether it can be told at all.
+/// Returns whether it can be told at all.
 pub(crate) fn is_readable() -> bool {
     TABLES.iter().any(|path| fs::File::open(path).is_ok())
 }

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    /// Bytes that stock ztunnel accepted (istio/ztunnel at 62d826530e5c).
+    /// Bytes that stock ztunnel accepts (services/docs/facts/ztunnel.md, 3.1).
     #[test]
     fn messages_have_the_bytes_that_stock_ztunnel_accepts() {
         let info = fixture::info("client");

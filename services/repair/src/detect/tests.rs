@@ -32,7 +32,7 @@ fn pod(annotations: &Value, statuses: &[Value]) -> Pod {
 
 const NAME: &str = "istio-validation";
 
-/// A pod as the kubelet shows it between two attempts.
+/// A pod as the kubelet reports it between two attempts.
 fn injected(name: &str, state: &Value, last: &Value) -> Pod {
     pod(
         &json!({"sidecar.istio.io/status": "{}"}),
@@ -48,7 +48,7 @@ fn failed() -> Value {
     terminated(126, "Error", " redirection is missing\n")
 }
 
-/// What is seen now, what was seen last, and whether that is broken.
+/// Rows: the current state, the last state, and whether the pod is broken.
 #[test]
 fn every_state_of_the_container_is_decided_as_in_the_reference() {
     let runs = || json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
@@ -60,14 +60,14 @@ fn every_state_of_the_container_is_decided_as_in_the_reference() {
         (runs(), failed(), true),
         (failed(), failed(), true),
         (nothing(), failed(), true),
-        // It has passed since, by either sign.
+        // Succeeded since, by either sign.
         (done(), failed(), false),
         (terminated(126, "Completed", ""), failed(), false),
         (code(0), failed(), false),
-        // It has failed once and was not started again, or never failed.
+        // Failed once and not restarted, or never failed.
         (failed(), nothing(), false),
         (runs(), nothing(), false),
-        // It failed of something else.
+        // Failed for another reason.
         (waiting("CrashLoopBackOff"), code(1), false),
         (waiting("CrashLoopBackOff"), done(), false),
     ];

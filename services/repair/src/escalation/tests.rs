@@ -5,14 +5,14 @@ use crate::{detect::FailedInit, diagnosis::MissingRedirection};
 
 const WAIT: Duration = Duration::from_secs(30);
 
-/// A ledger, and a clock that has run for long.
+/// An escalation and a clock that has run for long.
 struct Fixture {
     escalation: Escalation,
     now: Instant,
 }
 
 impl Fixture {
-    /// With modes, of which `r`, `l` and `d` are on.
+    /// Enables the modes `r`, `l` and `d` that the text contains.
     fn new(modes: &str) -> Self {
         Self::limited(modes, 600)
     }
@@ -56,7 +56,7 @@ impl Fixture {
     }
 }
 
-/// A step in a word or two.
+/// Describes a step in short form.
 fn describe(step: &Step) -> String {
     match step {
         Step::Report(note) => format!("{}{}", if note.is_warning { "!" } else { "" }, note.reason),
@@ -115,7 +115,7 @@ fn a_pod_that_is_redirected_in_time_is_neither_labelled_nor_deleted() {
     assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
     assert_eq!(fixture.later(WAIT / 2).reconcile(&web, &failed()), NOTHING);
     assert_eq!(fixture.reconcile(&web, &Diagnosis::Repaired), REPAIRED);
-    // Its container waits for long until it is started again.
+    // The kubelet restarts its container only after a long delay.
     assert_eq!(
         fixture
             .later(WAIT * 10)
@@ -174,16 +174,16 @@ fn each_kinder_way_is_given_its_time_before_the_next() {
     );
 }
 
-/// The modes, what is wrong, whether it is told, and what is done when time is up.
+/// Rows: the modes, the diagnosis, what is reported, and what is done when the time is over.
 fn rows() -> Vec<(
     &'static str,
     Diagnosis,
     &'static str,
     &'static [&'static str],
 )> {
-    // The successor of a pod that pod-events does not work on would fare no better.
+    // Without pod-events working on it, a replacement would fare no better.
     let stranger = || missing(true, true, false);
-    // A pod that runs serves. Without a ztunnel it is often all pods of a node.
+    // A running pod serves. A missing ztunnel often affects all pods of a node.
     let (no_proxy, no_ztunnel) = (
         || missing(false, true, true),
         || missing(false, false, true),

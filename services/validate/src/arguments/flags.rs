@@ -23,7 +23,7 @@ pub(super) struct Flag {
     pub(super) short: Option<char>,
     /// The variable that says the same.
     pub(super) variable: Option<&'static str>,
-    /// Whether the next word is its value.
+    /// True if the next word is its value.
     pub(super) takes_value: bool,
     pub(super) kind: FlagKind,
 }

@@ -1,4 +1,4 @@
-//! A model of stock ztunnel (istio/ztunnel at 62d826530e5c).
+//! A model of stock ztunnel (services/docs/facts/ztunnel.md, 3.5 to 3.9).
 
 use std::collections::{BTreeMap, BTreeSet};
 
