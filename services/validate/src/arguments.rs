@@ -1,8 +1,8 @@
-//! What the command line and the environment ask for.
+//! The command line and the environment.
 //!
-//! Besides its own few flags this program takes every flag of `istio-iptables`, so that the container that an unchanged
-//! template of Istio makes (`istio-iptables ... --run-validation --skip-rule-apply`) runs with its image. Those that
-//! say which rules there are to be mean nothing here. Without these two it would be asked to write rules, and refuses.
+//! Besides its own flags the program accepts every flag of `istio-iptables`, so that its image can run the container of
+//! an unmodified Istio template (`istio-iptables ... --run-validation --skip-rule-apply`). Flags that configure rules
+//! are ignored. Without those two flags the command would have to apply rules, which this program refuses.
 
 mod flags;
 
@@ -14,10 +14,10 @@ use std::{
 use crate::probe_target::{Families, Family};
 use flags::{FLAGS, Flag, FlagKind};
 
-/// How long it is tried where nothing is said, as istio-iptables has it.
+/// The default of istio-iptables.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The longest time that may be asked for.
+/// The maximum of the timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const VERSION: &str = concat!("validate ", env!("CARGO_PKG_VERSION"), "\n");
@@ -38,60 +38,54 @@ All other flags of istio-iptables are accepted and ignored.
 Exit codes: 0 redirected, 126 not redirected, 1 not known.
 ";
 
-/// What is to be done.
+/// The command to execute.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Print this.
     Print(String),
-    /// Look.
     Validate(Settings),
 }
 
-/// What is looked for, and how long.
+/// The settings of a validation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long it is tried, more than zero.
+    /// The time to try, more than zero.
     pub timeout: Duration,
-    /// What has to be redirected.
+    /// The families that have to be redirected.
     pub families: Families,
-    /// The ports that have a part in it.
     pub ports: Ports,
 }
 
-/// TCP ports, of both families.
+/// TCP ports, used for both families.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ports {
-    /// Where the proxy takes what comes in.
+    /// The proxy's port for inbound traffic.
     pub inbound: u16,
-    /// Where the proxy takes what goes out.
+    /// The proxy's port for outbound traffic.
     pub outbound: u16,
-    /// What is called; nobody is to listen there.
+    /// The port to connect to, which must have no listener.
     pub probe: u16,
 }
 
-/// Why the command line or the environment cannot be used.
+/// The reason why the arguments or the environment are invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UsageError {
-    /// No such flag.
     #[error("unknown flag {0}; see --help")]
     Unknown(String),
-    /// A word that belongs to no flag.
+    /// An argument that is neither a flag nor a flag's value.
     #[error("unexpected argument \"{0}\"; see --help")]
     Stray(String),
-    /// A flag without its value.
     #[error("{0} needs a value")]
     NoValue(&'static str),
-    /// A value that cannot be used.
     #[error("{0}: \"{1}\" is not {2}")]
     Value(&'static str, String, &'static str),
-    /// Rules are asked for.
+    /// The flags ask for rules to be applied.
     #[error(
         "this program applies no rules: it replaces istio-iptables only with --run-validation and --skip-rule-apply"
     )]
     Rules,
 }
 
-/// Reads arguments, without the program's name, and the variables of istio-iptables.
+/// Parses the arguments, without the program's name, and the environment variables of istio-iptables.
 pub fn parse(
     arguments: impl Iterator<Item = OsString>,
     variable: impl Fn(&str) -> Option<OsString>,
@@ -127,10 +121,10 @@ pub fn parse(
     draft.finish().map(Command::Validate)
 }
 
-/// The word by which a template of Istio calls this container's work, with which the arguments may begin.
+/// The command of the container in Istio's template, with which the arguments may begin.
 const ISTIO_IPTABLES: &str = "istio-iptables";
 
-/// The words of a command line.
+/// The arguments of a command line.
 struct Arguments<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
 
 impl<I: Iterator<Item = OsString>> Arguments<I> {
@@ -144,7 +138,7 @@ impl<I: Iterator<Item = OsString>> Arguments<I> {
             .map(|argument| argument.to_string_lossy().into_owned())
     }
 
-    /// The first word, where it is the name of a program.
+    /// Skips the first argument if it is the name of a program, and returns it.
     fn program(&mut self) -> Option<&'static str> {
         let names = |argument: &OsStr| {
             [ISTIO_IPTABLES, "validate"]
@@ -157,7 +151,7 @@ impl<I: Iterator<Item = OsString>> Arguments<I> {
     }
 }
 
-/// The flag that a word names, and the value that it has with it: `--flag`, `--flag=value`, `-f` or `-fvalue`.
+/// Finds a flag and the value that is part of the argument: `--flag`, `--flag=value`, `-f` or `-fvalue`.
 fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
     let unknown = || UsageError::Unknown(argument.to_owned());
     if let Some(rest) = argument.strip_prefix("--") {
@@ -165,7 +159,7 @@ fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (rest, None),
         };
-        // The flags of Istio's log; the template gives those that take a value with a "=".
+        // Istio's logging flags. The template passes those that take a value with a "=".
         let log = name.starts_with("log_").then_some(flags::LOG);
         let mut known = FLAGS.iter().copied();
         let flag = known.find(|flag| flag.long == name).or(log);
@@ -187,7 +181,7 @@ fn find(argument: &str) -> Result<(Flag, Option<String>), UsageError> {
     ))
 }
 
-/// What was said so far.
+/// The settings parsed so far.
 #[derive(Debug)]
 struct Draft {
     settings: Settings,
@@ -261,7 +255,7 @@ impl Draft {
     }
 }
 
-/// A duration as Go writes it, without fractions: numbers with h, m, s or ms after them.
+/// Parses a duration in Go's format without fractions: numbers followed by h, m, s or ms.
 fn duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut whole = Duration::ZERO;

@@ -1,12 +1,13 @@
-//! Proves from inside a pod, as its proxy's user and without a right, that its traffic is redirected.
+//! Checks from inside a pod, as its proxy's user and without privileges, that its traffic is redirected.
 //!
-//! The rules of sidecar mode send what the proxy's user calls over `lo`, but for 127.0.0.1 and ::1, to the proxy's inbound
-//! port (istio-sidecar-install, 4.3, rule 10a). So this program, run as that user, calls a port that nobody listens on at
-//! such an address, listens where the proxy will, and looks whether its own call arrives there.
+//! In sidecar mode, the rules redirect connections of the proxy's user over `lo`, except those to 127.0.0.1 and ::1, to
+//! the proxy's inbound port (services/docs/facts/istio-sidecar.md, 4.3, rule 10a). This program runs as that user,
+//! connects to such an address at a port without a listener, listens where the proxy will listen, and checks whether
+//! its own connection arrives there.
 //!
-//! [`arguments`] is what is asked for, [`place`] where a family is called, [`probe`] one family's calls, [`table`] the
-//! witness where somebody else listens already, [`verdict`] what it all means; the first and the last are pure. There is
-//! one thread and no wait without an end.
+//! [`arguments`] parses the settings, [`probe_target`] selects the address of each family, [`probe`] connects,
+//! [`table`] finds the receiver if another process already listens, and [`verdict`] evaluates the results; the first
+//! and the last do no I/O. The program has one thread, and every wait has a timeout.
 
 pub mod arguments;
 pub mod probe;
@@ -27,10 +28,9 @@ use crate::{
     verdict::Verdict,
 };
 
-/// Where the kubelet reads a container's last words (Kubernetes, `terminationMessagePath`).
+/// The file from which the kubelet reads the termination message (Kubernetes, `terminationMessagePath`).
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
-/// Runs the program.
 pub fn main() -> ExitCode {
     let command = arguments::parse(std::env::args_os().skip(1), |name| std::env::var_os(name));
     let verdict = match command {
@@ -46,7 +46,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(verdict.code)
 }
 
-/// Looks, until everything is proven or the time is over.
+/// Probes until every family is proven or the timeout is over.
 pub fn validate(settings: &Settings) -> Verdict {
     let deadline = Instant::now() + settings.timeout;
     let uid = nix::unistd::geteuid().as_raw();
@@ -63,12 +63,12 @@ pub fn validate(settings: &Settings) -> Verdict {
     }
 }
 
-/// Standard output may be closed; the exit code still tells.
+/// Ignores errors: standard output may be closed, and the exit code still shows the result.
 fn print(text: &str) {
     io::stdout().write_all(text.as_bytes()).unwrap_or_default();
 }
 
-/// Only where there is such a file, which a kubelet makes writable for every user.
+/// Writes only to an existing file, which the kubelet makes writable for every user.
 fn write_termination_message(file: &Path, line: &str) {
     let opened = OpenOptions::new().write(true).truncate(true).open(file);
     if let Ok(mut file) = opened {

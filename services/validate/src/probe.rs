@@ -1,9 +1,9 @@
-//! The calls of each family, and where they arrive.
+//! Connections of each family, and where they arrive.
 //!
-//! A call proves redirection where it is accepted at one of the proxy's ports and the kernel says of it that it was meant
-//! for another (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). That somebody answers proves nothing: it may be an application.
-//! A proxy that listens already shares its port where it set SO_REUSEPORT and is of the same user, as Envoy does;
-//! otherwise [`table`] tells where a call went.
+//! A connection proves redirection if it is accepted at one of the proxy's ports and the kernel reports another
+//! original destination (SO_ORIGINAL_DST, linux/netfilter_ipv4.h). An established connection alone proves nothing,
+//! because an application may have accepted it. A proxy that already listens shares its port if it set SO_REUSEPORT and
+//! runs as the same user, as Envoy does; otherwise [`table`] shows where a connection arrived.
 
 use std::{
     io,
@@ -25,50 +25,46 @@ use crate::{
     table,
 };
 
-/// How long a call is given before another is made.
+/// The time before another connection is attempted.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How long what is closed is kept for its peer (socket(7), SO_LINGER): not at all. Otherwise a call that arrived would occupy
-/// its port for a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR would not start.
+/// Closes sockets without lingering (socket(7), SO_LINGER). Otherwise a connection that arrived would occupy its port
+/// for a minute (TIME_WAIT), and a proxy that does not set SO_REUSEADDR could not start.
 const NO_LINGER: Option<Duration> = Some(Duration::ZERO);
 
-/// How long nothing may happen before everything is looked at, in milliseconds.
+/// The interval at which everything is checked even if no socket is ready.
 const POLL_TIMEOUT_MS: u8 = 50;
 
-/// What became of a family.
+/// The result for one family.
 #[derive(Debug)]
 pub struct ProbeResult {
-    /// Which, and where it was called.
     pub target: ProbeTarget,
-    /// What became of it.
     pub outcome: Outcome,
 }
 
-/// True if a family is redirected.
+/// The evidence for or against redirection of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// A call arrived at this port.
+    /// A connection arrived at this port.
     Proven(u16),
-    /// None did, and this was seen instead.
+    /// No connection arrived; this was observed instead.
     Missing(Observed),
-    /// It cannot be told, and why.
+    /// The result is not known, for this reason.
     Unknown(String),
 }
 
-/// What became of a call that did not arrive.
+/// The fate of a connection that did not arrive at the proxy's ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
-    /// Nobody listens where it was meant to go: it went there.
+    /// It reached its original destination, where no process listens.
     Refused,
-    /// There was no answer.
     Silence,
-    /// Somebody answered who is not at the proxy's ports.
+    /// Another listener accepted it.
     Answered,
-    /// The call could not be made.
     Failed(String),
 }
 
-/// Calls each place until each is proven or the time is over.
+/// Probes each target until all are proven or the deadline is reached.
 pub fn all(targets: &[ProbeTarget], ports: &Ports, deadline: Instant) -> Vec<ProbeResult> {
     let mut probes: Vec<_> = targets
         .iter()
@@ -84,28 +80,28 @@ pub fn all(targets: &[ProbeTarget], ports: &Ports, deadline: Instant) -> Vec<Pro
     }
 }
 
-/// Waits until something may have happened.
+/// Waits until a socket is ready, or the interval is over.
 fn wait(probes: &[Probe]) {
     let mut sockets: Vec<_> = probes.iter().flat_map(Probe::poll_fds).collect();
     if poll(&mut sockets, POLL_TIMEOUT_MS).is_err() {
-        // A signal, or a kernel without memory: no reason to turn in circles.
+        // Interrupted, or the kernel is out of memory: do not spin.
         thread::sleep(Duration::from_millis(POLL_TIMEOUT_MS.into()));
     }
 }
 
-/// Where the proxy will listen.
+/// A listener on a port of the proxy.
 struct ProxyListener {
     port: u16,
     socket: io::Result<Socket>,
 }
 
-/// A call that is under way or answered.
+/// A connection that is being established, or is established.
 struct Connection {
     socket: Socket,
     is_answered: bool,
 }
 
-/// One family.
+/// The probe of one family.
 struct Probe {
     target: ProbeTarget,
     ports: Ports,
@@ -160,7 +156,7 @@ impl Probe {
         }
     }
 
-    /// What became of the call by now.
+    /// Updates the state of the connection.
     fn check_connection(&mut self) {
         let Some(connection) = &mut self.connection else {
             return;
@@ -174,7 +170,7 @@ impl Probe {
         }
     }
 
-    /// The port at which a call arrived.
+    /// Returns the port at which a connection arrived.
     fn accepted_port(&self) -> Option<u16> {
         let target = self.target();
         let arrived = |listener: &&ProxyListener| {
@@ -192,7 +188,7 @@ impl Probe {
             .map(|listener| listener.port)
     }
 
-    /// The port of somebody else at which the call that was answered arrived.
+    /// Returns the port of another process at which the established connection arrived.
     fn port_from_table(&self) -> Option<u16> {
         let connection = self
             .connection
@@ -237,7 +233,7 @@ impl Probe {
         }
     }
 
-    /// Why a call that arrives would not be noticed.
+    /// Returns why an arriving connection would not be noticed, if so.
     fn no_listener(&self) -> Option<String> {
         let [inbound, _] = &self.listeners;
         let error = inbound.socket.as_ref().err()?;
@@ -245,7 +241,7 @@ impl Probe {
         if error.kind() != io::ErrorKind::AddrInUse {
             return Some(format!("cannot listen on {address}: {error}"));
         }
-        // Whoever has the port answers a call that is redirected to it, and the table tells.
+        // The process that owns the port accepts redirected connections, and the table shows that.
         let is_known = self.observed != Observed::Answered || table::is_readable();
         (!is_known).then(|| {
             format!("{address} is in use, and the kernel's table of TCP sockets cannot be read")
@@ -290,13 +286,13 @@ fn listen(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Begins a call. Whatever is called is the pod's own, so that it leaves by `lo`.
+/// Starts to connect. The destination is an address of the pod, so the connection leaves through `lo`.
 fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
     let socket = socket(target.family)?;
     socket.set_linger(NO_LINGER)?;
     socket.bind(&SocketAddr::new(target.source(), 0).into())?;
     match socket.connect(&address.into()) {
-        // What connect(2) says of a call that is under way.
+        // connect(2): the connection is being established.
         Err(error) if error.raw_os_error().map(Errno::from_raw) == Some(Errno::EINPROGRESS) => {
             Ok(socket)
         }
@@ -304,7 +300,7 @@ fn connect(target: &ProbeTarget, address: SocketAddr) -> io::Result<Socket> {
     }
 }
 
-/// Where an accepted call was meant to go; `None` where nobody changed that.
+/// Returns the original destination of an accepted connection; `None` if it was not redirected.
 fn original_destination(socket: &Socket, family: Family) -> Option<SocketAddr> {
     let address = match family {
         Family::V4 => socket.original_dst_v4(),

@@ -1,4 +1,4 @@
-//! Which address of a family is called, and from where.
+//! Selects the destination and the source address for each family.
 
 use std::{
     fmt, io,
@@ -10,15 +10,12 @@ use nix::ifaddrs::getifaddrs;
 /// An IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// IPv4.
     V4,
-    /// IPv6.
     V6,
 }
 
 impl Family {
-    /// Its loopback address, where the proxy's inbound port is reached by a redirection (nf_nat_redirect.c: of a packet
-    /// that leaves a local process).
+    /// Returns the loopback address, to which a redirection delivers packets of local processes (nf_nat_redirect.c).
     pub fn loopback(self) -> IpAddr {
         match self {
             Self::V4 => Ipv4Addr::LOCALHOST.into(),
@@ -43,28 +40,27 @@ impl fmt::Display for Family {
     }
 }
 
-/// What has to be redirected.
+/// The families that have to be redirected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
-    /// What the pod has an address of.
+    /// Each family of which the pod has an address.
     Auto,
-    /// One family.
     Only(Family),
 }
 
-/// Where a family is called.
+/// The destination for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeTarget {
-    /// The family.
     pub family: Family,
-    /// What is called: an address of the pod's own that is not its loopback's.
+    /// A local address of the pod other than the loopback address.
     pub address: IpAddr,
 }
 
 impl ProbeTarget {
-    /// From where it is called: not from what Istio's rules let go as the proxy's own. A loopback's address would do for all,
-    /// but the kernel's refusal of a call from `::1` to an address of another interface is lost on its way
-    /// (tcp_v6_send_response takes the interface that it came by, and `::1` is not there: measured).
+    /// Returns the source address. It must not be the one that Istio's rules exclude as the proxy's own. The
+    /// loopback address would do in every case, but the kernel's reset of a connection from `::1` to an address of
+    /// another interface is lost: tcp_v6_send_response uses the interface on which the packet arrived, and `::1`
+    /// is not there (measured).
     pub fn source(&self) -> IpAddr {
         if self.address == INBOUND_V4 || self.address == INBOUND_V6 {
             self.family.loopback()
@@ -73,22 +69,18 @@ impl ProbeTarget {
         }
     }
 
-    /// The socket address that is called, by a port.
     pub fn socket_addr(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.address, port)
     }
 }
 
-/// The source of what an Envoy calls in its pod, which Istio's rules know (istio-sidecar-install, 7.2). Every IPv4
-/// address that begins with 127 is on `lo`; of IPv6, `::6` is where rules were made for it.
+/// The source address of Envoy's connections within its pod, which Istio's rules know
+/// (services/docs/facts/istio-sidecar.md, 7.2). Every IPv4 address in 127.0.0.0/8 is local to `lo`; `::6` exists only
+/// where it was added for the rules.
 const INBOUND_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 const INBOUND_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6));
 
-/// Every address in this netns.
-///
-/// # Errors
-///
-/// When the kernel does not tell.
+/// Returns all addresses in this netns.
 pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
     let interfaces = getifaddrs().map_err(io::Error::from)?;
     let address = |storage: nix::sys::socket::SockaddrStorage| {
@@ -98,11 +90,11 @@ pub fn local_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(interfaces.filter_map(|it| address(it.address?)).collect())
 }
 
-/// Where is called what has to be redirected.
+/// Returns the target of each family that has to be redirected.
 ///
 /// # Errors
 ///
-/// When the pod has no address of any family, in words.
+/// If the pod has no address of any family, with a description.
 pub fn select(wanted: Families, addresses: &[IpAddr]) -> Result<Vec<ProbeTarget>, String> {
     let has = |family| external_addresses(addresses, family).next().is_some();
     let families: Vec<_> = match wanted {
@@ -124,7 +116,7 @@ pub fn select(wanted: Families, addresses: &[IpAddr]) -> Result<Vec<ProbeTarget>
     Ok(families.into_iter().map(target).collect())
 }
 
-/// A call of an address of one's own goes over `lo`, whichever it is: where there is no `::6`, another will do.
+/// Connections to a local address leave through `lo`, whichever address it is: without `::6`, another one will do.
 fn target_address(addresses: &[IpAddr], family: Family) -> IpAddr {
     match family {
         Family::V4 => INBOUND_V4,
@@ -135,7 +127,7 @@ fn target_address(addresses: &[IpAddr], family: Family) -> IpAddr {
     }
 }
 
-/// The addresses by which others reach the pod.
+/// Returns the addresses at which other hosts reach the pod.
 fn external_addresses(addresses: &[IpAddr], family: Family) -> impl Iterator<Item = IpAddr> {
     let is_external = move |address: &IpAddr| {
         let is_local = match address {

@@ -1,14 +1,15 @@
-//! Who received a call, from the kernel's tables of TCP sockets, which every user may read (proc(5), `/proc/net/tcp`).
+//! Finds the receiver of a connection in the kernel's tables of TCP sockets, which every user
+//! may read (proc(5), `/proc/net/tcp`).
 
 use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-/// Of a listener for both families, calls over IPv4 stand in the second.
+/// A dual-stack listener's IPv4 connections are in the second table.
 const TABLES: [&str; 2] = ["/proc/self/net/tcp", "/proc/self/net/tcp6"];
 
-/// The port, of some, at which somebody received the call that was made from an address.
+/// Returns which of the ports received the connection from `caller`.
 pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
     if ports.is_empty() {
         return None;
@@ -21,7 +22,7 @@ pub(crate) fn receiver(caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .find_map(|table| receiver_in(&table, caller, ports))
 }
 
-/// Returns whether it can be told at all.
+/// Returns whether any of the tables can be read.
 pub(crate) fn is_readable() -> bool {
     TABLES.iter().any(|path| fs::File::open(path).is_ok())
 }
@@ -32,14 +33,13 @@ fn receiver_in(table: &str, caller: SocketAddr, ports: &[u16]) -> Option<u16> {
         .map(|(own, _)| own.port())
 }
 
-/// A socket's own address and the other's.
+/// Parses a row to the local and the remote address.
 fn row(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let mut fields = line.split_whitespace().skip(1);
     Some((address(fields.next()?)?, address(fields.next()?)?))
 }
 
-/// Words of 32 bits in the machine's own order, then a port. An IPv4 address that is written as IPv6 is taken for what it
-/// is.
+/// Parses 32-bit integers in native byte order and a port. An IPv4-mapped address is converted to IPv4.
 fn address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -63,7 +63,7 @@ fn address(text: &str) -> Option<SocketAddr> {
 mod tests {
     use super::*;
 
-    // As a little-endian machine has written it, with a listener for both families on 15006.
+    // Written by a little-endian machine with a dual-stack listener on 15006.
     const V4: &str = "\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:3A9A 0600007F:3A9A 01 00000000:00000000 00:00000000 00000000  1337        0 1

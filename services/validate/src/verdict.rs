@@ -1,4 +1,4 @@
-//! What the calls mean, as an exit code and one line.
+//! Evaluates the results to an exit code and one line of text.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -7,33 +7,30 @@ use crate::{
     probe::{Observed, Outcome, ProbeResult},
 };
 
-/// Of a container that is redirected, not redirected, and of whom it is not known. The second is what istio-iptables
-/// exits with, and what `repair` looks for.
+/// Exit codes. 126 is what istio-iptables exits with, and what `repair` looks for.
 const REDIRECTED: u8 = 0;
 const MISSING: u8 = 126;
 const UNKNOWN: u8 = 1;
 
-/// What to do about it.
 const REMEDY: &str = "the CNI plugin did not redirect this pod when it started, or this container does not run as the \
                       proxy's user; inpod redirects a running pod where it can (see inpod explain on the node); \
                       otherwise recreate the pod";
 
-/// How it ends.
+/// The end of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The exit code.
     pub code: u8,
-    /// What was tried, what was seen and what to do: one line.
+    /// One line: what was tried, what was observed and what to do.
     pub line: String,
 }
 
 impl Verdict {
-    /// The command line cannot be used.
+    /// The arguments are invalid.
     pub fn usage(error: &UsageError) -> Self {
         Self::of(UNKNOWN, &format!("invalid arguments: {error}"))
     }
 
-    /// Nothing could be looked at.
+    /// The result is not known.
     pub fn unknown(why: &str) -> Self {
         Self::of(
             UNKNOWN,
@@ -42,13 +39,13 @@ impl Verdict {
     }
 
     fn of(code: u8, text: &str) -> Self {
-        // Whatever a message holds, it is one line.
+        // Messages may contain line breaks, but the report is one line.
         let line = format!("validate: {text}").replace(['\n', '\r'], " ");
         Self { code, line }
     }
 }
 
-/// Judges what was found, as a process of a user.
+/// Evaluates the results of probes that ran as user `uid`.
 pub fn evaluate(found: &[ProbeResult], settings: &Settings, uid: u32) -> Verdict {
     let mut families = String::new();
     for one in found {

@@ -1,6 +1,6 @@
-//! The flags: ours, and those of istio-iptables (istio-sidecar-install, 4.1).
+//! The flags of this program and those of istio-iptables (services/docs/facts/istio-sidecar.md, 4.1).
 
-/// What a flag says.
+/// The meaning of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlagKind {
     Help,
@@ -12,18 +12,17 @@ pub(super) enum FlagKind {
     Probe,
     RunValidation,
     SkipRules,
-    /// What the rules are to be, which this program finds out by itself or need not know.
+    /// Configures the rules, which this program detects itself or does not need to know.
     Nothing,
 }
 
-/// One flag.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flag {
     pub(super) long: &'static str,
     pub(super) short: Option<char>,
-    /// The variable that says the same.
+    /// The environment variable with the same meaning.
     pub(super) variable: Option<&'static str>,
-    /// True if the next word is its value.
+    /// True if the next argument is its value.
     pub(super) takes_value: bool,
     pub(super) kind: FlagKind,
 }
@@ -49,10 +48,10 @@ const fn switch(long: &'static str) -> Flag {
     flag(long, false, FlagKind::Nothing)
 }
 
-/// Any flag of Istio's log.
+/// Any of Istio's logging flags.
 pub(super) const LOG: Flag = switch("log_*");
 
-/// Every flag but those of the log.
+/// All flags except those for logging.
 pub(super) const FLAGS: &[Flag] = &[
     Flag {
         short: Some('h'),
