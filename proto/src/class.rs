@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_says_whether_it_can_be_repeated() {
+    fn every_call_states_whether_it_can_be_repeated() {
         let set = FileDescriptorSet::decode(crate::DESCRIPTORS).unwrap();
         for (path, comment) in set.file.iter().flat_map(calls) {
             assert!(comment.contains("Repeatable"), "{path}");

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_contract_says_of_each_reason_what_helps_as_the_code_does() {
+    fn the_contract_has_the_remedy_of_each_reason_as_the_code_does() {
         for reason in Reason::ALL {
             let comment = comment_of(*reason);
             assert!(comment.ends_with(reason.remedy()), "{reason}: {comment}");

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn every_pair_of_a_status_and_a_word_has_its_diagnosis() {
+    fn every_pair_of_a_pod_status_and_an_enrollment_has_its_diagnosis() {
         let out = || Progress::Pending("the kernel refused".to_owned());
         let rows = [
             // The status, and the diagnoses of a running pod and of one whose container failed at second 100.
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_container_whose_time_nobody_tells_has_not_failed_again() {
+    fn a_container_without_a_start_time_has_not_failed_again() {
         let mut failed_init = failed(100);
         failed_init.started_at = None;
         let status = wanted(true, Progress::Redirected(Some(at(0))));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn why_is_said_in_the_words_of_who_knows() {
+    fn the_reason_contains_the_message_of_its_source() {
         let why = |diagnosis: Diagnosis| match diagnosis {
             Diagnosis::Missing(lack) => lack.why,
             Diagnosis::Permanent(

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_before_everything_is_and_then_each_change_counts() {
+    fn nothing_is_known_before_the_initial_state_is_complete_and_then_each_change_counts() {
         let (sender, changes) = watch::channel(());
         let statuses = Arc::<Mutex<Statuses>>::default();
         let enrollments = Enrollments {

@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_one_in_the_servers_words() {
+    fn a_refusal_contains_the_servers_message() {
         for code in [400, 403, 422, 429, 500, 503] {
             let refused = of(json!({"code": code, "message": "because"}));
             let ChangeError::Failed(why) = refused else {

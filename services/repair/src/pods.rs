@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_nobody_has_answered_yet_is_no_good_news() {
+    fn a_list_without_an_answer_yet_does_not_meet_the_condition() {
         let (mut pod_watcher, _pods) = pod_watcher();
         pod_watcher
             .conditions

@@ -81,10 +81,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_words_replace_what_was_there_and_no_file_is_made() {
+    fn the_termination_message_replaces_the_earlier_one_and_no_file_is_created() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("termination-log");
-        write_termination_message(&file, "validate: nobody reads this");
+        write_termination_message(&file, "validate: not written");
         assert!(!file.exists());
         std::fs::write(&file, "an earlier and longer line").unwrap();
         write_termination_message(&file, "validate: short");

@@ -183,13 +183,13 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_put_the_usual_address_an_own_one_is_called() {
+    fn without_the_usual_address_an_address_of_the_pod_is_used() {
         let targets = found(Families::Auto, &["fe80::1", "fd00::7", "fd00::8"]);
         assert_eq!(targets, owned(&[(Family::V6, "fd00::7")]));
     }
 
     #[test]
-    fn a_family_that_is_named_is_called_whatever_the_pod_has() {
+    fn a_family_that_is_named_is_probed_whatever_the_pod_has() {
         let only = |family| found(Families::Only(family), &["10.0.0.7"]);
         assert_eq!(only(Family::V6), owned(&[(Family::V6, "::6")]));
         assert_eq!(only(Family::V4), owned(&[V4]));

@@ -43,14 +43,14 @@ fn row(line: &str) -> Option<(SocketAddr, SocketAddr)> {
 fn address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| {
+    let integer = |at: usize| {
         let digits = host.get(8 * at..8 * at + 8)?;
         Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
     };
     let ip = match host.len() {
-        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
+        8 => IpAddr::V4(Ipv4Addr::from(integer(0)?)),
         32 => {
-            let fields = [word(0)?, word(1)?, word(2)?, word(3)?];
+            let fields = [integer(0)?, integer(1)?, integer(2)?, integer(3)?];
             let bytes = <[u8; 16]>::try_from(fields.concat()).ok()?;
             Ipv6Addr::from(bytes).to_canonical()
         }
@@ -79,7 +79,7 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn a_call_is_found_where_it_was_received() {
+    fn a_connection_is_found_where_it_was_received() {
         let caller = |text: &str| text.parse().unwrap();
         let ports = [15006, 15001];
         assert_eq!(
@@ -91,7 +91,7 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn a_call_of_another_at_another_port_or_ones_own_end_is_not_it() {
+    fn a_connection_of_another_at_another_port_or_its_own_end_does_not_match() {
         let caller = |text: &str| text.parse().unwrap();
         assert_eq!(receiver_in(V4, caller("127.0.0.1:40000"), &[15006]), None);
         assert_eq!(receiver_in(V6, caller("127.0.0.1:40009"), &[15006]), None);

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_that_is_missing_is_told_beside_one_that_is_not() {
+    fn a_family_that_is_missing_is_reported_beside_one_that_is_not() {
         let proven = (Family::V4, "127.0.0.6", Outcome::Proven(15006));
         let missing = (Family::V6, "::6", Outcome::Missing(Observed::Refused));
         let verdict = judged(&[proven.clone(), missing]);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_says_what_is_too_many_and_too_few() {
+    fn a_difference_lists_what_is_too_many_and_too_few() {
         let wanted = required("NET_ADMIN,NET_RAW,SYS_ADMIN").unwrap();
         let difference = |bits| wanted.difference(Capabilities(bits)).unwrap();
         assert_eq!(
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_without_a_permitted_set_tells_nothing() {
+    fn a_status_without_a_permitted_set_is_not_parsed() {
         for status in [
             "",
             "CapPrm:\t\n",

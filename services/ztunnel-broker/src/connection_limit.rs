@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_kind_cannot_take_what_is_kept_for_the_others() {
+    fn one_key_cannot_take_what_is_reserved_for_the_others() {
         let limit = ConnectionLimit::new(4, 2);
         let storm: Vec<_> = (0..1000)
             .filter_map(|_| limit.try_acquire("storm"))
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_no_more_than_all_and_a_place_that_goes_is_free() {
+    fn the_total_is_limited_and_a_dropped_permit_is_free_again() {
         let limit = ConnectionLimit::new(3, 2);
         let mut taken: Vec<_> = (0..9).filter_map(|key| limit.try_acquire(key)).collect();
         assert_eq!(taken.len(), 3);

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_message_tells_what_was_attempted_and_the_whole_cause() {
+    fn the_message_contains_what_was_attempted_and_the_whole_cause() {
         let connect = FetchError::Connect {
             path: "/run/x".into(),
             source: std::io::ErrorKind::NotFound.into(),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_ztunnel_says_since_when_why_and_when_to_come_back() {
+    fn a_lost_ztunnel_is_reported_with_since_when_why_and_when_to_retry() {
         let lost = Unserved::Lost {
             ago: Duration::from_secs(4),
             why: "it closed the connection".into(),

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn process_1_of_its_own_namespace_sees_nobody() {
+    fn process_1_of_its_own_namespace_cannot_identify_peers() {
         let processes = Processes {
             own_pid: 1,
             own: cgroup("/system.slice/a.service"),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn where_process_1_is_the_nodes_everybody_is_seen() {
+    fn where_process_1_is_the_nodes_every_peer_is_identified() {
         for (own, is_contained, first) in [
             ("/system.slice/ztunnel-broker.service", false, "/init.scope"),
             // Neither systemd nor containers.

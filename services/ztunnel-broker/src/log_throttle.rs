@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_is_written_and_the_next_line_tells_how_many_were_not() {
+    fn the_first_is_logged_and_the_next_line_counts_the_suppressed_ones() {
         let (mut throttle, start) = (LogThrottle::default(), Instant::now());
         assert_eq!(throttle.record("a", start), Some(0));
         for _ in 0..1000 {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_thousand_names_a_few_are_written_and_little_is_kept() {
+    fn of_a_thousand_names_a_few_are_logged_and_little_is_kept() {
         let (mut throttle, start) = (LogThrottle::default(), Instant::now());
         for round in 0..2 {
             let at = start + QUIET_PERIOD * round;

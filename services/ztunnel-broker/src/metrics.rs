@@ -140,13 +140,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_phase_is_told_also_where_no_ztunnel_is_in_it() {
+    fn every_phase_is_counted_even_if_no_ztunnel_is_in_it() {
         let found = sessions(&[Stage::Live, Stage::Live, Stage::Connected]);
         assert_eq!(found, [("connected", 1), ("snapshot", 0), ("live", 2)]);
     }
 
     #[test]
-    fn every_phase_of_a_workload_is_told_also_where_none_is_in_it() {
+    fn every_phase_of_a_workload_is_counted_even_if_none_is_in_it() {
         let found = workloads(&[Progress::Added, Progress::Added, Progress::Quarantined]);
         let names = found.map(|(name, _)| name);
         assert_eq!(names.len(), 6);

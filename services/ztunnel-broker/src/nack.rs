@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn stock_ztunnels_prefixes_tell_the_kind() {
+    fn stock_ztunnels_prefixes_determine_the_kind() {
         let table = [
             ("failure to start proxy : Bind(..)", NackKind::StartFailure),
             (
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn long_words_are_cut_between_characters() {
+    fn long_messages_are_cut_between_characters() {
         let nack = Nack::parse(&"ü".repeat(1000)).unwrap_err();
         assert_eq!(nack.message, "ü".repeat(256));
         let odd = Nack::parse(&format!("x{}", "ü".repeat(1000))).unwrap_err();

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_was_not_told_is_added_or_kept() {
+    fn a_pod_that_was_not_sent_is_added_or_kept() {
         let now = Instant::now();
         check(now, &None, &None, Action::Nothing);
         check(now, &None, &Some(wanted(1, true)), Action::Add);

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn another_ztunnel_is_told_last_and_at_once() {
+    fn another_ztunnel_receives_it_last_and_without_a_wait() {
         let now = Instant::now();
         let mut quarantine = with_losses(5, LostDuring::Keep, now);
         let own = quarantine.deferral(&uid("p"), &ONE).unwrap();

@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_step_that_was_given_back_costs_nothing() {
+    async fn a_refunded_operation_costs_nothing() {
         let mut rate = RateLimit::new(5);
         let start = Instant::now();
         for _ in 0..100 {

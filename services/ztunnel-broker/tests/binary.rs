@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_broker_serves_its_callers_and_its_ztunnel_and_leaves_without_a_word() {
+    async fn the_broker_serves_its_callers_and_its_ztunnel_and_stops_without_a_message() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("netns")).unwrap();
         let on = Arc::new(AtomicBool::new(true));

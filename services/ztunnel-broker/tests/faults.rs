@@ -191,7 +191,7 @@ async fn every_fault_at_every_message_ends_the_session_and_the_next_one_puts_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_two_acknowledgements_at_once_the_second_is_credited_to_nobody() {
+async fn of_two_acknowledgements_at_once_the_second_is_credited_to_no_pod() {
     let bench = Bench::start();
     let pods = (1..=2).map(|n| workload(&format!("c{n}"), &format!("p{n}"), 0, n));
     bench.set(2, pods.collect());
@@ -199,11 +199,11 @@ async fn of_two_acknowledgements_at_once_the_second_is_credited_to_nobody() {
     assert_eq!(describe(&ztunnel.next().await.0), "add p1");
     ztunnel.ack().await;
     ztunnel.ack().await;
-    assert!(ztunnel.hung_up(SOON).await, "p2 was told");
+    assert!(ztunnel.hung_up(SOON).await, "p2 was sent");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_ztunnel_that_reads_nothing_holds_up_nobody() {
+async fn a_ztunnel_that_reads_nothing_delays_no_other() {
     let (bench, good) = Bench::live(vec![]).await;
     let stalled = bench.ztunnel().await;
     let start = Instant::now();
@@ -220,7 +220,7 @@ async fn a_ztunnel_that_reads_nothing_holds_up_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_caller_of_a_pod_in_quarantine_is_told_why_and_for_how_long() {
+async fn the_caller_of_a_pod_in_quarantine_receives_the_cause_and_the_wait() {
     let (bench, ztunnel) = Bench::live(vec![]).await;
     let add = bench.add(workload("c1", "p1", 0, 1), CALLER);
     assert_eq!(describe(&ztunnel.next().await.0), "add p1");
@@ -264,7 +264,7 @@ async fn the_caller_of_a_pod_in_quarantine_is_told_why_and_for_how_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewed_session_is_closed_and_its_ztunnel_is_told_everything_anew() {
+async fn a_renewed_session_is_closed_and_its_ztunnel_receives_everything_again() {
     let (bench, ztunnel) = Bench::live(vec![workload("c1", "p1", 0, 1)]).await;
     let session = bench.hub.list().0.sessions[0].id;
     assert!(bench.hub.renew(session).is_some());

@@ -23,7 +23,7 @@ fn message(error: AddError) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_said_before_the_set_is_known() {
+async fn nothing_is_sent_before_the_set_is_known() {
     let bench = Bench::start();
     let ztunnel = bench.ztunnel().await;
     assert!(ztunnel.within(LONG).await.is_none());
@@ -81,7 +81,7 @@ async fn a_live_add_succeeds_with_its_acknowledgement() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_repeated_add_is_confirmed_without_a_word_to_ztunnel() {
+async fn a_repeated_add_is_confirmed_without_a_message_to_ztunnel() {
     let (bench, ztunnel) = Bench::live(vec![]).await;
     let add = bench.add(workload("c1", "p1", 0, 1), LONG);
     ztunnel.ack_next().await;
@@ -141,7 +141,7 @@ async fn an_add_waits_for_a_ztunnel_that_comes_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_ztunnel_is_told_with_the_time_and_the_cause() {
+async fn a_lost_ztunnel_is_reported_with_the_time_and_the_cause() {
     let (bench, ztunnel) = Bench::live(vec![]).await;
     drop(ztunnel);
     let wait = Duration::from_secs(7);
@@ -171,7 +171,7 @@ async fn a_silent_ztunnel_fails_its_caller_first_and_is_closed_by_its_own_clock(
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unfinished_snapshot_is_told() {
+async fn an_unfinished_snapshot_is_reported() {
     let bench = Bench::start();
     bench.set(1, vec![workload("c1", "p1", 0, 1)]);
     let ztunnel = bench.ztunnel().await;
@@ -224,16 +224,16 @@ async fn the_late_removal_of_an_old_sandbox_leaves_the_pod() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_refusal_is_read_whole_told_and_taken_back() {
+async fn a_long_refusal_is_read_whole_reported_and_taken_back() {
     let (bench, ztunnel) = Bench::live(vec![]).await;
     let add = bench.add(workload("c1", "p1", 0, 1), LONG);
     ztunnel.next().await;
-    let words = format!("failure to start proxy : {}", "x".repeat(1500));
-    ztunnel.nack(&words).await;
+    let nack = format!("failure to start proxy : {}", "x".repeat(1500));
+    ztunnel.nack(&nack).await;
     let error = add.await.unwrap().unwrap_err();
     let expected = format!(
         "cannot add the workload: ztunnel refused the workload: {}",
-        &words[..512]
+        &message[..512]
     );
     assert_eq!(message(error), expected);
     assert_eq!(describe(&ztunnel.ack_next().await), "del p1");
@@ -281,7 +281,7 @@ async fn a_workload_without_a_descriptor_is_kept_and_added_when_it_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_add_of_an_unknown_claim_says_so_at_once() {
+async fn an_add_of_an_unknown_claim_fails_at_once() {
     let (bench, _ztunnel) = Bench::live(vec![]).await;
     bench.netconfig.store(false, Ordering::Relaxed);
     let error = bench
@@ -328,7 +328,7 @@ async fn whatever_is_no_answer_ends_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_does_not_say_hello_is_sent_away() {
+async fn a_peer_without_a_hello_is_disconnected() {
     let bench = Bench::start();
     bench.set(0, vec![]);
     let mute = Ztunnel::connect(&bench.socket()).await;
@@ -339,7 +339,7 @@ async fn whoever_does_not_say_hello_is_sent_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stopping_broker_hangs_up_without_a_word() {
+async fn a_stopping_broker_hangs_up_without_a_message() {
     let (bench, ztunnel) = Bench::live(vec![workload("c1", "p1", 0, 1)]).await;
     let add = bench.add(workload("c2", "p2", 1, 2), LONG);
     assert_eq!(describe(&ztunnel.next().await.0), "add p2");

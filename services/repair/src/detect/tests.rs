@@ -126,7 +126,7 @@ fn a_pod_without_a_status_is_not_broken() {
 }
 
 #[test]
-fn one_of_several_containers_is_enough_and_it_is_told_which_and_since_when() {
+fn one_of_several_containers_is_enough_and_is_named_with_its_start() {
     let annotations = json!({"sidecar.istio.io/status": "{}"});
     let waits = json!({"waiting": {"reason": "CrashLoopBackOff"}});
     let statuses = [

@@ -127,7 +127,7 @@ fn a_pod_that_is_redirected_in_time_is_neither_labelled_nor_deleted() {
 }
 
 #[test]
-fn a_container_that_passes_before_anybody_looks_was_repaired_all_the_same() {
+fn a_container_that_passes_before_it_is_reconciled_counts_as_repaired() {
     let (mut fixture, web) = (Fixture::new("r"), pod("web", None));
     assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
     assert_eq!(fixture.reconcile(&web, &Diagnosis::Healthy(true)), REPAIRED);
@@ -135,7 +135,7 @@ fn a_container_that_passes_before_anybody_looks_was_repaired_all_the_same() {
 }
 
 #[test]
-fn each_kinder_way_is_given_its_time_before_the_next() {
+fn each_action_is_given_its_time_before_the_next() {
     let (mut fixture, bare) = (Fixture::new("rld"), pod("web", None));
     assert_eq!(fixture.reconcile(&bare, &failed()), NOTHING);
     let due = fixture.later(WAIT).reconcile(&bare, &failed());
@@ -212,16 +212,16 @@ fn rows() -> Vec<(
 
 #[test]
 fn what_is_done_when_time_is_up_follows_from_the_modes_and_from_what_is_wrong() {
-    for (modes, diagnosis, told, done) in rows() {
+    for (modes, diagnosis, reported, done) in rows() {
         let (mut fixture, web) = (Fixture::new(modes), pod("web", None));
         let mut found = fixture.reconcile(&web, &diagnosis);
         if found.is_empty() {
             found = fixture.later(WAIT).reconcile(&web, &diagnosis);
         }
-        let told = [told, "!RepairBrokenPod"]
+        let reported = [reported, "!RepairBrokenPod"]
             .into_iter()
-            .filter(|_| !told.is_empty());
-        let wanted: Vec<_> = told.chain(done.iter().copied()).collect();
+            .filter(|_| !reported.is_empty());
+        let wanted: Vec<_> = reported.chain(done.iter().copied()).collect();
         assert_eq!(found, wanted, "{modes} {diagnosis:?}");
     }
 }
@@ -241,7 +241,7 @@ fn in_place_is_waited_for_where_it_may_help_alone() {
 }
 
 #[test]
-fn what_is_told_is_told_once() {
+fn what_is_reported_is_reported_once() {
     let (mut fixture, web) = (Fixture::new("r"), pod("web", None));
     fixture.reconcile(&web, &failed());
     assert_eq!(fixture.later(WAIT).reconcile(&web, &failed()), FAILED);
@@ -259,7 +259,7 @@ fn what_is_told_is_told_once() {
 }
 
 #[test]
-fn a_label_that_was_there_before_is_counted_as_skipped_and_the_next_way_waits_from_now() {
+fn a_label_that_was_there_before_is_counted_as_skipped_and_the_next_action_waits_from_now() {
     let (mut fixture, web) = (Fixture::new("ld"), pod("web", Some("by hand")));
     assert_eq!(fixture.reconcile(&web, &failed()), ["Label Skip"]);
     assert_eq!(fixture.reconcile(&web, &failed()), NOTHING);
@@ -309,7 +309,7 @@ fn our_label_goes_when_nothing_is_missing_any_more() {
 }
 
 #[test]
-fn a_change_that_fails_is_told_and_waits_longer_each_time() {
+fn a_change_that_fails_is_reported_and_waits_longer_each_time() {
     let (mut fixture, web) = (Fixture::new("d"), pod("web", None));
     let refused = Err(ChangeError::Failed("the API server answers 403".to_owned()));
     let mut tries = 0;
@@ -331,7 +331,7 @@ fn a_change_that_fails_is_told_and_waits_longer_each_time() {
 }
 
 #[test]
-fn a_pod_that_has_changed_meanwhile_is_looked_at_again_soon() {
+fn a_pod_that_has_changed_meanwhile_is_reconciled_again_soon() {
     let (mut fixture, web) = (Fixture::new("d"), pod("web", None));
     assert_eq!(fixture.reconcile(&web, &failed()), ["Delete"]);
     assert_eq!(
@@ -389,7 +389,7 @@ fn a_pod_that_ends_or_is_gone_is_forgotten() {
 }
 
 #[test]
-fn while_nothing_can_be_told_nothing_is_done_and_the_time_goes_on() {
+fn while_the_state_is_unknown_nothing_is_done_and_the_time_goes_on() {
     let (mut fixture, web) = (Fixture::new("rd"), pod("web", None));
     fixture.reconcile(&web, &failed());
     assert_eq!(

@@ -64,7 +64,7 @@ fn a_static_pod_is_known_by_the_hash_that_its_cgroup_names() {
 }
 
 #[test]
-fn another_pod_may_be_said_to_be_a_ztunnel_later_and_so_may_any_before_the_first_word() {
+fn another_pod_may_be_reported_as_a_ztunnel_later_and_so_may_any_before_the_first_report() {
     for ztunnels in [ztunnel_pods(&[ZTUNNEL]), ztunnel_pods(&[]), None] {
         let error = policy("pod")
             .check(&in_pod(OTHER), ztunnels.as_ref())
@@ -97,7 +97,7 @@ fn a_process_in_no_pod_will_never_be_welcome() {
 }
 
 #[test]
-fn a_ztunnel_with_other_capabilities_is_none_and_is_told_which() {
+fn a_ztunnel_with_other_capabilities_is_refused_with_the_difference() {
     for (permitted, words) in [
         (u64::MAX >> 23, "too many: CHOWN"),
         (0x3000, "lacks SYS_ADMIN"),

@@ -66,7 +66,7 @@ fn an_add_leaves_its_caller_the_reserve_or_half_of_a_short_time() {
 }
 
 #[tokio::test]
-async fn a_call_for_another_run_of_the_broker_is_told_so() {
+async fn a_call_for_another_run_of_the_broker_is_refused() {
     let (_stop, handler) = handler();
     let answer = handler.add_workload(add("run-0", workload("c", 1))).await;
     assert_eq!(failure(answer).reason, Reason::InstanceMismatch);
@@ -98,7 +98,7 @@ async fn a_malformed_workload_of_a_set_is_named_and_nothing_is_stored() {
 }
 
 #[tokio::test]
-async fn an_add_without_a_netns_or_a_descriptor_says_which() {
+async fn an_add_without_a_netns_or_a_descriptor_reports_which() {
     let (_stop, handler) = handler();
     handler.set_workloads(set(vec![])).await.unwrap();
     let answer = handler.add_workload(add("run-1", workload("c", 0))).await;
@@ -257,7 +257,7 @@ async fn which_pods_are_ztunnels_is_taken_whole_or_not_at_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_says_who_a_ztunnel_is_what_it_refused_and_what_is_held_against_a_pod() {
+async fn a_list_shows_who_a_ztunnel_is_what_it_refused_and_the_suspicion_against_a_pod() {
     let (_stop, handler) = handler();
     handler
         .set_workloads(set(vec![workload("c", 0)]))

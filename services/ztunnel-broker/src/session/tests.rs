@@ -127,7 +127,7 @@ impl Script {
 }
 
 #[test]
-fn nothing_is_said_before_the_hello() {
+fn nothing_is_sent_before_the_hello() {
     let mut script = Script::greeted(vec![workload("c", "p", 1, 1)]);
     script.session = Session::new(WHO, TIMEOUT, script.now);
     assert_eq!(script.next(), "");
@@ -135,7 +135,7 @@ fn nothing_is_said_before_the_hello() {
 }
 
 #[test]
-fn nothing_is_said_before_the_set_is_known() {
+fn nothing_is_sent_before_the_set_is_known() {
     let mut session = Session::new(WHO, TIMEOUT, Instant::now());
     let desired = Desired::default();
     session.on_hello(&desired);
@@ -293,7 +293,7 @@ fn who_is_asked_for_anew_is_tried_at_once() {
 }
 
 #[test]
-fn an_answer_that_nobody_asked_for_ends_the_session() {
+fn an_unsolicited_answer_ends_the_session() {
     let mut script = Script::live(vec![]);
     assert_eq!(
         script.session.on_ack(Ok(()), script.now),
@@ -348,7 +348,7 @@ fn a_session_without_work_needs_no_clock() {
 }
 
 #[test]
-fn a_session_says_once_that_it_is_owed_nothing_any_more() {
+fn a_session_reports_once_that_it_became_idle() {
     let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
     assert_eq!(script.next(), "");
     assert!(script.session.became_idle());

@@ -30,7 +30,7 @@ fn the_pod_in_flight_when_a_session_ended_is_kept_in_the_next_and_added_last() {
 }
 
 #[test]
-fn a_pod_over_which_two_sessions_ended_is_told_again_when_its_quarantine_is_over() {
+fn a_pod_over_which_two_sessions_ended_is_sent_again_when_its_quarantine_is_over() {
     let mut script = Script::greeted(vec![workload("c1", "p1", 1, 1), workload("c2", "p2", 2, 1)]);
     assert_eq!(script.next(), "add p1 as p1 in 1");
     reconnect(&mut script, "it closed the connection");
@@ -81,7 +81,7 @@ fn another_ztunnel_adds_at_once_what_the_first_one_lost_its_sessions_over() {
 }
 
 #[test]
-fn nobody_is_blamed_for_a_message_that_did_not_leave() {
+fn no_pod_is_suspected_for_a_message_that_was_not_sent() {
     let mut script = Script::live(vec![]);
     script.put(workload("c", "p", 1, 2));
     assert_eq!(script.next(), "add p as p in 1");
@@ -90,7 +90,7 @@ fn nobody_is_blamed_for_a_message_that_did_not_leave() {
 }
 
 #[test]
-fn words_after_which_stock_ztunnel_hangs_up_end_the_session_and_are_held_against_the_pod() {
+fn errors_after_which_stock_ztunnel_hangs_up_end_the_session_and_raise_suspicion() {
     for error in [
         "failure to read message : truncated",
         "failure to process message : ProtocolError",
@@ -115,7 +115,7 @@ fn words_after_which_stock_ztunnel_hangs_up_end_the_session_and_are_held_against
 }
 
 #[test]
-fn nobody_is_blamed_for_the_end_of_a_session_that_was_renewed_or_owed_no_answer_about_a_pod() {
+fn no_pod_is_suspected_for_the_end_of_a_session_that_was_renewed_or_had_no_pod_in_flight() {
     let mut script = Script::live(vec![workload("c", "p", 1, 1)]);
     assert_eq!(script.session.suspect(), None);
     script.remove("c", 2);
