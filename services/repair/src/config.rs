@@ -1,5 +1,5 @@
 //! The settings of this service. Those that Istio's repair controller also has use its names and defaults
-//! (services/docs/facts/istio-sidecar.md, 1.2), except `repair_pods`, whose default is false there.
+//! (services/docs/facts/istio-sidecar.md, 5), except `repair_pods`, whose default is false there.
 
 use std::{
     num::NonZeroU16,

@@ -233,7 +233,7 @@ async fn a_long_refusal_is_read_whole_reported_and_taken_back() {
     let error = add.await.unwrap().unwrap_err();
     let expected = format!(
         "cannot add the workload: ztunnel refused the workload: {}",
-        &message[..512]
+        &nack[..512]
     );
     assert_eq!(message(error), expected);
     assert_eq!(describe(&ztunnel.ack_next().await), "del p1");
