@@ -26,7 +26,11 @@ fn each_family_that_is_redirected_is_proven_at_once() {
             &["ip6"],
             &["IPv6: a connection to [::6]:15002 arrived at port 15006"],
         ),
-        (&[V4, V6], &["ip", "ip6"], &["IPv4: a call", "IPv6: a call"]),
+        (
+            &[V4, V6],
+            &["ip", "ip6"],
+            &["IPv4: a connection", "IPv6: a connection"],
+        ),
     ] {
         let sandbox = Sandbox::new(addresses);
         let sandbox = families
@@ -150,7 +154,7 @@ fn an_application_at_the_port_that_is_called_is_no_proof() {
     let _app = App::start(&sandbox.netns, 15002).unwrap();
     sandbox
         .validate(&[])
-        .is(0, &["IPv4: a call", "IPv6: a call"]);
+        .is(0, &["IPv4: a connection", "IPv6: a connection"]);
 }
 
 #[test]
@@ -202,7 +206,7 @@ fn what_cannot_be_tried_is_no_proof_of_anything() {
     let sandbox = Sandbox::new(&[]);
     sandbox
         .validate(SOON)
-        .is(1, &["no address but its loopback's"]);
+        .is(1, &["no address except loopback"]);
     sandbox.validate(&["--tiemout"]).is(1, &["--tiemout"]);
     sandbox
         .validate(&["istio-iptables", "-u", "1337"])

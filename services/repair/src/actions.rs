@@ -33,7 +33,7 @@ pub(crate) async fn change(
     match timeout(REQUEST_TIMEOUT, asked).await {
         Ok(answer) => answer.map_err(|error| ChangeError::of(&error)),
         Err(_) => Err(ChangeError::Failed(
-            "the API server did not answer in time".to_owned(),
+            "the API server does not answer in time".to_owned(),
         )),
     }
 }
