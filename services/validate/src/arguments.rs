@@ -28,7 +28,7 @@ Checks from inside a pod that its traffic is redirected to its proxy. Run it as 
 Usage: validate [--timeout 5s] [--ip-family auto|ipv4|ipv6]
 
   --timeout DURATION           how long to try (PROBE_TIMEOUT; also --probe-timeout)
-  --ip-family FAMILY           what has to be redirected: auto (each family of which the pod has an address), ipv4 or ipv6
+  --ip-family FAMILY           what has to be redirected: auto (families with an address in the pod), ipv4 or ipv6
   --envoy-port, -p PORT        the proxy's port for outbound traffic (15001)
   --inbound-capture-port, -z PORT
                                the proxy's port for inbound traffic (INBOUND_CAPTURE_PORT, 15006)

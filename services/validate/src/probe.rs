@@ -129,7 +129,7 @@ impl Probe {
         }
     }
 
-    fn target(&self) -> SocketAddr {
+    fn probed_address(&self) -> SocketAddr {
         self.target.socket_addr(self.ports.probe)
     }
 
@@ -143,7 +143,7 @@ impl Probe {
             .is_none_or(|at| now >= at + CONNECT_INTERVAL);
         if self.proven.is_none() && is_due {
             self.last_attempt = Some(now);
-            self.connection = match connect(&self.target, self.target()) {
+            self.connection = match connect(&self.target, self.probed_address()) {
                 Ok(socket) => Some(Connection {
                     socket,
                     is_answered: false,
@@ -172,7 +172,7 @@ impl Probe {
 
     /// Returns the port at which a connection arrived.
     fn accepted_port(&self) -> Option<u16> {
-        let target = self.target();
+        let target = self.probed_address();
         let arrived = |listener: &&ProxyListener| {
             let socket = listener.socket.as_ref().ok();
             socket.is_some_and(|socket| {

@@ -9,8 +9,8 @@ use inpod_types::{NetnsId, PodUid, Revision, SandboxRef, Workload};
 
 use crate::{descriptors::Descriptor, tombstone::Tombstones};
 
-/// The time for which the first snapshots wait for descriptors from netconfig. If all services restart, it takes only moments
-/// until netconfig can hand them over, and a fresh ztunnel can do nothing with a Keep.
+/// The time for which the first snapshots wait for descriptors from netconfig. If all services restart, it takes only
+/// moments until netconfig can hand them over, and a fresh ztunnel can do nothing with a Keep.
 const FETCH_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The pods whose state may have changed, each with the sandbox that the change was about.
@@ -71,8 +71,8 @@ impl Desired {
         self.fetch_deadline.is_some()
     }
 
-    /// Returns whether a snapshot may use Keep for pods without a descriptor: if none is missing, or if the time to fetch them
-    /// is over. A fresh ztunnel can do nothing with a Keep.
+    /// Returns whether a snapshot may use Keep for pods without a descriptor: if none is missing, or if the time to
+    /// fetch them is over. A fresh ztunnel can do nothing with a Keep.
     pub fn may_keep(&self, now: Instant) -> bool {
         self.fetch_deadline.is_some_and(|until| until <= now) || self.missing().next().is_none()
     }

@@ -107,8 +107,8 @@ impl State {
         Ok(ticket)
     }
 
-    /// Ends a wait and returns the outcome of the add as of now. If no caller was answered with success, the set is restored
-    /// and the sessions bring the ztunnels back to it.
+    /// Ends a wait and returns the outcome of the add as of now. If no caller was answered with success, the set is
+    /// restored and the sessions bring the ztunnels back to it.
     pub fn finish_add(&mut self, ticket: &Ticket, now: Instant) -> Outcome {
         let outcome = ticket.outcome.borrow().clone();
         let outcome = outcome
