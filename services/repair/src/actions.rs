@@ -16,7 +16,6 @@ use crate::{config::Label, error::ChangeError, escalation::Change, events::REPOR
 /// The time that the API server has to respond.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Labels, unlabels or deletes a pod.
 pub(crate) async fn change(
     client: &Client,
     pod: &Pod,

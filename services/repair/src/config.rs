@@ -91,7 +91,6 @@ pub const KEYS: &[Key] = &[
     },
 ];
 
-/// The parsed settings of this service.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
     #[serde(deserialize_with = "inpod_service::config::parsed")]
@@ -164,7 +163,6 @@ impl Config {
         }
     }
 
-    /// The label for broken pods.
     pub fn label(&self) -> Label {
         Label {
             key: self.broken_pod_label_key.clone(),

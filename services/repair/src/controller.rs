@@ -23,7 +23,6 @@ const TICK_INTERVAL: Duration = Duration::from_secs(1);
 /// Changes that arrive within this time are reconciled together.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
-/// Keeps the pods of a node redirected.
 pub(crate) struct Controller {
     client: Client,
     config: Arc<Config>,

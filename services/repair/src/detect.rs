@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
-/// The criteria for a broken pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Criteria {
     /// The annotation that the pod must have, with any value; `None` if it needs none.

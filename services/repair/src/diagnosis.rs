@@ -11,7 +11,6 @@ use crate::{
 /// later than the rules were applied had them from its start.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 
-/// The diagnosis of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Diagnosis {
     /// Nothing is missing. True if pod-events reports the pod as redirected.
@@ -26,7 +25,6 @@ pub enum Diagnosis {
     Permanent(PermanentFailure),
 }
 
-/// Redirection that is missing and may still come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MissingRedirection {
     /// True if an init container has failed because of it: the pod does not serve.
@@ -40,7 +38,6 @@ pub struct MissingRedirection {
     pub why: String,
 }
 
-/// The reason why redirection will not come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PermanentFailure {
     /// The init container failed again although redirection was present. A replacement of the pod may fare better.

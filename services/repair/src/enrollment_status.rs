@@ -11,15 +11,12 @@ use inpod_types::Reason;
 /// The enrollment of a pod as pod-events reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnrollmentStatus {
-    /// pod-events is not available.
     Unavailable,
-    /// pod-events does not know the pod.
     UnknownPod,
     /// The pod is not to be redirected, for this reason.
     NotDesired(Reason),
     /// It is not known whether the pod is to be redirected.
     Undecided,
-    /// The pod is to be redirected.
     Desired(Redirection),
 }
 
@@ -31,7 +28,6 @@ pub struct Redirection {
     pub progress: Progress,
 }
 
-/// The progress of a redirection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Redirected since that time.

@@ -32,7 +32,6 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 /// The enrollments by pod UID; `None` while pod-events is not available.
 type Statuses = Option<BTreeMap<PodUid, EnrollmentStatus>>;
 
-/// The current enrollments. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Enrollments {
     statuses: Arc<Mutex<Statuses>>,
@@ -55,7 +54,6 @@ impl Enrollments {
         Self { statuses, changes }
     }
 
-    /// Returns the enrollment of a pod.
     pub(crate) fn get(&self, uid: &PodUid) -> EnrollmentStatus {
         match &*lock(&self.statuses) {
             None => EnrollmentStatus::Unavailable,
@@ -134,7 +132,6 @@ impl Subscriber {
     }
 }
 
-/// The state of a stream.
 enum State {
     /// Not all pods were received yet.
     Initial(BTreeMap<PodUid, EnrollmentStatus>),

@@ -1,6 +1,5 @@
 //! Errors of requests that change a pod.
 
-/// The reason why a pod was not changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChangeError {
     /// The pod is gone, was replaced, or has changed since it was diagnosed.

@@ -29,7 +29,6 @@ const REPAIR_EVENT: &str = "RepairBrokenPod";
 const LABEL_EVENT: &str = "LabelBrokenPod";
 const DELETE_EVENT: &str = "DeleteBrokenPod";
 
-/// An Event about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     pub is_warning: bool,
@@ -61,9 +60,7 @@ pub enum Change {
 #[derive(Debug)]
 struct Case {
     since: Instant,
-    /// The last known reason.
     why: String,
-    /// Its init container has failed.
     has_failed: bool,
     /// It was reported that the pod is not repaired in place.
     is_reported: bool,

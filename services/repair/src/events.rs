@@ -25,7 +25,6 @@ struct QueuedEvent {
     queued_at: Instant,
 }
 
-/// The queue of Events.
 #[derive(Clone, Debug)]
 pub(crate) struct Events {
     queue: mpsc::Sender<QueuedEvent>,
@@ -44,7 +43,6 @@ impl Events {
         Self { queue, metrics }
     }
 
-    /// Queues an Event about a pod.
     pub(crate) fn send(&self, pod: &PodRef, note: &Note) {
         let event = QueuedEvent {
             pod: pod.clone(),

@@ -25,7 +25,6 @@ impl TokenBucket {
         }
     }
 
-    /// Takes a token if there is one.
     pub fn try_take(&mut self, now: Instant) -> bool {
         let refilled = self.refilled.get_or_insert(now);
         while self.tokens < self.capacity && *refilled + self.refill_interval <= now {
@@ -44,7 +43,6 @@ impl TokenBucket {
 /// The first delay after a failure and the maximum.
 const DELAY_RANGE: [Duration; 2] = [Duration::from_secs(5), Duration::from_secs(300)];
 
-/// The backoff after failures.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     failures: u32,

@@ -5,7 +5,6 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// An action for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
     /// Redirection in place, by pod-events.
@@ -14,7 +13,6 @@ pub enum Action {
     Delete,
 }
 
-/// The result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     Success,
@@ -65,7 +63,6 @@ impl Metrics {
         self.unhealthy.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
-    /// Counts an Event by its result.
     pub(crate) fn event(&self, result: &'static str) {
         self.events.get_or_create(&[("result", result)]).inc();
     }

@@ -31,7 +31,6 @@ const WATCH_TIMEOUT_SECONDS: u32 = 60;
 
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// A pod of this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub pod: PodRef,
@@ -103,7 +102,6 @@ impl Pods {
         Self { known, changes }
     }
 
-    /// Returns the current pods.
     pub(crate) fn now(&self) -> Known {
         lock(&self.known).clone()
     }

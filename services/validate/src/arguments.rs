@@ -17,7 +17,6 @@ use flags::{FLAGS, Flag, FlagKind};
 /// The default of istio-iptables.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The maximum of the timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
 const VERSION: &str = concat!("validate ", env!("CARGO_PKG_VERSION"), "\n");
@@ -38,14 +37,12 @@ All other flags of istio-iptables are accepted and ignored.
 Exit codes: 0 redirected, 126 not redirected, 1 not known.
 ";
 
-/// The command to execute.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Command {
     Print(String),
     Validate(Settings),
 }
 
-/// The settings of a validation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The time to try, more than zero.
@@ -124,7 +121,6 @@ pub fn parse(
 /// The command of the container in Istio's template, with which the arguments may begin.
 const ISTIO_IPTABLES: &str = "istio-iptables";
 
-/// The arguments of a command line.
 struct Arguments<I: Iterator<Item = OsString>>(std::iter::Peekable<I>);
 
 impl<I: Iterator<Item = OsString>> Arguments<I> {

@@ -35,7 +35,6 @@ const NO_LINGER: Option<Duration> = Some(Duration::ZERO);
 /// The interval at which everything is checked even if no socket is ready.
 const POLL_TIMEOUT_MS: u8 = 50;
 
-/// The result for one family.
 #[derive(Debug)]
 pub struct ProbeResult {
     pub target: ProbeTarget,
@@ -101,7 +100,6 @@ struct Connection {
     is_answered: bool,
 }
 
-/// The probe of one family.
 struct Probe {
     target: ProbeTarget,
     ports: Ports,

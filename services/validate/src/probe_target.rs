@@ -7,7 +7,6 @@ use std::{
 
 use nix::ifaddrs::getifaddrs;
 
-/// An IP family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     V4,

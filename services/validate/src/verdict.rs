@@ -16,7 +16,6 @@ const REMEDY: &str = "the CNI plugin did not redirect this pod when it started, 
                       proxy's user; inpod redirects a running pod where it can (see inpod explain on the node); \
                       otherwise recreate the pod";
 
-/// The end of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     pub code: u8,
@@ -25,12 +24,10 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The arguments are invalid.
     pub fn usage(error: &UsageError) -> Self {
         Self::of(UNKNOWN, &format!("invalid arguments: {error}"))
     }
 
-    /// The result is not known.
     pub fn unknown(why: &str) -> Self {
         Self::of(
             UNKNOWN,

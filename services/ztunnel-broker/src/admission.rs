@@ -37,7 +37,6 @@ const MAX_CHECKS_PER_SECOND: u32 = 500;
 /// Connections that the kernel queues. A ztunnel that finds the queue full retries with growing delays of at most 15 s.
 pub(crate) const LISTEN_BACKLOG: i32 = 1024;
 
-/// Sessions started per second.
 const MAX_SESSIONS_PER_SECOND: u32 = 5;
 
 /// Peers admitted at once, whether or not their session has started. A node has one ztunnel, or two during an upgrade.
@@ -49,7 +48,6 @@ const MAX_SESSIONS_PER_PROCESS: usize = 8;
 /// Peers that wait until pod-events reports them as ztunnels.
 const MAX_WAITING: usize = 16;
 
-/// Waiting peers per cgroup.
 const MAX_WAITING_PER_CGROUP: usize = 2;
 
 /// The maximum wait of a peer. A refused ztunnel connects again.
@@ -58,7 +56,6 @@ const ADMISSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause after `accept` has failed.
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Admits peers and runs their sessions.
 #[derive(Debug)]
 pub(crate) struct Admission {
     hub: Arc<Hub>,
@@ -207,7 +204,6 @@ enum Decision {
     Wait(Candidate, ConnectionPermit<String>),
 }
 
-/// An admitted peer with its permit.
 #[derive(Debug)]
 struct Admitted {
     peer: Peer,

@@ -91,7 +91,6 @@ impl fmt::Display for Capabilities {
     }
 }
 
-/// The capabilities that a ztunnel's process must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequiredCapabilities {
     /// These capabilities and no others.

@@ -45,7 +45,6 @@ impl<K: Ord + Clone> ConnectionLimit<K> {
     }
 }
 
-/// A permit of a [`ConnectionLimit`].
 #[derive(Debug)]
 pub struct ConnectionPermit<K: Ord + Clone> {
     limit: Arc<ConnectionLimit<K>>,

@@ -71,7 +71,6 @@ impl Descriptor {
         Ok(Self { fd, netns })
     }
 
-    /// The netns to which it refers.
     pub fn netns(&self) -> NetnsId {
         self.netns
     }
@@ -121,7 +120,6 @@ pub enum FetchError {
     WrongNetns { device: u64, inode: u64 },
 }
 
-/// A client of netconfig's descriptor socket.
 #[derive(Clone, Debug)]
 pub struct Descriptors {
     socket: PathBuf,
@@ -146,7 +144,6 @@ impl Descriptors {
         &self.socket
     }
 
-    /// Fetches the descriptor of a claimed netns.
     pub async fn fetch(
         &self,
         sandbox: &SandboxRef,

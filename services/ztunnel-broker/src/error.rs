@@ -17,7 +17,6 @@ const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(15);
 #[derive(Debug, thiserror::Error)]
 #[error("this run of the broker is {instance_id}, not the one in the request")]
 pub struct InstanceMismatch {
-    /// The ID of this run.
     pub instance_id: String,
 }
 
@@ -30,7 +29,6 @@ pub enum SetError {
     Instance(#[from] InstanceMismatch),
 }
 
-/// The reason why a workload was not added.
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
     #[error(transparent)]
@@ -52,7 +50,6 @@ pub enum AddError {
     Unserved(#[from] Unserved),
 }
 
-/// The reason why a workload was not removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoveError {
     #[error(transparent)]
@@ -72,7 +69,6 @@ pub enum SetZtunnelsError {
     Instance(#[from] InstanceMismatch),
 }
 
-/// The reason why a session was not renewed.
 #[derive(Debug, thiserror::Error)]
 pub enum RenewError {
     #[error(transparent)]

@@ -7,7 +7,6 @@ use inpod_service::peer::Cgroup;
 /// The initial cgroup namespace (`CGROUP_NS_INIT_INO` in linux/nsfs.h).
 const FIRST_CGROUP_NAMESPACE: &str = "cgroup:[4026531835]";
 
-/// The reason why peers cannot be identified.
 #[derive(Debug, thiserror::Error)]
 pub enum HostPidError {
     #[error("cannot read {path}")]
@@ -30,7 +29,6 @@ struct Processes {
     own: Cgroup,
     /// True if cgroup paths are relative to this process's own container, so that its own path is the root.
     is_contained: bool,
-    /// The cgroup of process 1.
     first: Cgroup,
 }
 

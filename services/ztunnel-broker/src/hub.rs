@@ -48,7 +48,6 @@ const SEEDED: &str = "desired-set";
 const ZTUNNEL: &str = "ztunnel";
 const NO_ZTUNNEL: &str = "no ztunnel has acknowledged its snapshot";
 
-/// The broker's state, shared by RPCs and sessions.
 #[derive(Debug)]
 pub struct Hub {
     state: Mutex<State>,
@@ -171,7 +170,6 @@ impl Hub {
         self.update(|state, _| state.stop());
     }
 
-    /// Fetches missing descriptors forever.
     pub async fn fetch_missing(&self) -> Infallible {
         let mut reported = 0;
         loop {
@@ -267,7 +265,6 @@ impl Hub {
         self.with_state(|state, now| state.disconnect(id, why, now));
     }
 
-    /// Changes the state and wakes the sessions.
     fn update<T>(&self, act: impl FnOnce(&mut State, std::time::Instant) -> T) -> T {
         let result = self.with_state(act);
         self.changed.send_replace(());

@@ -12,7 +12,6 @@ const QUIET_PERIOD: Duration = Duration::from_secs(10);
 /// any number of origins.
 const MAX_LINES: usize = 32;
 
-/// The recently logged origins.
 #[derive(Debug, Default)]
 pub struct LogThrottle {
     lines: BTreeMap<String, Instant>,

@@ -11,7 +11,6 @@ use crate::descriptors::Descriptor;
 /// The largest packet that stock ztunnel reads completely.
 pub const MAX_PACKET_BYTES: usize = 1024;
 
-/// One request to a ztunnel.
 #[derive(Clone, Debug)]
 pub struct Message(Body);
 
@@ -37,7 +36,6 @@ impl Message {
         })
     }
 
-    /// Creates the request to stop serving a pod.
     pub fn del(uid: PodUid) -> Self {
         Self(Body::Del(uid))
     }
@@ -58,7 +56,6 @@ impl Message {
         }
     }
 
-    /// The workload info of an Add.
     pub fn info(&self) -> Option<&WorkloadInfo> {
         match &self.0 {
             Body::Add { info, .. } => Some(info),

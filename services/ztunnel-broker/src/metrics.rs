@@ -18,7 +18,6 @@ use crate::{
 type ByVerbAndResult = [(&'static str, &'static str); 2];
 type ByKind = [(&'static str, &'static str); 1];
 
-/// Counters and histograms of ztunnels' responses.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     answers: Family<ByVerbAndResult, Counter>,
@@ -39,12 +38,10 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts a connection that was refused.
     pub(crate) fn refused(&self) {
         self.refused.inc();
     }
 
-    /// Counts a response of a ztunnel.
     pub(crate) fn answered(&self, verb: &'static str, nack: Option<&Nack>, wait: Duration) {
         let result = if nack.is_none() { "ack" } else { "nack" };
         let labels = [("verb", verb), ("result", result)];
@@ -66,7 +63,6 @@ fn kind(kind: NackKind) -> &'static str {
     }
 }
 
-/// Registers the broker's metrics.
 pub(crate) fn register(registry: &mut Registry, hub: &Arc<Hub>) {
     let metrics = hub.metrics().clone();
     let help = "Connections to the ZDS socket that were refused";

@@ -15,7 +15,6 @@ pub enum NackKind {
     Other,
 }
 
-/// A negative acknowledgement of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nack {
     pub kind: NackKind,

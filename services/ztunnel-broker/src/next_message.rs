@@ -34,19 +34,16 @@ pub enum PodState {
     Cleared(WorkloadInfo),
 }
 
-/// An Add that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub target: Target,
     pub nack: Nack,
-    /// The number of consecutive refusals.
     pub times: u32,
     /// True if the pod is still pending in ztunnel, which is not ready until a Del removes it.
     pub pending: bool,
     pub retry_at: Instant,
 }
 
-/// The action to take for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// The pod is in sync, or no message would improve it.

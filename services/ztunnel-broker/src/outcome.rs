@@ -11,7 +11,6 @@ use crate::{
     sessions::{SessionId, Sessions},
 };
 
-/// The workload that an add waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Awaited {
     pub sandbox: SandboxRef,
@@ -45,7 +44,6 @@ impl Awaited {
     }
 }
 
-/// The reason why no ztunnel serves a workload.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unserved {
     #[error("a newer change of the workload arrived meanwhile")]
@@ -63,9 +61,7 @@ pub enum Unserved {
         .retry_in.as_secs()
     )]
     Quarantined {
-        /// The number of sessions that ended.
         times: u32,
-        /// The reason why the last of them ended.
         cause: String,
         retry_in: Duration,
     },

@@ -51,7 +51,6 @@ impl Peer {
     }
 }
 
-/// The reason why a connection is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum AdmissionError {
     #[error("cannot read the peer's credentials")]

@@ -24,7 +24,6 @@ const TOLERATED_LOSSES: u32 = 1;
 const INITIAL_QUARANTINE: Duration = Duration::from_secs(60);
 const MAX_QUARANTINE: Duration = Duration::from_secs(3600);
 
-/// The suspicion of one ztunnel against a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suspicion {
     /// Consecutive sessions that ended.
@@ -128,7 +127,6 @@ impl Quarantine {
         deferral.or_else(|| by.values().next().map(other))
     }
 
-    /// The suspicion of one ztunnel against a pod.
     pub fn suspicion(&self, uid: &PodUid, ztunnel: &Ztunnel) -> Option<&Suspicion> {
         self.0.get(uid)?.get(ztunnel)
     }

@@ -15,7 +15,6 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// Allows that many operations per second.
     pub fn new(per_second: u32) -> Self {
         let interval = Duration::from_secs(1) / per_second.max(1);
         let burst = interval * per_second.saturating_sub(1);

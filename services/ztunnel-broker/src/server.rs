@@ -29,7 +29,6 @@ use crate::{
     watch,
 };
 
-/// The implementation of the gRPC service.
 #[derive(Debug)]
 pub struct Handler {
     hub: Arc<Hub>,

@@ -47,14 +47,12 @@ pub enum SessionEnd {
     Refused { verb: &'static str, nack: Nack },
 }
 
-/// The phase of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Connected, but without a hello.
     Connected,
     /// Receiving the desired set, or waiting until it is known.
     Snapshot,
-    /// The snapshot is acknowledged.
     Live,
 }
 
@@ -75,7 +73,6 @@ pub struct Record {
     pub state: PodState,
     /// The sandbox that the message was about.
     pub sandbox: SandboxRef,
-    /// The time at which the response arrived.
     pub answered: Instant,
 }
 
@@ -107,7 +104,6 @@ pub struct SessionInputs<'a> {
     pub quarantine: &'a Quarantine,
 }
 
-/// The responses received so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub acknowledged: u64,
@@ -133,7 +129,6 @@ pub struct Session {
     /// True if a response has arrived since the queue was last found empty.
     busy: bool,
     in_flight: Option<InFlight>,
-    /// True if the session is to be closed.
     renewed: bool,
 }
 

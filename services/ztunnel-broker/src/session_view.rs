@@ -12,14 +12,12 @@ use crate::{
     sessions::{SessionId, Slot},
 };
 
-/// A change that watchers are notified of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     Session(SessionView),
     Workload(WorkloadView),
 }
 
-/// The view of a ztunnel's session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionView {
     pub id: SessionId,
@@ -27,7 +25,6 @@ pub struct SessionView {
     pub since: Instant,
     /// `None` once the session is closed.
     pub stage: Option<Stage>,
-    /// True if it has sent its hello.
     pub greeted: bool,
     pub counts: Counts,
     /// The number of pods waiting in its queues.
@@ -36,7 +33,6 @@ pub struct SessionView {
     pub workloads: usize,
 }
 
-/// The progress of a workload in a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// Not sent yet, or not completely.
@@ -52,7 +48,6 @@ pub enum Progress {
     Quarantined,
 }
 
-/// A workload in a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadView {
     pub sandbox: SandboxRef,
@@ -64,7 +59,6 @@ pub struct WorkloadView {
     pub refusal: Option<Refusal>,
 }
 
-/// Returns the current view of a session.
 pub fn session(id: SessionId, slot: &Slot) -> SessionView {
     let stage = slot.session.stage();
     SessionView {

@@ -17,7 +17,6 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// A connected ztunnel and its session.
 #[derive(Debug)]
 pub struct Slot {
     pub session: Session,
@@ -25,7 +24,6 @@ pub struct Slot {
     pub since: Instant,
 }
 
-/// A ztunnel that has disconnected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lost {
     pub at: Instant,

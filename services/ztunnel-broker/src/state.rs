@@ -68,7 +68,6 @@ impl State {
         std::mem::take(&mut self.events)
     }
 
-    /// Replaces the desired set.
     pub fn set(&mut self, revision: Revision, all: Vec<Workload>, now: Instant) {
         for workload in &all {
             self.pending.confirm(&workload.sandbox, workload.revision);

@@ -36,7 +36,6 @@ const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// The kernel accepts a packet at once, because there is never a second one unread.
 const SEND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// An error while listening for ztunnels.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     #[error(transparent)]
@@ -45,7 +44,6 @@ pub enum ListenError {
     Listen { path: PathBuf, source: io::Error },
 }
 
-/// The reason why a session ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ZdsError {
     #[error(transparent)]

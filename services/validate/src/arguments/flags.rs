@@ -1,6 +1,5 @@
 //! The flags of this program and those of istio-iptables (services/docs/facts/istio-sidecar.md, 4.1).
 
-/// The meaning of a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlagKind {
     Help,

@@ -16,7 +16,6 @@ use crate::{
 /// The state that a watcher receives first.
 #[derive(Debug)]
 pub struct Status {
-    /// True if the desired set is known.
     pub seeded: bool,
     pub sessions: Vec<SessionView>,
     /// Every desired pod in every session.
@@ -31,7 +30,6 @@ pub struct Listed {
     pub descriptor_held: bool,
     /// Since when the workload has been known in this form.
     pub since: Instant,
-    /// The suspicion against its pod.
     pub suspicion: Option<Suspicion>,
     /// Its state in each session; empty for a sandbox that its pod no longer uses.
     pub states: Vec<WorkloadView>,

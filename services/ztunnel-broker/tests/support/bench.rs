@@ -99,7 +99,6 @@ impl Bench {
             .unwrap();
     }
 
-    /// Starts an add whose caller has that deadline.
     pub(crate) fn add(
         &self,
         workload: Workload,

@@ -49,7 +49,6 @@ impl Ztunnel {
         self.in_flight = Some((payload, netns));
     }
 
-    /// The pod of the Add in flight.
     pub(super) fn adding(&self) -> Option<&str> {
         match &self.in_flight {
             Some((Payload::Add(add), _)) => Some(&add.uid),
