@@ -40,14 +40,16 @@ impl NamedPod {
         text: &str,
         default: Option<&NamespaceName>,
     ) -> Result<Option<Self>, CniError> {
-        let pairs = pairs(text)?;
-        refuse_unknown(&pairs)?;
-        let name = match value(&pairs, NAMESPACE)? {
-            Some(namespace) => value(&pairs, NAME)?.map(|name| (namespace, name)),
+        let pairs = parse_pairs(text)?;
+        reject_unknown_keys(&pairs)?;
+        let name = match parse_value(&pairs, NAMESPACE)? {
+            Some(namespace) => parse_value(&pairs, NAME)?.map(|name| (namespace, name)),
             // "festive_hopper" is a good name for a container, and no pod's.
-            None => default.cloned().zip(value(&pairs, NAME).ok().flatten()),
+            None => default
+                .cloned()
+                .zip(parse_value(&pairs, NAME).ok().flatten()),
         };
-        let uid = value(&pairs, UID)?;
+        let uid = parse_value(&pairs, UID)?;
         Ok(name.map(|(namespace, name)| Self {
             namespace,
             name,
@@ -62,25 +64,25 @@ impl fmt::Display for NamedPod {
     }
 }
 
-fn pairs(text: &str) -> Result<BTreeMap<&str, &str>, CniError> {
+fn parse_pairs(text: &str) -> Result<BTreeMap<&str, &str>, CniError> {
     let mut pairs = BTreeMap::new();
     for pair in text.split(';').filter(|_| !text.is_empty()) {
         let split = pair.split_once('=').filter(|(key, _)| !key.is_empty());
-        let (key, value) = split.ok_or_else(|| bad(pair, "is not KEY=VALUE"))?;
+        let (key, value) = split.ok_or_else(|| invalid(pair, "is not KEY=VALUE"))?;
         if pairs.insert(key, value).is_some() {
-            return Err(bad(key, "is given twice"));
+            return Err(invalid(key, "is given twice"));
         }
     }
     Ok(pairs)
 }
 
-fn refuse_unknown(pairs: &BTreeMap<&str, &str>) -> Result<(), CniError> {
+fn reject_unknown_keys(pairs: &BTreeMap<&str, &str>) -> Result<(), CniError> {
     if ignores_unknown(pairs)? {
         return Ok(());
     }
     let known = [NAMESPACE, NAME, UID, INFRA_CONTAINER, IGNORE_UNKNOWN];
     match pairs.keys().find(|key| !known.contains(key)) {
-        Some(key) => Err(bad(key, "is unknown, and IgnoreUnknown is not set")),
+        Some(key) => Err(invalid(key, "is unknown, and IgnoreUnknown is not set")),
         None => Ok(()),
     }
 }
@@ -90,12 +92,12 @@ fn ignores_unknown(pairs: &BTreeMap<&str, &str>) -> Result<bool, CniError> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
-        _ => Err(bad(IGNORE_UNKNOWN, "is neither 1, true, 0 nor false")),
+        _ => Err(invalid(IGNORE_UNKNOWN, "is neither 1, true, 0 nor false")),
     }
 }
 
 /// An empty value says as little as an absent key.
-fn value<T>(pairs: &BTreeMap<&str, &str>, key: &str) -> Result<Option<T>, CniError>
+fn parse_value<T>(pairs: &BTreeMap<&str, &str>, key: &str) -> Result<Option<T>, CniError>
 where
     T: FromStr<Err: fmt::Display>,
 {
@@ -104,7 +106,7 @@ where
     parsed.map_err(|error| CniError::in_variable(VARIABLE, format_args!("{key}: {error}")))
 }
 
-fn bad(what: &str, problem: &str) -> CniError {
+fn invalid(what: &str, problem: &str) -> CniError {
     let excerpt: String = what.chars().take(80).collect();
     CniError::in_variable(VARIABLE, format_args!("{excerpt:?} {problem}"))
 }

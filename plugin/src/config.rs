@@ -131,11 +131,11 @@ impl NetworkConfig {
     pub fn parse(stdin: &[u8]) -> Result<Self, CniError> {
         let document = Document::parse(stdin)?;
         // The version first: in another one the rest may mean something else.
-        let version: String = key("cniVersion", document.version)?.unwrap_or_default();
+        let version: String = parse_key("cniVersion", document.version)?.unwrap_or_default();
         Ok(Self {
             version: version.parse()?,
             name: document.name()?,
-            plugin_type: required("type", document.plugin_type)?,
+            plugin_type: require("type", document.plugin_type)?,
             prev_result: document.prev_result()?,
             valid_attachments: document.valid_attachments()?,
             settings: document.settings()?,
@@ -152,25 +152,25 @@ impl Settings {
 
 impl<'a> Document<'a> {
     fn parse(stdin: &'a [u8]) -> Result<Self, CniError> {
-        let undecodable = |problem: String| {
+        let decode_error = |problem: String| {
             let msg = format!("the network configuration on stdin is no JSON object: {problem}");
             CniError::new(ErrorCode::Decode, msg)
         };
         // serde would read an array, too, its elements as the fields in order.
         match stdin.trim_ascii_start().first() {
             Some(b'{') => {}
-            Some(_) => return Err(undecodable("it does not begin with '{'".to_owned())),
-            None => return Err(undecodable("it is empty".to_owned())),
+            Some(_) => return Err(decode_error("it does not begin with '{'".to_owned())),
+            None => return Err(decode_error("it is empty".to_owned())),
         }
-        serde_json::from_slice(stdin).map_err(|error| undecodable(error.to_string()))
+        serde_json::from_slice(stdin).map_err(|error| decode_error(error.to_string()))
     }
 
     fn name(&self) -> Result<NetworkName, CniError> {
-        let name: String = required("name", self.name)?;
+        let name: String = require("name", self.name)?;
         if name.is_empty() {
             return Err(CniError::in_config("name", "is empty"));
         }
-        parsed("name", &name)
+        parse_identifier("name", &name)
     }
 
     fn prev_result(&self) -> Result<Option<Box<RawValue>>, CniError> {
@@ -190,11 +190,11 @@ impl<'a> Document<'a> {
             ifname: String,
         }
         const KEY: &str = "cni.dev/valid-attachments";
-        let items: Option<Vec<Item>> = key(KEY, self.valid_attachments)?;
+        let items: Option<Vec<Item>> = parse_key(KEY, self.valid_attachments)?;
         let check = |item: Item| {
             Ok(ValidAttachment {
-                container_id: parsed(KEY, &item.container_id)?,
-                ifname: parsed(KEY, &item.ifname)?,
+                container_id: parse_identifier(KEY, &item.container_id)?,
+                ifname: parse_identifier(KEY, &item.ifname)?,
             })
         };
         items
@@ -205,18 +205,19 @@ impl<'a> Document<'a> {
     fn settings(&self) -> Result<Settings, CniError> {
         Ok(Settings {
             agent_socket: self.agent_socket()?,
-            state_dir: path("stateDir", self.state_dir, "/var/lib/inpod/plugin")?,
+            state_dir: parse_path("stateDir", self.state_dir, "/var/lib/inpod/plugin")?,
             timeout: self.timeout()?,
             exclude_namespaces: self.exclude_namespaces()?,
             default_namespace: self.default_namespace()?,
-            agent_unavailable: key("agentUnavailable", self.agent_unavailable)?.unwrap_or_default(),
-            log_level: key("logLevel", self.log_level)?.unwrap_or_default(),
+            agent_unavailable: parse_key("agentUnavailable", self.agent_unavailable)?
+                .unwrap_or_default(),
+            log_level: parse_key("logLevel", self.log_level)?.unwrap_or_default(),
         })
     }
 
     fn agent_socket(&self) -> Result<PathBuf, CniError> {
         const KEY: &str = "agentSocket";
-        let socket = path(KEY, self.agent_socket, "/run/inpod/pod-events/grpc.sock")?;
+        let socket = parse_path(KEY, self.agent_socket, "/run/inpod/pod-events/grpc.sock")?;
         // unix(7): sun_path holds 108 bytes, the last one a zero.
         if socket.as_os_str().len() > 107 {
             return Err(CniError::in_config(KEY, "is longer than 107 bytes"));
@@ -226,7 +227,7 @@ impl<'a> Document<'a> {
 
     fn timeout(&self) -> Result<Duration, CniError> {
         const KEY: &str = "timeoutSeconds";
-        let seconds = key(KEY, self.timeout_seconds)?.unwrap_or(30);
+        let seconds = parse_key(KEY, self.timeout_seconds)?.unwrap_or(30);
         if !(1..=MAX_TIMEOUT_SECONDS).contains(&seconds) {
             let problem = format_args!("{seconds} is not in 1 to {MAX_TIMEOUT_SECONDS}");
             return Err(CniError::in_config(KEY, problem));
@@ -236,29 +237,35 @@ impl<'a> Document<'a> {
 
     fn exclude_namespaces(&self) -> Result<Vec<NamespaceName>, CniError> {
         const KEY: &str = "excludeNamespaces";
-        let names: Vec<String> = key(KEY, self.exclude_namespaces)?.unwrap_or_default();
-        names.iter().map(|name| parsed(KEY, name)).collect()
+        let names: Vec<String> = parse_key(KEY, self.exclude_namespaces)?.unwrap_or_default();
+        names
+            .iter()
+            .map(|name| parse_identifier(KEY, name))
+            .collect()
     }
 
     fn default_namespace(&self) -> Result<Option<NamespaceName>, CniError> {
         const KEY: &str = "defaultNamespace";
-        let name: Option<String> = key(KEY, self.default_namespace)?;
-        name.map(|name| parsed(KEY, &name)).transpose()
+        let name: Option<String> = parse_key(KEY, self.default_namespace)?;
+        name.map(|name| parse_identifier(KEY, &name)).transpose()
     }
 }
 
 /// Reads a key's value; `null` is as good as no key.
-fn key<T: DeserializeOwned>(name: &str, raw: Option<&RawValue>) -> Result<Option<T>, CniError> {
+fn parse_key<T: DeserializeOwned>(
+    name: &str,
+    raw: Option<&RawValue>,
+) -> Result<Option<T>, CniError> {
     raw.map(|raw| serde_json::from_str(raw.get()))
         .transpose()
         .map_err(|error| CniError::in_config(name, error))
 }
 
-fn required<T: DeserializeOwned>(name: &str, raw: Option<&RawValue>) -> Result<T, CniError> {
-    key(name, raw)?.ok_or_else(|| CniError::in_config(name, "is missing"))
+fn require<T: DeserializeOwned>(name: &str, raw: Option<&RawValue>) -> Result<T, CniError> {
+    parse_key(name, raw)?.ok_or_else(|| CniError::in_config(name, "is missing"))
 }
 
-fn parsed<T>(name: &str, text: &str) -> Result<T, CniError>
+fn parse_identifier<T>(name: &str, text: &str) -> Result<T, CniError>
 where
     T: std::str::FromStr<Err = inpod_types::InvalidIdentifier>,
 {
@@ -267,8 +274,8 @@ where
 }
 
 /// An absolute path: the plugin's working directory is the runtime's.
-fn path(name: &str, raw: Option<&RawValue>, default: &str) -> Result<PathBuf, CniError> {
-    let text: String = key(name, raw)?.unwrap_or_else(|| default.to_owned());
+fn parse_path(name: &str, raw: Option<&RawValue>, default: &str) -> Result<PathBuf, CniError> {
+    let text: String = parse_key(name, raw)?.unwrap_or_else(|| default.to_owned());
     if !text.starts_with('/') || text.contains('\0') {
         return Err(CniError::in_config(name, "expected an absolute path"));
     }

@@ -8,12 +8,12 @@ use std::{
 };
 
 /// Makes a directory that only its owner may look into, where it is missing.
-pub(crate) fn make_dir(dir: &Path) -> io::Result<()> {
+pub(crate) fn create_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)
 }
 
 /// Puts a file in place. It is written under a name that begins with a dot, which must be free.
-pub(crate) fn put(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+pub(crate) fn write_file(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     let temporary = dir.join(format!(".{name}"));
     let renamed =
         write_synced(&temporary, content).and_then(|()| fs::rename(&temporary, dir.join(name)));

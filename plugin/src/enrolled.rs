@@ -44,10 +44,10 @@ impl EnrolledNamespaces {
     ///
     /// When it cannot be written; then an earlier one is still there.
     pub fn write(&self, state_dir: &Path) -> io::Result<()> {
-        durable::make_dir(state_dir)?;
+        durable::create_dir(state_dir)?;
         // Left by a writer that died; if it stays, the next step says why.
         let _ignored = fs::remove_file(state_dir.join(format!(".{ENROLLED_FILE}")));
-        durable::put(state_dir, ENROLLED_FILE, self.0.as_bytes())
+        durable::write_file(state_dir, ENROLLED_FILE, self.0.as_bytes())
     }
 
     /// The namespaces. Lines that name none are left out.

@@ -25,7 +25,7 @@ use crate::call::Call;
 ///
 /// Code 5 when stdin cannot be read or does not end before the deadline, 6 when it is longer than any configuration, or
 /// those of [`Invocation::parse`].
-pub(crate) fn receive(
+pub(crate) fn read_invocation(
     variables: &Variables,
     call: &Call,
     stdin: &mut Vec<u8>,
@@ -42,12 +42,12 @@ pub(crate) fn receive(
 fn read_all(from: BorrowedFd<'_>, into: &mut Vec<u8>, deadline: Instant) -> Result<(), CniError> {
     let mut chunk = [0; 16 * 1024];
     loop {
-        wait(from, deadline)?;
+        wait_readable(from, deadline)?;
         match unistd::read(from, &mut chunk) {
             Ok(0) => return Ok(()),
             Ok(n) => into.extend(chunk.iter().take(n)),
             Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(read_error(error)),
         }
         if into.len() > MAX_CONFIG_BYTES {
             let msg = format!("stdin is longer than {MAX_CONFIG_BYTES} bytes");
@@ -57,25 +57,25 @@ fn read_all(from: BorrowedFd<'_>, into: &mut Vec<u8>, deadline: Instant) -> Resu
 }
 
 /// Waits until there is something to read, or the end.
-fn wait(from: BorrowedFd<'_>, deadline: Instant) -> Result<(), CniError> {
+fn wait_readable(from: BorrowedFd<'_>, deadline: Instant) -> Result<(), CniError> {
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX);
         match poll(&mut [PollFd::new(from, PollFlags::POLLIN)], timeout) {
-            Ok(0) if left.is_zero() => return Err(unended()),
+            Ok(0) if remaining.is_zero() => return Err(not_closed()),
             // poll counts in milliseconds and may come back a little early.
             Ok(0) | Err(Errno::EINTR) => {}
             Ok(_) => return Ok(()),
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(read_error(error)),
         }
     }
 }
 
-fn unended() -> CniError {
+fn not_closed() -> CniError {
     CniError::new(ErrorCode::Io, "stdin was not closed in time by the runtime")
 }
 
-fn failed(error: Errno) -> CniError {
+fn read_error(error: Errno) -> CniError {
     CniError::new(ErrorCode::Io, format!("cannot read stdin: {error}"))
 }
 

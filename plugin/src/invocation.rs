@@ -78,10 +78,10 @@ impl Invocation {
         let verb = variables.verb()?;
         if verb == Verb::Version {
             // Before 1.0.0 nothing came on stdin, and the answer is what a runtime needs to do better.
-            return Ok(Self::Version(SpecVersion::of_answer_to(stdin)));
+            return Ok(Self::Version(SpecVersion::for_reply(stdin)));
         }
         let config = NetworkConfig::parse(stdin)?;
-        verb.must_be_known_in(config.version)?;
+        verb.require_version(config.version)?;
         match verb {
             Verb::Add => Attachment::new(variables, config).map(Self::Add),
             Verb::Check => Attachment::new(variables, config).map(Self::Check),

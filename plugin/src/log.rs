@@ -51,14 +51,14 @@ impl Report<'_> {
     /// Writes the line, if it is grave enough for the configuration.
     pub(crate) fn write(&self) {
         let config = self.invocation.and_then(Invocation::config);
-        let least = config.map_or(Level::Info, |config| config.settings.log_level);
-        let (level, message) = self.headline();
-        if level <= least {
+        let threshold = config.map_or(Level::Info, |config| config.settings.log_level);
+        let (level, message) = self.summary();
+        if level <= threshold {
             write(&self.line(level, message));
         }
     }
 
-    fn headline(&self) -> (Level, &'static str) {
+    fn summary(&self) -> (Level, &'static str) {
         match self.outcome {
             _ if self.printed.is_err() => (Level::Error, "Could not print the answer"),
             Ok(outcome) => (outcome.level, outcome.message),
@@ -73,10 +73,10 @@ impl Report<'_> {
         let sandbox = self.invocation.and_then(Invocation::sandbox);
         let pod = self.invocation.and_then(Invocation::pod);
         Line {
-            level: word(level),
+            level: level_name(level),
             message,
             time_unix_ms: spool::now_unix_ms(),
-            took_ms: self.call.took().as_millis(),
+            took_ms: self.call.elapsed().as_millis(),
             verb: self.verb,
             sandbox: sandbox.map(ToString::to_string),
             pod: pod.map(ToString::to_string),
@@ -95,7 +95,7 @@ impl Report<'_> {
     }
 }
 
-fn word(level: Level) -> &'static str {
+fn level_name(level: Level) -> &'static str {
     match level {
         Level::Error => "ERROR",
         Level::Warn => "WARN",
@@ -108,6 +108,6 @@ fn word(level: Level) -> &'static str {
 fn write(line: &Line<'_>) {
     if let Ok(mut text) = serde_json::to_vec(line) {
         text.push(b'\n');
-        let _unheard = io::stderr().write_all(&text);
+        let _ignored = io::stderr().write_all(&text);
     }
 }

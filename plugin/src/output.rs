@@ -29,7 +29,7 @@ impl Outcome {
     }
 
     /// The call is none of ours.
-    pub(crate) fn passed(message: &'static str) -> Self {
+    pub(crate) fn skipped(message: &'static str) -> Self {
         Self {
             level: Level::Debug,
             ..Self::done(message)
@@ -37,12 +37,12 @@ impl Outcome {
     }
 
     /// The same, printing a document.
-    pub(crate) fn printing(self, stdout: String) -> Self {
+    pub(crate) fn with_stdout(self, stdout: String) -> Self {
         Self { stdout, ..self }
     }
 
     /// The same, though something went wrong.
-    pub(crate) fn despite(self, level: Level, cause: impl Into<String>) -> Self {
+    pub(crate) fn with_problem(self, level: Level, cause: impl Into<String>) -> Self {
         Self {
             level,
             cause: cause.into(),

@@ -45,7 +45,7 @@ pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>,
     let invalid = |error| CniError::in_config("prevResult", error);
     let result: PrevResult = serde_json::from_str(raw.get()).map_err(invalid)?;
     let all = result.ips.unwrap_or_default();
-    let ours = indices(&result.interfaces.unwrap_or_default(), ifname);
+    let ours = sandbox_interface_indices(&result.interfaces.unwrap_or_default(), ifname);
     let is_ours = |ip: &&Address| ip.interface.is_some_and(|index| ours.contains(&index));
     let mut chosen: Vec<&Address> = all.iter().filter(is_ours).collect();
     if chosen.is_empty() {
@@ -55,7 +55,7 @@ pub fn addresses(config: &NetworkConfig, ifname: &IfName) -> Result<Vec<IpAddr>,
 }
 
 /// Where the interface of that name stands that is in a sandbox: the host's end of a pair may bear the same name.
-fn indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
+fn sandbox_interface_indices(interfaces: &[Interface], ifname: &IfName) -> Vec<i64> {
     let is_ours = |interface: &Interface| {
         let in_sandbox = interface.sandbox.as_ref().is_some_and(|it| !it.is_empty());
         in_sandbox && interface.name == ifname.as_str()
@@ -75,7 +75,7 @@ fn parse(ip: &Address) -> Result<IpAddr, CniError> {
 
 /// What ADD prints: prevResult as it came, byte for byte, or an empty result where there was none (CNI spec, "ADD": a
 /// chained plugin that changes nothing passes its prevResult on).
-pub fn passed_on(config: &NetworkConfig) -> String {
+pub fn pass_through(config: &NetworkConfig) -> String {
     match &config.prev_result {
         Some(raw) => raw.get().to_owned(),
         None => format!(
@@ -162,7 +162,10 @@ mod tests {
     #[test]
     fn a_prev_result_is_passed_on_byte_for_byte() {
         let raw = "{ \"ips\" : [ ],\n\t\"cniVersion\":\"1.0.0\", \"x\": 1.00, \"ü\":\"\\u00fc\" }";
-        assert_eq!(passed_on(&config(&format!(",\"prevResult\": {raw} "))), raw);
+        assert_eq!(
+            pass_through(&config(&format!(",\"prevResult\": {raw} "))),
+            raw
+        );
     }
 
     #[test]
@@ -170,7 +173,7 @@ mod tests {
         for none in ["", r#","prevResult":null"#] {
             let config = config(none);
             assert_eq!(
-                passed_on(&config),
+                pass_through(&config),
                 r#"{"cniVersion":"1.0.0","interfaces":[],"ips":[],"routes":[],"dns":{}}"#
             );
             assert_eq!(addresses(&config, &"eth0".parse().unwrap()), Ok(vec![]));

@@ -136,12 +136,12 @@ impl Entry {
             path: dir.clone(),
             source,
         };
-        durable::make_dir(&dir).map_err(at)?;
+        durable::create_dir(&dir).map_err(at)?;
         if fs::read_dir(&dir).map_err(at)?.count() >= MAX_ENTRIES {
             return Err(SpoolError::Full(dir));
         }
         let content = serde_json::to_vec(self).map_err(|error| at(error.into()))?;
-        durable::put(&dir, &self.file_name(), &content).map_err(at)
+        durable::write_file(&dir, &self.file_name(), &content).map_err(at)
     }
 
     /// Time first, for the order of reading; the process id tells apart what comes in the same millisecond.

@@ -47,15 +47,15 @@ impl SpecVersion {
 
     /// The version to answer a call in, even one that cannot be understood otherwise: the one its configuration names,
     /// else the newest.
-    pub fn of_answer_to(stdin: &[u8]) -> Self {
+    pub fn for_reply(stdin: &[u8]) -> Self {
         #[derive(Deserialize)]
-        struct Asked<'a> {
+        struct Request<'a> {
             #[serde(rename = "cniVersion")]
             version: &'a str,
         }
-        let asked = serde_json::from_slice::<Asked<'_>>(stdin).ok();
-        asked
-            .and_then(|asked| asked.version.parse().ok())
+        let request = serde_json::from_slice::<Request<'_>>(stdin).ok();
+        request
+            .and_then(|request| request.version.parse().ok())
             .unwrap_or(Self::NEWEST)
     }
 
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn the_report_is_in_the_version_that_was_asked() {
         assert_eq!(
-            SpecVersion::of_answer_to(br#"{"cniVersion":"1.0.0"}"#).report(),
+            SpecVersion::for_reply(br#"{"cniVersion":"1.0.0"}"#).report(),
             r#"{"cniVersion":"1.0.0","supportedVersions":["0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#
         );
     }
@@ -140,7 +140,7 @@ mod tests {
             r#"{"cniVersion":"2.0.0"}"#,
         ] {
             assert_eq!(
-                SpecVersion::of_answer_to(stdin.as_bytes()),
+                SpecVersion::for_reply(stdin.as_bytes()),
                 SpecVersion::NEWEST
             );
         }

@@ -220,7 +220,7 @@ proptest! {
             }
             Ok(_) => {}
             Err(error) => {
-                let json = error.to_json(SpecVersion::of_answer_to(&stdin));
+                let json = error.to_json(SpecVersion::for_reply(&stdin));
                 prop_assert!(serde_json::from_str::<serde_json::Value>(&json).is_ok());
                 prop_assert!(!json.contains('\n'));
                 prop_assert!(json.len() < 2000, "{}", json);

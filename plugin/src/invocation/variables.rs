@@ -28,11 +28,11 @@ impl Variables {
     /// Reads the process's environment.
     pub fn from_environment() -> Self {
         Self {
-            command: read("CNI_COMMAND"),
-            container_id: read("CNI_CONTAINERID"),
-            netns: read("CNI_NETNS"),
-            ifname: read("CNI_IFNAME"),
-            args: read("CNI_ARGS"),
+            command: read_variable("CNI_COMMAND"),
+            container_id: read_variable("CNI_CONTAINERID"),
+            netns: read_variable("CNI_NETNS"),
+            ifname: read_variable("CNI_IFNAME"),
+            args: read_variable("CNI_ARGS"),
         }
     }
 
@@ -100,7 +100,7 @@ impl Variables {
     clippy::disallowed_methods,
     reason = "CNI passes its parameters as variables; nothing else reads the environment"
 )]
-fn read(name: &str) -> Option<String> {
+fn read_variable(name: &str) -> Option<String> {
     let value = match env::var(name) {
         Ok(value) => value,
         // The replacement characters then fail the check of whatever the variable holds.

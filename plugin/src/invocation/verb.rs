@@ -44,7 +44,7 @@ impl Verb {
         }
     }
 
-    pub(super) fn must_be_known_in(self, version: SpecVersion) -> Result<(), CniError> {
+    pub(super) fn require_version(self, version: SpecVersion) -> Result<(), CniError> {
         let since = self.since();
         if version >= since {
             return Ok(());

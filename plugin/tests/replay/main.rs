@@ -3,10 +3,10 @@
 #![cfg(test)]
 
 mod add;
-mod away;
 mod bad_input;
 mod del;
 mod fake_agent;
+mod fallback;
 mod node;
 mod other_verbs;
 mod recorded;

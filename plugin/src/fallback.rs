@@ -7,7 +7,7 @@ use inpod_types::NamespaceName;
 
 /// The verdict on a pod whose enrollment nobody can tell.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Decision {
     /// It may start, outside the mesh, and is written down.
     Admit,
     /// It must wait, because of this.
@@ -16,23 +16,23 @@ pub(crate) enum Verdict {
 
 /// Decides on an ADD: no pod that belongs to the mesh starts outside it unless the node's configuration says so, and no
 /// other pod waits for the mesh's agent.
-pub(crate) fn verdict(
+pub(crate) fn decide(
     policy: AgentUnavailable,
     enrolled: io::Result<Option<EnrolledNamespaces>>,
     namespace: &NamespaceName,
-) -> Verdict {
+) -> Decision {
     match (policy, enrolled) {
-        (AgentUnavailable::Allow, _) => Verdict::Admit,
+        (AgentUnavailable::Allow, _) => Decision::Admit,
         (AgentUnavailable::Fail, Ok(Some(enrolled))) if !enrolled.contains(namespace) => {
-            Verdict::Admit
+            Decision::Admit
         }
         (AgentUnavailable::Fail, Ok(Some(_))) => {
-            Verdict::Wait(format!("namespace {namespace} has pods in the mesh"))
+            Decision::Wait(format!("namespace {namespace} has pods in the mesh"))
         }
         (AgentUnavailable::Fail, Ok(None)) => {
-            Verdict::Wait("it has never said which namespaces have pods in the mesh".to_owned())
+            Decision::Wait("it has never said which namespaces have pods in the mesh".to_owned())
         }
-        (AgentUnavailable::Fail, Err(error)) => Verdict::Wait(format!(
+        (AgentUnavailable::Fail, Err(error)) => Decision::Wait(format!(
             "the list of enrolled namespaces cannot be read: {error}"
         )),
     }
@@ -46,7 +46,7 @@ mod tests {
 
     use super::*;
 
-    fn listed(text: &str) -> io::Result<Option<EnrolledNamespaces>> {
+    fn enrolled_list(text: &str) -> io::Result<Option<EnrolledNamespaces>> {
         let dir = tempfile::tempdir()?;
         fs::write(dir.path().join(ENROLLED_FILE), text)?;
         EnrolledNamespaces::read(dir.path())
@@ -56,23 +56,23 @@ mod tests {
     fn a_pod_waits_unless_it_is_known_not_to_belong_to_the_mesh() {
         let unreadable = || Err(io::Error::from(io::ErrorKind::PermissionDenied));
         for (enrolled, admitted) in [
-            (listed("shop\n"), false),
-            (listed("bank\n"), true),
-            (listed(""), true),
+            (enrolled_list("shop\n"), false),
+            (enrolled_list("bank\n"), true),
+            (enrolled_list(""), true),
             (Ok(None), false),
             (unreadable(), false),
         ] {
             let what = format!("{enrolled:?}");
-            let verdict = verdict(AgentUnavailable::Fail, enrolled, &"shop".parse().unwrap());
-            assert_eq!(verdict == Verdict::Admit, admitted, "{what}: {verdict:?}");
+            let decide = decide(AgentUnavailable::Fail, enrolled, &"shop".parse().unwrap());
+            assert_eq!(decide == Decision::Admit, admitted, "{what}: {decide:?}");
         }
     }
 
     #[test]
     fn a_node_may_be_configured_to_let_every_pod_start() {
-        for enrolled in [listed("shop\n"), Ok(None)] {
-            let verdict = verdict(AgentUnavailable::Allow, enrolled, &"shop".parse().unwrap());
-            assert_eq!(verdict, Verdict::Admit);
+        for enrolled in [enrolled_list("shop\n"), Ok(None)] {
+            let decide = decide(AgentUnavailable::Allow, enrolled, &"shop".parse().unwrap());
+            assert_eq!(decide, Decision::Admit);
         }
     }
 }
