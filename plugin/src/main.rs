@@ -6,6 +6,7 @@ mod fallback;
 mod input;
 mod log;
 mod output;
+mod usage;
 mod verbs;
 
 use std::process::ExitCode;
@@ -13,6 +14,9 @@ use std::process::ExitCode;
 use inpod_cni::{invocation::Variables, version::SpecVersion};
 
 fn main() -> ExitCode {
+    if let Some(code) = usage::answer() {
+        return code;
+    }
     let variables = Variables::from_environment();
     let mut call = call::Call::start(variables.verb().ok());
     let mut stdin = Vec::new();

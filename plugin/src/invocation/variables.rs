@@ -36,6 +36,11 @@ impl Variables {
         }
     }
 
+    /// Returns whether `CNI_COMMAND` is set, be it empty: whether a runtime has started this process.
+    pub fn has_command() -> bool {
+        env::var_os("CNI_COMMAND").is_some()
+    }
+
     /// Which verb is called.
     ///
     /// # Errors
@@ -44,10 +49,7 @@ impl Variables {
     pub fn verb(&self) -> Result<Verb, CniError> {
         match &self.command {
             Some(command) => command.parse(),
-            None => Err(CniError::in_variable(
-                "CNI_COMMAND",
-                "is missing; this program is executed by a container runtime",
-            )),
+            None => Err(CniError::in_variable("CNI_COMMAND", "missing or empty")),
         }
     }
 

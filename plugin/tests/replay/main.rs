@@ -10,3 +10,4 @@ mod fallback;
 mod node;
 mod other_verbs;
 mod recorded;
+mod usage;
