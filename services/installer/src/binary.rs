@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use inpod_cni_config::OURS;
+use inpod_cni_config::INPOD_CNI;
 
 use crate::{error::BinaryError, files};
 
 /// How long the copy may take to tell its versions.
-const TRIAL: Duration = Duration::from_secs(5);
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +28,9 @@ pub enum Installed {
 
 /// Which files were compared, and as of when: as long as neither changes, there is nothing to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp([(u64, u64, u64, i64, i64); 2]);
+pub struct FileStamps([(u64, u64, u64, i64, i64); 2]);
 
-impl Stamp {
+impl FileStamps {
     /// Of the plugin that is to be installed and the one that is there; `None` where one is not.
     pub fn of(source: &Path, dir: &Path) -> Option<Self> {
         let one = |path: &Path| {
@@ -44,7 +44,7 @@ impl Stamp {
                 found.ctime_nsec(),
             ))
         };
-        Some(Self([one(source)?, one(&dir.join(OURS))?]))
+        Some(Self([one(source)?, one(&dir.join(INPOD_CNI))?]))
     }
 }
 
@@ -58,7 +58,7 @@ pub fn is_current(source: &Path, dir: &Path) -> Result<bool, BinaryError> {
     if !dir.is_dir() {
         return Err(BinaryError::NoDirectory(dir.to_owned()));
     }
-    let target = dir.join(OURS);
+    let target = dir.join(INPOD_CNI);
     let is_executable =
         fs::metadata(&target).is_ok_and(|found| found.permissions().mode() & 0o111 == 0o111);
     Ok(is_executable && fs::read(target).is_ok_and(|found| found == wanted))
@@ -74,26 +74,26 @@ pub fn install(source: &Path, dir: &Path) -> Result<Installed, BinaryError> {
         return Ok(Installed::Unchanged);
     }
     let content = read(source)?;
-    let aside = files::aside(dir, OURS);
+    let temporary = files::temporary_path(dir, INPOD_CNI);
     let written = (|| {
-        files::sweep(dir)?;
-        write(&aside, &content)
+        files::remove_temporaries(dir)?;
+        write(&temporary, &content)
     })();
     let failed = |source: io::Error| {
         if source.kind() == io::ErrorKind::ReadOnlyFilesystem {
             return BinaryError::ReadOnly(dir.to_owned());
         }
-        let path = dir.join(OURS);
+        let path = dir.join(INPOD_CNI);
         BinaryError::Write { path, source }
     };
-    files::kept(written, &aside).map_err(failed)?;
-    let tried = try_out(&aside).map_err(|problem| BinaryError::Unusable {
+    files::remove_on_error(written, &temporary).map_err(failed)?;
+    let tried = try_out(&temporary).map_err(|problem| BinaryError::Unusable {
         dir: dir.to_owned(),
         problem,
     });
-    files::kept(tried, &aside)?;
-    let renamed = fs::rename(&aside, dir.join(OURS)).and_then(|()| files::sync(dir));
-    files::kept(renamed, &aside).map_err(failed)?;
+    files::remove_on_error(tried, &temporary)?;
+    let renamed = fs::rename(&temporary, dir.join(INPOD_CNI)).and_then(|()| files::sync_dir(dir));
+    files::remove_on_error(renamed, &temporary).map_err(failed)?;
     Ok(Installed::Written)
 }
 
@@ -119,7 +119,7 @@ fn write(path: &PathBuf, content: &[u8]) -> io::Result<()> {
 
 /// Has the copy tell its versions, as a runtime would ask.
 fn try_out(plugin: &Path) -> Result<(), String> {
-    let deadline = Instant::now() + TRIAL;
+    let deadline = Instant::now() + TRIAL_TIMEOUT;
     let mut child = spawn(plugin, deadline)?;
     if let Some(mut stdin) = child.stdin.take() {
         // One that answers without reading is as good.
@@ -132,22 +132,22 @@ fn try_out(plugin: &Path) -> Result<(), String> {
                 // Whether or not it can be killed, it is not waited for.
                 drop(child.kill());
                 drop(child.wait());
-                return Err(format!("it did not answer VERSION in {TRIAL:?}"));
+                return Err(format!("it did not answer VERSION in {TRIAL_TIMEOUT:?}"));
             }
             None => thread::sleep(Duration::from_millis(2)),
         }
     };
-    let mut said = String::new();
+    let mut output = String::new();
     let read = child
         .stdout
         .take()
-        .map(|stdout| stdout.take(4096).read_to_string(&mut said));
+        .map(|stdout| stdout.take(4096).read_to_string(&mut output));
     if !status.success() {
         return Err(format!("VERSION ended with {status}"));
     }
     match read {
-        Some(Ok(_)) if said.contains("supportedVersions") => Ok(()),
-        Some(_) | None => Err(format!("it answered VERSION with {said:?}")),
+        Some(Ok(_)) if output.contains("supportedVersions") => Ok(()),
+        Some(_) | None => Err(format!("it answered VERSION with {output:?}")),
     }
 }
 
@@ -206,8 +206,8 @@ mod tests {
             let error = install(&source(from.path(), bad), to.path()).unwrap_err();
             assert!(matches!(error, BinaryError::Unusable { .. }), "{error}");
         }
-        assert_eq!(fs::read_to_string(to.path().join(OURS)).unwrap(), GOOD);
-        let mode = fs::metadata(to.path().join(OURS))
+        assert_eq!(fs::read_to_string(to.path().join(INPOD_CNI)).unwrap(), GOOD);
+        let mode = fs::metadata(to.path().join(INPOD_CNI))
             .unwrap()
             .permissions()
             .mode();

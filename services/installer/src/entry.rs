@@ -1,7 +1,7 @@
 //! Our entry in the chain, made of settings.
 
 use inpod_cni::config::{AgentUnavailable, Level};
-use inpod_cni_config::{Entry, OURS};
+use inpod_cni_config::{Entry, INPOD_CNI};
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
@@ -12,7 +12,7 @@ const STANDALONE_VERSION: &str = "0.3.1";
 /// Our entry: every key that the plugin reads (`inpod_cni::config::Settings`), so that what is in force can be read there.
 pub fn entry(config: &Config) -> Entry {
     Entry {
-        kind: OURS.to_owned(),
+        kind: INPOD_CNI.to_owned(),
         text: Value::from(settings(config)).to_string().into_bytes(),
     }
 }
@@ -35,7 +35,7 @@ fn settings(config: &Config) -> Map<String, Value> {
     let namespaces = config.exclude_namespaces.iter().map(ToString::to_string);
     let mut settings = Map::new();
     let mut put = |key: &str, value: Value| drop(settings.insert(key.to_owned(), value));
-    put("type", OURS.into());
+    put("type", INPOD_CNI.into());
     put("agentSocket", config.agent_socket.to_string_lossy().into());
     put(
         "stateDir",
@@ -115,6 +115,6 @@ mod tests {
         assert_eq!(Conflist::parse(&text).unwrap().name(), "mesh");
         let single = config(&[("standalone_file", "inpod.conf")]);
         let text = standalone(&single, &entry(&single));
-        assert_eq!(Conf::parse(&text).unwrap().kind(), OURS);
+        assert_eq!(Conf::parse(&text).unwrap().kind(), INPOD_CNI);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::plan::Trouble;
+use crate::plan::PlanError;
 
 /// Why the plugin could not be put in its place.
 #[derive(Debug, thiserror::Error)]
@@ -84,7 +84,7 @@ pub enum ChainError {
     Read(#[from] inpod_cni_config::ReadError),
     /// There is something to be waited for or to be mended by a person.
     #[error(transparent)]
-    Trouble(#[from] Trouble),
+    PlanError(#[from] PlanError),
     /// Nothing may be changed that is not written down.
     #[error("nothing is changed while it cannot be written down")]
     Record(#[from] RecordError),

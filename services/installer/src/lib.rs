@@ -4,25 +4,25 @@
 //! [`record`] is what leaving goes by, written before the first change. [`steps`] and [`files`] carry a plan out, one
 //! rename at a time; [`binary`] puts the plugin there; [`reconcile`] does all of it, again whenever something changed.
 
+pub mod backoff;
 pub mod binary;
 mod command;
 pub mod config;
 pub mod entry;
 pub mod error;
-mod eye;
 pub mod files;
-pub mod leave;
-mod leaving;
+mod kill_switch;
+pub mod known_conflicts;
 pub mod metrics;
 pub mod mode;
-pub mod pace;
 pub mod plan;
 pub mod reconcile;
 pub mod record;
-pub mod remedy;
-mod rounds;
+pub mod removal;
+mod schedule;
 pub mod steps;
-mod switch;
+mod uninstall;
+mod watcher;
 
 use std::process::ExitCode;
 
@@ -42,7 +42,7 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
 pub fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
     let command = arguments.get(1).and_then(|word| word.to_str());
-    match command.and_then(command::Command::named) {
+    match command.and_then(command::Command::parse) {
         Some(command) => {
             arguments.remove(1);
             command::main(command, &arguments)
@@ -69,7 +69,7 @@ pub async fn run(config: Config, daemon: inpod_service::Daemon) -> anyhow::Resul
     let served = daemon.server().serve();
     let work = async {
         tokio::select! {
-            done = rounds::run(config, &daemon, metrics) => done,
+            done = schedule::run(config, &daemon, metrics) => done,
             () = shutdown.requested() => Ok(()),
         }
     };

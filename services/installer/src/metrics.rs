@@ -37,7 +37,7 @@ impl Metrics {
     }
 
     /// A change was put off.
-    pub(crate) fn fought(&self) {
+    pub(crate) fn contended(&self) {
         self.fights.inc();
     }
 }

@@ -19,14 +19,14 @@ pub struct Record {
     /// Where the files are, as a path of the host; empty where there are none.
     pub conf_dir: String,
     /// The files of the CNI directory, by name.
-    pub files: BTreeMap<String, Changed>,
+    pub files: BTreeMap<String, ChangedFile>,
     /// The plugin's path on the host, if it was put there by us.
     pub binary: Option<String>,
 }
 
 /// A file of the CNI directory that was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changed {
+pub struct ChangedFile {
     /// What it held before us; none where there was no such file.
     pub before: Option<Content>,
     /// What we made of it; none where we took it away.
@@ -36,7 +36,8 @@ pub struct Changed {
     /// Whether the file is ours altogether, by its name.
     pub own: bool,
     /// The incumbent's entry that ours took the place of.
-    pub incumbent: Option<Content>,
+    #[serde(rename = "incumbent")]
+    pub istio_entry: Option<Content>,
 }
 
 /// A file's content, which need not be text.
@@ -107,7 +108,7 @@ impl Record {
         let path = dir.join(FILE);
         let written = serde_json::to_vec_pretty(&record)
             .map_err(io::Error::other)
-            .and_then(|text| files::put(dir, FILE, &text));
+            .and_then(|text| files::write_private(dir, FILE, &text));
         written.map_err(|source| RecordError::Write { path, source })
     }
 
@@ -137,12 +138,12 @@ mod tests {
         let mut record = Record::default();
         assert_eq!(Record::read(dir.path()).unwrap(), record);
         for (name, bytes) in [("text", &b"{\r\n}\0"[..]), ("bytes", b"\xff\xfe{}")] {
-            let changed = Changed {
+            let changed = ChangedFile {
                 before: Some(bytes.into()),
                 mode: Some(0o644),
                 ours: None,
                 own: false,
-                incumbent: None,
+                istio_entry: None,
             };
             record.files.insert(name.to_owned(), changed);
         }

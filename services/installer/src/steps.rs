@@ -7,7 +7,7 @@ use inpod_cni_config::Directory;
 use crate::{
     error::ChainError,
     files::{self, ReplaceError},
-    plan::{Plan, Want},
+    plan::{FileState, Plan},
     record::Record,
 };
 
@@ -17,14 +17,14 @@ pub struct Step {
     /// The file.
     pub name: String,
     /// What is done.
-    pub act: Act,
+    pub action: Action,
     /// Why.
     pub cause: Cause,
 }
 
 /// What is done to a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Act {
+pub enum Action {
     /// It is put there, where there is none.
     Create {
         /// What it is to hold.
@@ -56,7 +56,7 @@ pub enum Cause {
 
 impl Cause {
     /// The word in the metrics.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::First => "first",
             Self::Followed => "followed",
@@ -67,21 +67,21 @@ impl Cause {
 
 /// The changes that a plan needs: what is put somewhere first, what is taken away last, so that a runtime finds one or
 /// the other at any time.
-pub fn steps(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
-    let step = |(name, want): (&String, &Want)| {
+pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
+    let step = |(name, state): (&String, &FileState)| {
         let file = directory.file(name);
-        let act = match (want, file) {
-            (Want::Content(content), Some(file)) if file.content == *content => return None,
-            (Want::Content(content), None) => Act::Create {
+        let action = match (state, file) {
+            (FileState::Content(content), Some(file)) if file.content == *content => return None,
+            (FileState::Content(content), None) => Action::Create {
                 content: content.clone(),
                 mode: record.files.get(name).and_then(|known| known.mode),
             },
-            (Want::Content(content), Some(file)) => Act::Replace {
+            (FileState::Content(content), Some(file)) => Action::Replace {
                 expected: file.content.clone(),
                 content: content.clone(),
             },
-            (Want::Absent, Some(_)) => Act::Remove,
-            (Want::Absent, None) => return None,
+            (FileState::Absent, Some(_)) => Action::Remove,
+            (FileState::Absent, None) => return None,
         };
         let known = record.files.get(name);
         let cause = match known {
@@ -98,12 +98,12 @@ pub fn steps(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
         };
         Some(Step {
             name: name.clone(),
-            act,
+            action,
             cause,
         })
     };
-    let mut steps: Vec<_> = plan.wants.iter().filter_map(step).collect();
-    steps.sort_by_key(|step| matches!(step.act, Act::Remove));
+    let mut steps: Vec<_> = plan.files.iter().filter_map(step).collect();
+    steps.sort_by_key(|step| matches!(step.action, Action::Remove));
     steps
 }
 
@@ -112,18 +112,18 @@ pub fn steps(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
 /// # Errors
 ///
 /// When it cannot be made, or the file's owner was faster.
-pub fn carry_out(dir: &Path, step: &Step) -> Result<(), ChainError> {
+pub fn apply(dir: &Path, step: &Step) -> Result<(), ChainError> {
     let path = dir.join(&step.name);
     let write = |source| ChainError::Write {
         path: path.clone(),
         source,
     };
-    match &step.act {
-        Act::Create { content, mode } => {
-            files::put_with(dir, &step.name, content, *mode).map_err(write)
+    match &step.action {
+        Action::Create { content, mode } => {
+            files::write_with_mode(dir, &step.name, content, *mode).map_err(write)
         }
-        Act::Remove => files::remove_synced(dir, &step.name).map_err(write),
-        Act::Replace { expected, content } => files::replace(dir, &step.name, expected, content)
+        Action::Remove => files::remove_synced(dir, &step.name).map_err(write),
+        Action::Replace { expected, content } => files::replace(dir, &step.name, expected, content)
             .map_err(|error| match error {
                 ReplaceError::Raced => ChainError::Raced(path.clone()),
                 ReplaceError::Io(source) => write(source),

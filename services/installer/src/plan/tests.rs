@@ -6,7 +6,7 @@ use super::{
     testing::{config, directory},
     *,
 };
-use crate::steps::{self, Act, Cause};
+use crate::steps::{self, Action, Cause};
 
 const PRIMARY: &str = "{ \"name\": \"k8s\", \"cniVersion\": \"1.0.0\",\n  \"plugins\": [ { \"type\": \"calico\", \"n\": 1e400 } ] }\n";
 const INCUMBENTS: &str =
@@ -15,7 +15,7 @@ const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4
 
 /// A directory in memory that plans are carried out in.
 struct World {
-    aim: Aim,
+    desired: DesiredChain,
     files: BTreeMap<String, String>,
     record: Record,
 }
@@ -26,7 +26,7 @@ impl World {
             .iter()
             .map(|(name, text)| ((*name).to_owned(), (*text).to_owned()));
         Self {
-            aim: Aim::of(&config(settings)),
+            desired: DesiredChain::new(&config(settings)),
             files: files.collect(),
             record: Record::default(),
         }
@@ -41,17 +41,17 @@ impl World {
 
     fn apply(&mut self, plan: &Plan) -> usize {
         let directory = self.directory();
-        let steps = steps::steps(plan, &directory, &self.record);
-        let mut record = plan.remembered(&self.aim, &directory, &self.record);
+        let steps = steps::diff(plan, &directory, &self.record);
+        let mut record = plan.updated_record(&self.desired, &directory, &self.record);
         for step in &steps {
-            match &step.act {
-                Act::Create { content, .. } | Act::Replace { content, .. } => {
+            match &step.action {
+                Action::Create { content, .. } | Action::Replace { content, .. } => {
                     self.files.insert(
                         step.name.clone(),
                         String::from_utf8(content.clone()).unwrap(),
                     );
                 }
-                Act::Remove => drop(self.files.remove(&step.name)),
+                Action::Remove => drop(self.files.remove(&step.name)),
             }
             // At any moment the runtime has a network.
             assert!(self.directory().first().is_some(), "after {step:?}");
@@ -65,10 +65,10 @@ impl World {
     fn settle(&mut self) -> usize {
         let mut made = 0;
         for _ in 0..5 {
-            let plan = self.aim.plan(&self.directory(), &self.record).unwrap();
+            let plan = self.desired.plan(&self.directory(), &self.record).unwrap();
             match self.apply(&plan) {
                 0 => {
-                    self.aim.served(&self.directory()).unwrap();
+                    self.desired.check_effective(&self.directory()).unwrap();
                     return made;
                 }
                 steps => made += steps,
@@ -77,15 +77,17 @@ impl World {
         panic!("never at rest: {:?}", self.files)
     }
 
-    fn leave(&mut self, back: Return) {
-        let plan = leave::plan(&self.directory(), &self.record, &self.aim, back);
+    fn leave(&mut self, restore: Restore) {
+        let plan = removal::plan(&self.directory(), &self.record, &self.desired, restore);
         self.apply(&plan);
         assert!(self.record.files.is_empty());
         assert_eq!(
             self.directory()
                 .files
                 .iter()
-                .filter(|file| file.list().is_some_and(|list| list.plugin(OURS).is_some()))
+                .filter(|file| file
+                    .list()
+                    .is_some_and(|list| list.plugin(INPOD_CNI).is_some()))
                 .count(),
             0
         );
@@ -119,7 +121,7 @@ fn in_every_mode_every_file_comes_back_byte_for_byte() {
             let mut world = World::new(&[("mode", mode)], files);
             world.settle();
             assert_eq!(world.settle(), 0);
-            world.leave(Return::Everything);
+            world.leave(Restore::Everything);
             expect(&world, files);
         }
     }
@@ -157,13 +159,13 @@ fn without_a_primary_nothing_is_changed_and_the_copy_stays() {
     world.settle();
     world.files.remove("10-a.conflist");
     assert_eq!(
-        world.aim.plan(&world.directory(), &world.record),
-        Err(Trouble::NoPrimary)
+        world.desired.plan(&world.directory(), &world.record),
+        Err(PlanError::NoPrimary)
     );
     let empty = World::new(&[("mode", "in-place")], &[("10-a.conflist", "{")]);
     assert_eq!(
-        empty.aim.plan(&empty.directory(), &empty.record),
-        Err(Trouble::NoPrimary)
+        empty.desired.plan(&empty.directory(), &empty.record),
+        Err(PlanError::NoPrimary)
     );
 }
 
@@ -171,7 +173,7 @@ fn without_a_primary_nothing_is_changed_and_the_copy_stays() {
 fn an_owned_file_that_would_not_be_taken_is_refused_with_the_setting() {
     let world = World::new(&[], &[("00-multus.conf", SINGLE)]);
     let error = world
-        .aim
+        .desired
         .plan(&world.directory(), &world.record)
         .unwrap_err();
     assert!(error.to_string().contains("set owned_file"), "{error}");
@@ -210,7 +212,7 @@ fn a_single_configuration_that_its_owner_writes_anew_is_what_comes_back() {
         world.files.insert(name.to_owned(), newer.clone());
         world.settle();
         assert!(world.files["10-a.conflist"].contains("1.0.0"));
-        world.leave(Return::Everything);
+        world.leave(Restore::Everything);
         expect(&world, &[(name, &newer)]);
     }
 }
@@ -222,7 +224,7 @@ fn what_somebody_changed_since_stays_and_only_our_entry_goes() {
     let changed = world.files["10-a.conflist"].replace("1e400", "7");
     world.files.insert("10-a.conflist".to_owned(), changed);
     assert_eq!(world.settle(), 0, "our entry is there");
-    world.leave(Return::Everything);
+    world.leave(Restore::Everything);
     expect(&world, &[("10-a.conflist", &PRIMARY.replace("1e400", "7"))]);
 }
 
@@ -230,15 +232,18 @@ fn what_somebody_changed_since_stays_and_only_our_entry_goes() {
 fn an_entry_of_our_own_that_differs_is_rewritten() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", PRIMARY)]);
     world.settle();
-    world.aim = Aim::of(&config(&[
+    world.desired = DesiredChain::new(&config(&[
         ("mode", "in-place"),
         ("plugin_log_level", "debug"),
     ]));
-    let plan = world.aim.plan(&world.directory(), &world.record).unwrap();
-    let steps = steps::steps(&plan, &world.directory(), &world.record);
+    let plan = world
+        .desired
+        .plan(&world.directory(), &world.record)
+        .unwrap();
+    let steps = steps::diff(&plan, &world.directory(), &world.record);
     assert_eq!(steps[0].cause, Cause::Followed);
     assert_eq!(world.settle(), 1);
-    world.leave(Return::Everything);
+    world.leave(Restore::Everything);
     expect(&world, &[("10-a.conflist", PRIMARY)]);
 }
 
@@ -249,12 +254,12 @@ fn another_mode_takes_back_what_the_one_before_has_made() {
         for to in modes {
             let mut world = World::new(&[("mode", from)], &[("10-a.conf", SINGLE)]);
             world.settle();
-            world.aim = Aim::of(&config(&[("mode", to)]));
+            world.desired = DesiredChain::new(&config(&[("mode", to)]));
             world.settle();
             let mut fresh = World::new(&[("mode", to)], &[("10-a.conf", SINGLE)]);
             fresh.settle();
             assert_eq!(world.files, fresh.files, "{from} to {to}");
-            world.leave(Return::Everything);
+            world.leave(Restore::Everything);
             expect(&world, &[("10-a.conf", SINGLE)]);
         }
     }
@@ -267,8 +272,8 @@ fn the_incumbents_entry_makes_room_and_comes_back_on_handover() {
         world.settle();
         let directory = world.directory();
         let (first, list) = directory.first().unwrap();
-        assert!(list.plugin(INCUMBENT).is_none(), "{}", first.name);
-        world.leave(Return::Incumbent);
+        assert!(list.plugin(ISTIO_CNI).is_none(), "{}", first.name);
+        world.leave(Restore::WithIstioCni);
         expect(&world, &[("10-a.conflist", INCUMBENTS)]);
     }
 }
@@ -281,7 +286,7 @@ fn the_incumbents_entry_comes_back_even_if_the_primary_was_written_anew() {
         .files
         .insert("10-a.conflist".to_owned(), PRIMARY.to_owned());
     world.settle();
-    world.leave(Return::Incumbent);
+    world.leave(Restore::WithIstioCni);
     assert_eq!(world.types("10-a.conflist"), ["calico", "istio-cni"]);
 }
 
@@ -296,7 +301,7 @@ fn the_incumbents_own_file_goes_and_comes_back_on_handover() {
         world.settle();
         assert!(!world.files.contains_key("02-istio-cni.conflist"));
         assert_eq!(world.settle(), 0);
-        world.leave(Return::Incumbent);
+        world.leave(Restore::WithIstioCni);
         expect(&world, &files);
     }
 }
@@ -305,7 +310,7 @@ fn the_incumbents_own_file_goes_and_comes_back_on_handover() {
 fn an_incumbent_that_is_gone_is_not_given_back_on_uninstall() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", INCUMBENTS)]);
     world.settle();
-    world.leave(Return::NoIncumbent);
+    world.leave(Restore::ExceptIstioCni);
     assert_eq!(world.types("10-a.conflist"), ["calico"]);
 }
 
@@ -315,7 +320,7 @@ fn the_own_file_of_an_incumbent_that_is_gone_does_not_come_back() {
     for mode in ["owned", "in-place", "standalone"] {
         let mut world = World::new(&[("mode", mode)], &[own, ("10-a.conflist", PRIMARY)]);
         world.settle();
-        world.leave(Return::NoIncumbent);
+        world.leave(Restore::ExceptIstioCni);
         expect(&world, &[("10-a.conflist", PRIMARY)]);
     }
 }
@@ -328,7 +333,7 @@ fn without_a_record_our_entry_is_found_and_taken_out() {
         world.record = Record::default();
         world.settle();
         world.record = Record::default();
-        world.leave(Return::Everything);
+        world.leave(Restore::Everything);
         expect(&world, &[("10-a.conflist", PRIMARY)]);
     }
 }
@@ -345,7 +350,7 @@ fn standalone_touches_no_other_file_but_the_incumbents() {
         world.files.keys().collect::<Vec<_>>(),
         ["10-a.conflist", "inpod.conflist"]
     );
-    world.leave(Return::Incumbent);
+    world.leave(Restore::WithIstioCni);
     expect(
         &world,
         &[("istio-cni.conf", incumbent), ("10-a.conflist", PRIMARY)],
@@ -358,10 +363,16 @@ fn a_primary_that_is_named_is_taken_whatever_comes_first_in_its_form() {
         &[("mode", "in-place"), ("primary_file", "20-b.conf")],
         &[("10-a.conflist", PRIMARY), ("20-b.conflist", PRIMARY)],
     );
-    let plan = world.aim.plan(&world.directory(), &world.record).unwrap();
+    let plan = world
+        .desired
+        .plan(&world.directory(), &world.record)
+        .unwrap();
     world.apply(&plan);
     assert_eq!(world.types("20-b.conflist"), ["calico", "inpod-cni"]);
-    let error = world.aim.served(&world.directory()).unwrap_err();
-    assert_eq!(error, Trouble::NotServed("10-a.conflist".to_owned()));
+    let error = world
+        .desired
+        .check_effective(&world.directory())
+        .unwrap_err();
+    assert_eq!(error, PlanError::NotEffective("10-a.conflist".to_owned()));
     assert_eq!(directory(&[]).files.len(), 0);
 }

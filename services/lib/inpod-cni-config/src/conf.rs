@@ -2,7 +2,7 @@
 
 use crate::{
     Conflist, Entry, Malformed,
-    conflist::{kind, last, object, wrong},
+    conflist::{kind, last, object, wrong_type},
     json,
 };
 
@@ -27,10 +27,12 @@ impl Conf {
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
         let version = last(&members, "cniVersion");
         let version = version
-            .map(|value| json::string(text, value).ok_or_else(|| wrong("cniVersion", "a text")))
+            .map(|value| {
+                json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a text"))
+            })
             .transpose()?;
         Ok(Self {
-            name: json::string(text, name).ok_or_else(|| wrong("name", "a text"))?,
+            name: json::string(text, name).ok_or_else(|| wrong_type("name", "a text"))?,
             kind,
             version,
             text: text.to_owned(),

@@ -17,7 +17,7 @@ pub struct Conflist {
     only_inlined: bool,
     /// The array `plugins`, brackets included.
     plugins: Span,
-    entries: Vec<Place>,
+    entries: Vec<PluginSpan>,
 }
 
 /// A plugin of the list, as it stands in the text.
@@ -39,7 +39,7 @@ pub struct Entry {
 }
 
 #[derive(Clone, Debug)]
-struct Place {
+struct PluginSpan {
     span: Span,
     kind: String,
 }
@@ -54,13 +54,13 @@ impl Conflist {
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
-        let name = json::string(text, name).ok_or_else(|| wrong("name", "a text"))?;
-        let disable_check = truth(text, &members, "disableCheck")?;
-        let only_inlined = truth(text, &members, "loadOnlyInlinedPlugins")?;
+        let name = json::string(text, name).ok_or_else(|| wrong_type("name", "a text"))?;
+        let disable_check = boolean_member(text, &members, "disableCheck")?;
+        let only_inlined = boolean_member(text, &members, "loadOnlyInlinedPlugins")?;
         let plugins = last(&members, "plugins").ok_or(Malformed::Missing("plugins"))?;
-        let spans = json::elements(text, plugins).ok_or_else(|| wrong("plugins", "a list"))?;
+        let spans = json::elements(text, plugins).ok_or_else(|| wrong_type("plugins", "a list"))?;
         if spans.is_empty() {
-            return Err(wrong("plugins", "a list of at least one plugin"));
+            return Err(wrong_type("plugins", "a list of at least one plugin"));
         }
         Ok(Self {
             name,
@@ -68,7 +68,7 @@ impl Conflist {
             disable_check,
             only_inlined,
             plugins: plugins.clone(),
-            entries: places(text, spans)?,
+            entries: plugin_spans(text, spans)?,
             text: text.to_owned(),
         })
     }
@@ -100,9 +100,9 @@ impl Conflist {
 
     /// The plugins in the order of their calls.
     pub fn plugins(&self) -> impl Iterator<Item = Plugin<'_>> {
-        self.entries.iter().map(|place| Plugin {
-            kind: &place.kind,
-            text: self.text.get(place.span.clone()).unwrap_or_default(),
+        self.entries.iter().map(|plugin| Plugin {
+            kind: &plugin.kind,
+            text: self.text.get(plugin.span.clone()).unwrap_or_default(),
         })
     }
 
@@ -123,7 +123,7 @@ impl Plugin<'_> {
 }
 
 pub(crate) fn object(text: &[u8]) -> Result<Vec<Member>, Malformed> {
-    let value = json::whole(text)?;
+    let value = json::parse_value(text)?;
     json::members(text, &value).ok_or(Malformed::NoObject)
 }
 
@@ -133,7 +133,7 @@ pub(crate) fn last<'a>(members: &'a [Member], key: &str) -> Option<&'a Span> {
     found.map(|member| &member.value)
 }
 
-pub(crate) fn wrong(key: &'static str, expected: &'static str) -> Malformed {
+pub(crate) fn wrong_type(key: &'static str, expected: &'static str) -> Malformed {
     Malformed::Wrong { key, expected }
 }
 
@@ -144,20 +144,20 @@ pub(crate) fn kind(text: &[u8], members: &[Member]) -> Option<String> {
     json::string(text, value).filter(|kind| !kind.is_empty())
 }
 
-fn truth(text: &[u8], members: &[Member], key: &'static str) -> Result<bool, Malformed> {
+fn boolean_member(text: &[u8], members: &[Member], key: &'static str) -> Result<bool, Malformed> {
     let value = last(members, key);
     value.map_or(Ok(false), |value| {
-        json::truth(text, value).ok_or_else(|| wrong(key, "true or false"))
+        json::boolean(text, value).ok_or_else(|| wrong_type(key, "true or false"))
     })
 }
 
 fn versions(text: &[u8], members: &[Member]) -> Result<Vec<String>, Malformed> {
     let mut versions = Vec::new();
     if let Some(value) = last(members, "cniVersion") {
-        versions.push(json::string(text, value).ok_or_else(|| wrong("cniVersion", "a text"))?);
+        versions.push(json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a text"))?);
     }
     if let Some(value) = last(members, "cniVersions") {
-        let expected = wrong("cniVersions", "a list of texts");
+        let expected = wrong_type("cniVersions", "a list of texts");
         let items = json::elements(text, value).ok_or_else(|| expected.clone())?;
         for item in items {
             versions.push(json::string(text, &item).ok_or_else(|| expected.clone())?);
@@ -166,14 +166,14 @@ fn versions(text: &[u8], members: &[Member]) -> Result<Vec<String>, Malformed> {
     Ok(versions)
 }
 
-fn places(text: &[u8], spans: Vec<Span>) -> Result<Vec<Place>, Malformed> {
-    let place = |(index, span): (usize, Span)| {
+fn plugin_spans(text: &[u8], spans: Vec<Span>) -> Result<Vec<PluginSpan>, Malformed> {
+    let plugin = |(index, span): (usize, Span)| {
         let malformed = |problem| Malformed::Plugin { index, problem };
         let members = json::members(text, &span).ok_or_else(|| malformed("is no object"))?;
         let kind = kind(text, &members).ok_or_else(|| malformed("has no `type`"))?;
-        Ok(Place { span, kind })
+        Ok(PluginSpan { span, kind })
     };
-    spans.into_iter().enumerate().map(place).collect()
+    spans.into_iter().enumerate().map(plugin).collect()
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl Loaded {
 impl NetworkFile {
     /// Reads a content as runtimes do by the name of its file.
     pub fn new(name: String, content: Vec<u8>) -> Self {
-        let loaded = load(&name, &content);
+        let loaded = parse_file(&name, &content);
         Self {
             name,
             content,
@@ -81,8 +81,9 @@ impl Directory {
             // Names that are no text are none that we could write; runtimes would still load them.
             let name = entry.file_name().to_string_lossy().into_owned();
             if is_loaded(&name) {
-                files
-                    .extend(content(&entry.path())?.map(|content| NetworkFile::new(name, content)));
+                files.extend(
+                    read_content(&entry.path())?.map(|content| NetworkFile::new(name, content)),
+                );
             }
         }
         Ok(Self::of(files))
@@ -95,7 +96,7 @@ impl Directory {
     }
 
     /// The file that decides, and its list: the first valid one. CRI-O and the old kubelet pass over invalid ones;
-    /// containerd loads nothing at all while one stands before it: see [`Self::in_the_way`].
+    /// containerd loads nothing at all while one stands before it: see [`Self::blocking_files`].
     pub fn first(&self) -> Option<(&NetworkFile, &Conflist)> {
         let mut lists = self.files.iter().map(|file| Some((file, file.list()?)));
         lists.find_map(|found| found)
@@ -103,7 +104,7 @@ impl Directory {
 
     /// The files that are passed over before [`Self::first`], and why: while there is one, containerd takes no network
     /// at all (containerd/go-cni, `loadFromConfDir`).
-    pub fn in_the_way(&self) -> impl Iterator<Item = (&str, &Malformed)> {
+    pub fn blocking_files(&self) -> impl Iterator<Item = (&str, &Malformed)> {
         self.files.iter().map_while(|file| match &file.loaded {
             Ok(_) => None,
             Err(why) => Some((file.name.as_str(), why)),
@@ -123,7 +124,7 @@ pub fn is_loaded(name: &str) -> bool {
     matches!(extension, Some("conf" | "conflist" | "json"))
 }
 
-fn load(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
+fn parse_file(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
     let size = u64::try_from(content.len()).unwrap_or(u64::MAX);
     if size > MAX_BYTES {
         return Err(Malformed::TooLarge(size));
@@ -137,7 +138,7 @@ fn load(name: &str, content: &[u8]) -> Result<Loaded, Malformed> {
 }
 
 /// `None` for what is no file, or not there any more.
-fn content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
+fn read_content(path: &Path) -> Result<Option<Vec<u8>>, ReadError> {
     let owned = PathBuf::from(path);
     match fs::metadata(path) {
         Ok(found) if !found.is_file() => return Ok(None),
@@ -171,7 +172,7 @@ mod tests {
             file("00-empty.json", b""),
         ]);
         assert_eq!(directory.first().unwrap().0.name, "10-a.conflist");
-        let names: Vec<_> = directory.in_the_way().map(|(name, _)| name).collect();
+        let names: Vec<_> = directory.blocking_files().map(|(name, _)| name).collect();
         assert_eq!(names, ["00-empty.json", "05-broken.conf"]);
     }
 

@@ -9,7 +9,7 @@ use crate::Malformed;
 pub(crate) type Span = Range<usize>;
 
 /// As deep as Go's parser goes.
-const DEPTH: usize = 10_000;
+const MAX_DEPTH: usize = 10_000;
 
 /// A member of an object.
 #[derive(Clone, Debug)]
@@ -19,14 +19,14 @@ pub(crate) struct Member {
 }
 
 /// The value that a text holds, with nothing but white space around it.
-pub(crate) fn whole(text: &[u8]) -> Result<Span, Malformed> {
+pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     let mut reader = Reader { text, at: 0 };
     if text.starts_with(b"\xef\xbb\xbf") {
         return Err(Malformed::ByteOrderMark);
     }
-    reader.blank();
+    reader.skip_whitespace();
     let value = reader.value()?;
-    reader.blank();
+    reader.skip_whitespace();
     match reader.peek() {
         None => Ok(value),
         Some(_) => Err(reader.error("something follows the value")),
@@ -38,18 +38,18 @@ pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     let mut reader = Reader::inside(text, value, b'{')?;
     let mut members = Vec::new();
     loop {
-        reader.blank();
+        reader.skip_whitespace();
         if reader.peek() != Some(b'"') {
             return Some(members);
         }
         let key = reader.string().ok()?;
         let key = string(text, &key)?;
-        reader.blank();
+        reader.skip_whitespace();
         reader.at += 1;
-        reader.blank();
+        reader.skip_whitespace();
         let value = reader.value().ok()?;
         members.push(Member { key, value });
-        reader.blank();
+        reader.skip_whitespace();
         if reader.peek() == Some(b',') {
             reader.at += 1;
         }
@@ -61,12 +61,12 @@ pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     let mut reader = Reader::inside(text, value, b'[')?;
     let mut elements = Vec::new();
     loop {
-        reader.blank();
+        reader.skip_whitespace();
         if matches!(reader.peek(), Some(b']') | None) {
             return Some(elements);
         }
         elements.push(reader.value().ok()?);
-        reader.blank();
+        reader.skip_whitespace();
         if reader.peek() == Some(b',') {
             reader.at += 1;
         }
@@ -85,10 +85,11 @@ pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
 }
 
 /// A yes or no, also as a text, as libcni takes it; `None` if the value is another one.
-pub(crate) fn truth(text: &[u8], value: &Span) -> Option<bool> {
+pub(crate) fn boolean(text: &[u8], value: &Span) -> Option<bool> {
     let raw = text.get(value.clone())?;
-    let said = string(text, value).unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned());
-    match said.to_ascii_lowercase().as_str() {
+    let text_value =
+        string(text, value).unwrap_or_else(|| String::from_utf8_lossy(raw).into_owned());
+    match text_value.to_ascii_lowercase().as_str() {
         "true" => Some(true),
         "false" => Some(false),
         _ => None,
@@ -122,7 +123,7 @@ impl<'a> Reader<'a> {
         Malformed::Json { line, problem }
     }
 
-    fn blank(&mut self) {
+    fn skip_whitespace(&mut self) {
         while matches!(self.peek(), Some(b' ' | b'\t' | b'\n' | b'\r')) {
             self.at += 1;
         }
@@ -133,38 +134,38 @@ impl<'a> Reader<'a> {
         let start = self.at;
         let mut open = Vec::new();
         loop {
-            self.blank();
-            if open.len() >= DEPTH && matches!(self.peek(), Some(b'{' | b'[')) {
+            self.skip_whitespace();
+            if open.len() >= MAX_DEPTH && matches!(self.peek(), Some(b'{' | b'[')) {
                 return Err(self.error("it is nested too deeply"));
             }
-            if let Some(close) = self.begin()? {
+            if let Some(close) = self.enter_value()? {
                 open.push(close);
                 continue;
             }
-            if !self.end(&mut open)? {
+            if !self.finish_value(&mut open)? {
                 return Ok(start..self.at);
             }
         }
     }
 
     /// Reads a value that holds no other, or enters one that does: then what will close it.
-    fn begin(&mut self) -> Result<Option<u8>, Malformed> {
+    fn enter_value(&mut self) -> Result<Option<u8>, Malformed> {
         match self.peek() {
-            Some(b'{') => self.enter(b'}'),
-            Some(b'[') => self.enter(b']'),
+            Some(b'{') => self.enter_container(b'}'),
+            Some(b'[') => self.enter_container(b']'),
             Some(b'"') => self.string().map(|_| None),
             Some(b'-' | b'0'..=b'9') => self.number().map(|()| None),
-            Some(b't') => self.word(b"true").map(|()| None),
-            Some(b'f') => self.word(b"false").map(|()| None),
-            Some(b'n') => self.word(b"null").map(|()| None),
+            Some(b't') => self.literal(b"true").map(|()| None),
+            Some(b'f') => self.literal(b"false").map(|()| None),
+            Some(b'n') => self.literal(b"null").map(|()| None),
             Some(_) => Err(self.error("a value was expected")),
             None => Err(self.error("it ends where a value was expected")),
         }
     }
 
-    fn enter(&mut self, close: u8) -> Result<Option<u8>, Malformed> {
+    fn enter_container(&mut self, close: u8) -> Result<Option<u8>, Malformed> {
         self.at += 1;
-        self.blank();
+        self.skip_whitespace();
         if self.peek() == Some(close) {
             self.at += 1;
             return Ok(None);
@@ -176,13 +177,13 @@ impl<'a> Reader<'a> {
     }
 
     /// After a value: closes what ends with it. Whether a further value follows.
-    fn end(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
+    fn finish_value(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
         while let Some(close) = open.last().copied() {
-            self.blank();
+            self.skip_whitespace();
             match self.peek() {
                 Some(b',') => {
                     self.at += 1;
-                    self.blank();
+                    self.skip_whitespace();
                     if close == b'}' {
                         self.key()?;
                     }
@@ -204,7 +205,7 @@ impl<'a> Reader<'a> {
             return Err(self.error("a key was expected"));
         }
         self.string()?;
-        self.blank();
+        self.skip_whitespace();
         if self.peek() != Some(b':') {
             return Err(self.error("a colon was expected"));
         }
@@ -280,12 +281,12 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn word(&mut self, word: &[u8]) -> Result<(), Malformed> {
+    fn literal(&mut self, literal: &[u8]) -> Result<(), Malformed> {
         let rest = self.text.get(self.at..).unwrap_or_default();
-        if !rest.starts_with(word) {
+        if !rest.starts_with(literal) {
             return Err(self.error("a value was expected"));
         }
-        self.at += word.len();
+        self.at += literal.len();
         Ok(())
     }
 }
@@ -327,27 +328,27 @@ mod tests {
             "+1",
         ] {
             let raw: Result<&serde_json::value::RawValue, _> = serde_json::from_str(text);
-            assert_eq!(whole(text.as_bytes()).is_ok(), raw.is_ok(), "{text}");
+            assert_eq!(parse_value(text.as_bytes()).is_ok(), raw.is_ok(), "{text}");
         }
     }
 
     #[test]
     fn a_string_that_is_no_utf8_is_taken_as_runtimes_do() {
         let text = b"{\"a\xff\": \"\xc3\"}";
-        let value = whole(text).unwrap();
+        let value = parse_value(text).unwrap();
         assert_eq!(members(text, &value).unwrap()[0].key, "a\u{fffd}");
     }
 
     #[test]
     fn deep_nesting_is_refused_as_runtimes_do_and_needs_no_stack() {
         let nested = |depth| [b"[".repeat(depth), b"]".repeat(depth)].concat();
-        assert!(whole(&nested(DEPTH)).is_ok());
-        assert!(whole(&nested(DEPTH + 1)).is_err());
+        assert!(parse_value(&nested(MAX_DEPTH)).is_ok());
+        assert!(parse_value(&nested(MAX_DEPTH + 1)).is_err());
     }
 
     #[test]
     fn an_error_names_its_line() {
-        let error = whole(b"{\n \"a\": 1\n \"b\": 2 }").unwrap_err();
+        let error = parse_value(b"{\n \"a\": 1\n \"b\": 2 }").unwrap_err();
         assert_eq!(
             error.to_string(),
             "it is no JSON: line 3: a comma or a closing bracket was expected"

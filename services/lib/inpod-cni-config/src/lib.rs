@@ -4,25 +4,25 @@
 //! byte for byte. [`Directory`] reads a configuration directory as a runtime does, [`find`] tells which directories a
 //! runtime uses. Nothing here writes.
 
+mod cni_dirs;
 mod conf;
 mod conflist;
 mod directory;
 mod error;
 mod json;
-mod places;
 mod platforms;
 mod runtimes;
 
+pub use cni_dirs::{CniDirs, Origin, find_dirs};
 pub use conf::Conf;
-pub use conflist::{Conflist, Entry, Plugin, edit::same};
+pub use conflist::{Conflist, Entry, Plugin, edit::json_eq};
 pub use directory::{Directory, Loaded, NetworkFile, is_loaded};
 pub use error::{Malformed, ReadError};
-pub use places::{Origin, Places, find};
 pub use platforms::{PLATFORMS, Platform};
-pub use runtimes::{RuntimeSays, containerd, crio};
+pub use runtimes::{RuntimeConfig, containerd, crio};
 
 /// The name of the plugin's executable, which is its `type` in a conflist.
-pub const OURS: &str = "inpod-cni";
+pub const INPOD_CNI: &str = "inpod-cni";
 
 /// The `type` of Istio's plugin, which inpod takes the place of.
-pub const INCUMBENT: &str = "istio-cni";
+pub const ISTIO_CNI: &str = "istio-cni";

@@ -4,7 +4,7 @@ use toml::{Table, Value};
 
 /// What a runtime's configuration says, as far as it says it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RuntimeSays {
+pub struct RuntimeConfig {
     /// Where network configurations are.
     pub conf_dir: Option<String>,
     /// Where plugins are, the first one first.
@@ -15,10 +15,10 @@ pub struct RuntimeSays {
     pub imports: Vec<String>,
 }
 
-impl RuntimeSays {
+impl RuntimeConfig {
     /// Takes over what a later file says.
     #[must_use]
-    pub fn and_then(mut self, later: Self) -> Self {
+    pub fn overridden_by(mut self, later: Self) -> Self {
         self.conf_dir = later.conf_dir.or(self.conf_dir);
         if !later.bin_dirs.is_empty() {
             self.bin_dirs = later.bin_dirs;
@@ -42,23 +42,23 @@ const CRI: [&str; 3] = [
 /// # Errors
 ///
 /// When it is no TOML.
-pub fn containerd(text: &str) -> Result<RuntimeSays, toml::de::Error> {
+pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let plugins = file.get("plugins").and_then(Value::as_table);
     let cni = plugins.and_then(|plugins| {
         let mut known = CRI.iter().filter_map(|name| plugins.get(*name)?.get("cni"));
         known.next()
     });
-    let said = |key| cni.and_then(|cni| cni.get(key));
-    let mut bin_dirs = texts(said("bin_dirs"));
+    let setting = |key| cni.and_then(|cni| cni.get(key));
+    let mut bin_dirs = strings_of(setting("bin_dirs"));
     if bin_dirs.is_empty() {
-        bin_dirs.extend(text_of(said("bin_dir")));
+        bin_dirs.extend(string_of(setting("bin_dir")));
     }
-    Ok(RuntimeSays {
-        conf_dir: text_of(said("conf_dir")),
+    Ok(RuntimeConfig {
+        conf_dir: string_of(setting("conf_dir")),
         bin_dirs,
-        max_networks: said("max_conf_num").and_then(Value::as_integer),
-        imports: texts(file.get("imports")),
+        max_networks: setting("max_conf_num").and_then(Value::as_integer),
+        imports: strings_of(file.get("imports")),
     })
 }
 
@@ -67,28 +67,28 @@ pub fn containerd(text: &str) -> Result<RuntimeSays, toml::de::Error> {
 /// # Errors
 ///
 /// When it is no TOML.
-pub fn crio(text: &str) -> Result<RuntimeSays, toml::de::Error> {
+pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let network = file.get("crio").and_then(|crio| crio.get("network"));
-    let said = |key| network.and_then(|network| network.get(key));
-    let mut bin_dirs = texts(said("plugin_dirs"));
-    bin_dirs.extend(text_of(said("plugin_dir")));
-    Ok(RuntimeSays {
-        conf_dir: text_of(said("network_dir")),
+    let setting = |key| network.and_then(|network| network.get(key));
+    let mut bin_dirs = strings_of(setting("plugin_dirs"));
+    bin_dirs.extend(string_of(setting("plugin_dir")));
+    Ok(RuntimeConfig {
+        conf_dir: string_of(setting("network_dir")),
         bin_dirs,
-        ..RuntimeSays::default()
+        ..RuntimeConfig::default()
     })
 }
 
 /// An empty text is as good as none.
-fn text_of(value: Option<&Value>) -> Option<String> {
+fn string_of(value: Option<&Value>) -> Option<String> {
     let text = value?.as_str()?.trim_end_matches('/');
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-fn texts(value: Option<&Value>) -> Vec<String> {
+fn strings_of(value: Option<&Value>) -> Vec<String> {
     let items = value.and_then(Value::as_array).into_iter().flatten();
-    items.filter_map(|item| text_of(Some(item))).collect()
+    items.filter_map(|item| string_of(Some(item))).collect()
 }
 
 #[cfg(test)]
@@ -111,9 +111,9 @@ mod tests {
                 &["/b", "/b2"],
             ),
         ] {
-            let said = containerd(text).unwrap();
+            let setting = containerd(text).unwrap();
             assert_eq!(
-                (said.conf_dir.as_deref(), &said.bin_dirs[..]),
+                (setting.conf_dir.as_deref(), &setting.bin_dirs[..]),
                 (
                     Some("/c"),
                     &bins.iter().map(|b| (*b).to_owned()).collect::<Vec<_>>()[..]
@@ -121,10 +121,10 @@ mod tests {
                 "{text}"
             );
         }
-        let said =
+        let setting =
             containerd("imports = [\"/x/*.toml\"]\n[plugins.cri.cni]\nmax_conf_num = 0").unwrap();
         assert_eq!(
-            (said.imports, said.max_networks, said.conf_dir),
+            (setting.imports, setting.max_networks, setting.conf_dir),
             (vec!["/x/*.toml".to_owned()], Some(0), None)
         );
     }
@@ -134,9 +134,9 @@ mod tests {
         let first =
             crio("[crio.network]\nnetwork_dir = \"/c\"\nplugin_dirs = [\"/a\", \"/b\"]").unwrap();
         let second = crio("[crio.network]\nnetwork_dir = \"/d\"").unwrap();
-        let said = first.and_then(second);
+        let setting = first.overridden_by(second);
         assert_eq!(
-            (said.conf_dir.as_deref(), said.bin_dirs),
+            (setting.conf_dir.as_deref(), setting.bin_dirs),
             (Some("/d"), vec!["/a".to_owned(), "/b".to_owned()])
         );
     }

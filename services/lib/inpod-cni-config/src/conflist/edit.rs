@@ -13,10 +13,10 @@ struct Splice {
 
 /// What becomes of a plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate<'a> {
-    Kept,
+enum PluginEdit<'a> {
+    Keep,
     Cut,
-    Replaced(&'a [u8]),
+    Replace(&'a [u8]),
 }
 
 impl Conflist {
@@ -24,96 +24,98 @@ impl Conflist {
     /// behind all others. White space before it is as before the plugin that it follows. An entry that says the same
     /// stays as it is written.
     pub fn with(&self, entry: &Entry) -> Vec<u8> {
-        self.edited(&[], Some(entry))
+        self.edit(&[], Some(entry))
     }
 
     /// The text without the plugins of a type. For a list of nothing else that is an empty list, which no runtime takes.
     pub fn without(&self, kind: &str) -> Vec<u8> {
-        self.edited(&[kind], None)
+        self.edit(&[kind], None)
     }
 
     /// The text with an entry in it and without the plugins of a type, in one.
     pub fn replaced(&self, kind: &str, entry: &Entry) -> Vec<u8> {
-        self.edited(&[kind], Some(entry))
+        self.edit(&[kind], Some(entry))
     }
 
-    fn edited(&self, remove: &[&str], put: Option<&Entry>) -> Vec<u8> {
-        let (fates, append) = self.fates(remove, put);
-        let mut splices = self.cuts(&fates);
+    fn edit(&self, remove: &[&str], put: Option<&Entry>) -> Vec<u8> {
+        let (edits, append) = self.plugin_edits(remove, put);
+        let mut splices = self.cuts(&edits);
         if let Some(entry) = append {
-            splices.push(self.insertion(&fates, entry));
+            splices.push(self.insertion(&edits, entry));
         }
         splice(&self.text, splices)
     }
 
     /// What becomes of each plugin, and what is to follow all of them.
-    fn fates<'a>(
+    fn plugin_edits<'a>(
         &self,
         remove: &[&str],
         put: Option<&'a Entry>,
-    ) -> (Vec<Fate<'a>>, Option<&'a Entry>) {
+    ) -> (Vec<PluginEdit<'a>>, Option<&'a Entry>) {
         let is_removed = |kind: &str| remove.contains(&kind);
-        let is_put = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
+        let is_target = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
         // Where it may stay. The first plugin makes the network: none of ours can be it, unless there is no other.
-        let first = usize::from(self.entries.iter().any(|place| !is_put(&place.kind)));
-        let mut home = None;
-        let fates = self.plugins().enumerate().map(|(index, plugin)| {
+        let first = usize::from(self.entries.iter().any(|plugin| !is_target(&plugin.kind)));
+        let mut target = None;
+        let edits = self.plugins().enumerate().map(|(index, plugin)| {
             if is_removed(plugin.kind) {
-                return Fate::Cut;
+                return PluginEdit::Cut;
             }
             match put {
-                Some(entry) if is_put(plugin.kind) => {
-                    if home.is_some() || index < first {
-                        return Fate::Cut;
+                Some(entry) if is_target(plugin.kind) => {
+                    if target.is_some() || index < first {
+                        return PluginEdit::Cut;
                     }
-                    home = Some(index);
-                    if same(plugin.text, &entry.text) {
-                        Fate::Kept
+                    target = Some(index);
+                    if json_eq(plugin.text, &entry.text) {
+                        PluginEdit::Keep
                     } else {
-                        Fate::Replaced(&entry.text)
+                        PluginEdit::Replace(&entry.text)
                     }
                 }
-                Some(_) | None => Fate::Kept,
+                Some(_) | None => PluginEdit::Keep,
             }
         });
-        let fates = fates.collect();
-        (fates, put.filter(|_| home.is_none()))
+        let edits = edits.collect();
+        (edits, put.filter(|_| target.is_none()))
     }
 
-    fn cuts(&self, fates: &[Fate<'_>]) -> Vec<Splice> {
+    fn cuts(&self, edits: &[PluginEdit<'_>]) -> Vec<Splice> {
         let mut splices = Vec::new();
         let mut end = None;
-        let mut places = self.entries.iter().zip(fates).peekable();
+        let mut plugins = self.entries.iter().zip(edits).peekable();
         let mut is_any_kept = false;
-        while let Some((place, fate)) = places.next() {
-            let next = places.peek().map(|(next, _)| next.span.start);
-            match (fate, end) {
-                (Fate::Kept, _) => is_any_kept = true,
-                (Fate::Replaced(text), _) => {
+        while let Some((plugin, edit)) = plugins.next() {
+            let next = plugins.peek().map(|(next, _)| next.span.start);
+            match (edit, end) {
+                (PluginEdit::Keep, _) => is_any_kept = true,
+                (PluginEdit::Replace(text), _) => {
                     is_any_kept = true;
                     splices.push(Splice {
-                        span: place.span.clone(),
+                        span: plugin.span.clone(),
                         by: text.to_vec(),
                     });
                 }
                 // With the comma before it, or after it where nothing is kept before it.
-                (Fate::Cut, Some(end)) if is_any_kept => splices.push(cut(end..place.span.end)),
-                (Fate::Cut, _) => {
-                    splices.push(cut(place.span.start..next.unwrap_or(place.span.end)));
+                (PluginEdit::Cut, Some(end)) if is_any_kept => {
+                    splices.push(removal(end..plugin.span.end))
+                }
+                (PluginEdit::Cut, _) => {
+                    splices.push(removal(plugin.span.start..next.unwrap_or(plugin.span.end)));
                 }
             }
-            end = Some(place.span.end);
+            end = Some(plugin.span.end);
         }
         splices
     }
 
-    fn insertion(&self, fates: &[Fate<'_>], entry: &Entry) -> Splice {
+    fn insertion(&self, edits: &[PluginEdit<'_>], entry: &Entry) -> Splice {
         let kept = self
             .entries
             .iter()
-            .zip(fates)
+            .zip(edits)
             .rev()
-            .find(|(_, fate)| **fate != Fate::Cut);
+            .find(|(_, edit)| **edit != PluginEdit::Cut);
         let Some((last, _)) = kept else {
             let at = self.plugins.start + 1;
             return Splice {
@@ -122,12 +124,12 @@ impl Conflist {
             };
         };
         let at = last.span.end;
-        let by = [b",", self.blank_before(last.span.start), &entry.text].concat();
+        let by = [b",", self.whitespace_before(last.span.start), &entry.text].concat();
         Splice { span: at..at, by }
     }
 
     /// The white space that ends at a place.
-    fn blank_before(&self, at: usize) -> &[u8] {
+    fn whitespace_before(&self, at: usize) -> &[u8] {
         let before = self.text.get(..at).unwrap_or_default();
         let is_blank = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
         let length = before.iter().rev().take_while(is_blank).count();
@@ -136,7 +138,7 @@ impl Conflist {
 }
 
 /// Whether two JSON texts say the same; white space and the order of keys say nothing.
-pub fn same(one: &[u8], other: &[u8]) -> bool {
+pub fn json_eq(one: &[u8], other: &[u8]) -> bool {
     if one == other {
         return true;
     }
@@ -144,7 +146,7 @@ pub fn same(one: &[u8], other: &[u8]) -> bool {
     read(one).is_some_and(|one| Some(one) == read(other))
 }
 
-fn cut(span: Span) -> Splice {
+fn removal(span: Span) -> Splice {
     Splice {
         span,
         by: Vec::new(),
@@ -154,13 +156,13 @@ fn cut(span: Span) -> Splice {
 /// Replaces parts of a text, which do not overlap.
 fn splice(text: &[u8], mut splices: Vec<Splice>) -> Vec<u8> {
     splices.sort_by_key(|splice| (splice.span.start, splice.span.end));
-    let mut edited = Vec::with_capacity(text.len());
+    let mut output = Vec::with_capacity(text.len());
     let mut at = 0;
     for Splice { span, by } in splices {
-        edited.extend_from_slice(text.get(at..span.start).unwrap_or_default());
-        edited.extend_from_slice(&by);
+        output.extend_from_slice(text.get(at..span.start).unwrap_or_default());
+        output.extend_from_slice(&by);
         at = span.end;
     }
-    edited.extend_from_slice(text.get(at..).unwrap_or_default());
-    edited
+    output.extend_from_slice(text.get(at..).unwrap_or_default());
+    output
 }

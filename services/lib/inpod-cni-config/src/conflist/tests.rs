@@ -2,11 +2,11 @@ use proptest::prelude::*;
 use serde_json::value::RawValue;
 
 use super::*;
-use crate::{Conf, INCUMBENT, OURS};
+use crate::{Conf, INPOD_CNI, ISTIO_CNI};
 
 fn ours(text: &str) -> Entry {
     Entry {
-        kind: OURS.to_owned(),
+        kind: INPOD_CNI.to_owned(),
         text: text.as_bytes().to_owned(),
     }
 }
@@ -19,7 +19,7 @@ fn parse(text: &str) -> Conflist {
     Conflist::parse(text.as_bytes()).unwrap()
 }
 
-fn said(text: &[u8]) -> &str {
+fn utf8(text: &[u8]) -> &str {
     std::str::from_utf8(text).unwrap()
 }
 
@@ -32,18 +32,18 @@ fn an_entry_goes_last_with_the_white_space_of_the_list_and_everything_else_stays
         "\"snat\": true}",
         "\"snat\": true},\r\n    {\"type\":\"inpod-cni\",\"logLevel\":\"info\"}",
     );
-    assert_eq!(said(&edited), expected);
-    let back = parse(said(&edited)).without(OURS);
-    assert_eq!(said(&back), CALICO);
+    assert_eq!(utf8(&edited), expected);
+    let back = parse(utf8(&edited)).without(INPOD_CNI);
+    assert_eq!(utf8(&back), CALICO);
 }
 
 #[test]
 fn an_entry_that_says_the_same_stays_as_it_is_and_another_one_is_replaced_where_it_stands() {
     let text = r#"{"name":"n","plugins":[{"type":"bridge"}, { "logLevel":"info", "type":"inpod-cni" } ,{"type":"linkerd-cni"}]}"#;
-    assert_eq!(said(&parse(text).with(&entry())), text);
+    assert_eq!(utf8(&parse(text).with(&entry())), text);
     let other = ours(r#"{"type":"inpod-cni"}"#);
     let expected = r#"{"name":"n","plugins":[{"type":"bridge"}, {"type":"inpod-cni"} ,{"type":"linkerd-cni"}]}"#;
-    assert_eq!(said(&parse(text).with(&other)), expected);
+    assert_eq!(utf8(&parse(text).with(&other)), expected);
 }
 
 #[test]
@@ -51,12 +51,12 @@ fn an_entry_stands_once_and_never_before_the_plugin_that_makes_the_network() {
     let text = r#"{"name":"n","plugins":[{"type":"inpod-cni"},{"type":"bridge"},{"type":"inpod-cni","a":1},{"type":"inpod-cni"}]}"#;
     let expected =
         r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"inpod-cni","logLevel":"info"}]}"#;
-    assert_eq!(said(&parse(text).with(&entry())), expected);
+    assert_eq!(utf8(&parse(text).with(&entry())), expected);
     let text = r#"{"name":"n","plugins":[{"type":"inpod-cni"}, {"type":"bridge"}]}"#;
     let expected =
         r#"{"name":"n","plugins":[{"type":"bridge"}, {"type":"inpod-cni","logLevel":"info"}]}"#;
     assert_eq!(
-        said(&parse(text).with(&entry())).replace(",{", ", {"),
+        utf8(&parse(text).with(&entry())).replace(",{", ", {"),
         expected
     );
 }
@@ -66,16 +66,16 @@ fn the_incumbent_is_replaced_in_one_edit() {
     let text = r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"istio-cni","x":[1,2]}]}"#;
     let expected =
         r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"inpod-cni","logLevel":"info"}]}"#;
-    assert_eq!(said(&parse(text).replaced(INCUMBENT, &entry())), expected);
-    let back = parse(text).plugin(INCUMBENT).unwrap().to_entry();
-    assert_eq!(said(&parse(expected).replaced(OURS, &back)), text);
+    assert_eq!(utf8(&parse(text).replaced(ISTIO_CNI, &entry())), expected);
+    let back = parse(text).plugin(ISTIO_CNI).unwrap().to_entry();
+    assert_eq!(utf8(&parse(expected).replaced(INPOD_CNI, &back)), text);
 }
 
 #[test]
 fn a_list_of_nothing_else_becomes_empty() {
     let text = r#"{"name":"n","plugins":[ {"type":"inpod-cni"},{"type":"inpod-cni"} ]}"#;
     assert_eq!(
-        said(&parse(text).without(OURS)),
+        utf8(&parse(text).without(INPOD_CNI)),
         r#"{"name":"n","plugins":[  ]}"#
     );
 }
@@ -88,7 +88,7 @@ fn of_equal_keys_the_last_one_counts_as_it_does_for_runtimes() {
     assert_eq!(list.name(), "b");
     assert_eq!(list.plugins().next().unwrap().kind, "bridge");
     let edited = list.with(&entry());
-    assert!(said(&edited).starts_with(r#"{"name":"a","name":"b","plugins":[],"plug"#));
+    assert!(utf8(&edited).starts_with(r#"{"name":"a","name":"b","plugins":[],"plug"#));
 }
 
 #[test]
@@ -272,18 +272,20 @@ fn holds(text: &[u8]) -> Result<(), TestCaseError> {
             .collect::<Vec<_>>()
     };
     let mut expected = types(&list);
-    expected.retain(|plugin| plugin.kind != OURS);
+    expected.retain(|plugin| plugin.kind != INPOD_CNI);
     let mut found = types(&again);
-    let mine: Vec<_> = found.extract_if(.., |plugin| plugin.kind == OURS).collect();
+    let mine: Vec<_> = found
+        .extract_if(.., |plugin| plugin.kind == INPOD_CNI)
+        .collect();
     prop_assert_eq!(mine.len(), 1);
     prop_assert_eq!(
         found,
         expected,
         "every other plugin is as it was, byte for byte"
     );
-    if list.plugin(OURS).is_none() {
+    if list.plugin(INPOD_CNI).is_none() {
         prop_assert_eq!(
-            &again.without(OURS)[..],
+            &again.without(INPOD_CNI)[..],
             text,
             "taken out again, nothing is left of it"
         );
@@ -291,9 +293,9 @@ fn holds(text: &[u8]) -> Result<(), TestCaseError> {
     if let Ok(json) = std::str::from_utf8(&edited) {
         prop_assert!(serde_json::from_str::<&RawValue>(json).is_ok(), "{}", json);
     }
-    let bare = list.without(INCUMBENT);
+    let bare = list.without(ISTIO_CNI);
     if let Ok(bare) = Conflist::parse(&bare) {
-        prop_assert!(bare.plugin(INCUMBENT).is_none());
+        prop_assert!(bare.plugin(ISTIO_CNI).is_none());
     }
     Ok(())
 }

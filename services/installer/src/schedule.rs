@@ -11,14 +11,14 @@ use inpod_service::{Daemon, Leave, leave::Marker};
 use crate::{
     SERVICE,
     config::Config,
-    eye::Eye,
-    leaving,
     metrics::Metrics,
-    reconcile::{COALESCE, Installer},
+    reconcile::{COALESCE_DELAY, Installer},
+    uninstall,
+    watcher::Watcher,
 };
 
 /// How often it is looked whether inpod is to leave. Kubernetes takes about a minute to show a changed ConfigMap.
-const ASK: Duration = Duration::from_secs(1);
+const LEAVE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Works until inpod has left the node.
 ///
@@ -27,33 +27,36 @@ const ASK: Duration = Duration::from_secs(1);
 /// When another installer is at work on the node, or the record cannot be used.
 pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
     let marker = Marker::of(&daemon.directory(SERVICE.name));
-    stay_away(&config.leave_file, &marker, daemon).await;
+    wait_while_left(&config.leave_file, &marker, daemon).await;
     let mut installer = Installer::new(config, metrics)?;
-    let mut eye = None;
+    let mut watcher = None;
     loop {
-        if let Some(how) = leaving::asked(&installer.config.leave_file, &marker) {
-            let told = leaving::leave(installer, how).await?;
-            return leaving::tell(&told, &marker);
+        if let Some(how) = uninstall::requested_leave(&installer.config.leave_file, &marker) {
+            let left = uninstall::leave_node(installer, how).await?;
+            return uninstall::write_receipt(&left, &marker);
         }
         marker
             .clear()
             .context("cannot forget that this node was left")?;
         let (conf, bin) = (
             installer.conf_dir(),
-            installer.config.on_host(&installer.places.bin),
+            installer.config.on_host(&installer.dirs.bin),
         );
         let watched = [conf.as_path(), bin.as_path()];
-        if !eye.as_ref().is_some_and(|eye: &Eye| eye.is_on(&watched)) {
+        if !watcher
+            .as_ref()
+            .is_some_and(|watcher: &Watcher| watcher.is_watching(&watched))
+        {
             // Without a watch the sweep sees it, later.
-            eye = Eye::open(&watched)
+            watcher = Watcher::open(&watched)
                 .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
                 .ok();
         }
-        if let Some(eye) = &mut eye {
-            eye.skip();
+        if let Some(watcher) = &mut watcher {
+            watcher.drain();
         }
         let (back, outcome) = tokio::task::spawn_blocking(move || {
-            let outcome = installer.cycle(Instant::now());
+            let outcome = installer.reconcile(Instant::now());
             (installer, outcome)
         })
         .await
@@ -64,49 +67,62 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         daemon.readiness().set("binary", outcome.binary);
         daemon.readiness().set("chain", outcome.chain);
         daemon.readiness().set("directory", outcome.directory);
-        wait(eye.as_mut(), again, (&installer.config.leave_file, &marker)).await;
+        wait(
+            watcher.as_mut(),
+            again,
+            (&installer.config.leave_file, &marker),
+        )
+        .await;
     }
 }
 
 /// While inpod has left and is not to come back, nothing is touched.
-async fn stay_away(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
-    let mut is_told = false;
-    while let Some(how) = leaving::asked(leave_file, marker).filter(|how| marker.is_set(*how)) {
+async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
+    let mut is_logged = false;
+    while let Some(how) =
+        uninstall::requested_leave(leave_file, marker).filter(|how| marker.is_set(*how))
+    {
         // What says so is needed until Kubernetes takes this pod away.
         daemon.forget(how == Leave::Uninstall);
         let why = format!("inpod has left this node as it was asked to ({how})");
-        if !std::mem::replace(&mut is_told, true) {
+        if !std::mem::replace(&mut is_logged, true) {
             tracing::warn!("{why}");
         }
         for condition in ["binary", "chain"] {
             daemon.readiness().set(condition, Err(why.clone()));
         }
-        tokio::time::sleep(ASK).await;
+        tokio::time::sleep(LEAVE_POLL_INTERVAL).await;
     }
     daemon.forget(false);
 }
 
 /// Waits until something has happened, it is time, or inpod is to leave.
-async fn wait(mut eye: Option<&mut Eye>, again: Duration, (word, marker): (&Path, &Marker)) {
+async fn wait(
+    mut watcher: Option<&mut Watcher>,
+    again: Duration,
+    (word, marker): (&Path, &Marker),
+) {
     let until = tokio::time::Instant::now() + again;
     loop {
-        let tick = until.min(tokio::time::Instant::now() + ASK);
+        let tick = until.min(tokio::time::Instant::now() + LEAVE_POLL_INTERVAL);
         tokio::select! {
-            () = changed(eye.as_deref_mut()) => {
-                tokio::time::sleep(COALESCE).await;
+            () = changed(watcher.as_deref_mut()) => {
+                tokio::time::sleep(COALESCE_DELAY).await;
                 return;
             }
             () = tokio::time::sleep_until(tick) => {}
         }
-        if tokio::time::Instant::now() >= until || leaving::asked(word, marker).is_some() {
+        if tokio::time::Instant::now() >= until
+            || uninstall::requested_leave(word, marker).is_some()
+        {
             return;
         }
     }
 }
 
-async fn changed(eye: Option<&mut Eye>) {
-    match eye {
-        Some(eye) => eye.changed().await,
+async fn changed(watcher: Option<&mut Watcher>) {
+    match watcher {
+        Some(watcher) => watcher.changed().await,
         None => std::future::pending().await,
     }
 }

@@ -20,14 +20,14 @@ pub(crate) fn disable(state_dir: &Path) -> io::Result<bool> {
     if fs::symlink_metadata(state_dir.join(DISABLED_FILE)).is_ok() {
         return Ok(false);
     }
-    files::put(state_dir, DISABLED_FILE, b"set by installer disable\n")?;
+    files::write_private(state_dir, DISABLED_FILE, b"set by installer disable\n")?;
     Ok(true)
 }
 
 /// Takes the switch away. Whether it was set.
 pub(crate) fn enable(state_dir: &Path) -> io::Result<bool> {
     match fs::remove_file(state_dir.join(DISABLED_FILE)) {
-        Ok(()) => files::sync(state_dir).map(|()| true),
+        Ok(()) => files::sync_dir(state_dir).map(|()| true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
     }

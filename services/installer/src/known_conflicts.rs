@@ -2,10 +2,10 @@
 
 use std::{fs, path::Path};
 
-use inpod_cni_config::{Directory, INCUMBENT};
+use inpod_cni_config::{Directory, ISTIO_CNI};
 
 /// What is known to help, by what is found in the directory; `None` where nothing is known.
-pub fn remedy(directory: &Directory, others: &[String]) -> Option<&'static str> {
+pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static str> {
     let has_type = |kind: &str| {
         let mut lists = directory.files.iter().filter_map(|file| file.list());
         lists.any(|list| list.plugin(kind).is_some())
@@ -16,7 +16,7 @@ pub fn remedy(directory: &Directory, others: &[String]) -> Option<&'static str> 
     };
     if is_named("cilium") || has_type("cilium-cni") {
         Some("Cilium takes all other configurations away: install it with cni.exclusive=false")
-    } else if is_named(INCUMBENT) || has_type(INCUMBENT) {
+    } else if is_named(ISTIO_CNI) || has_type(ISTIO_CNI) {
         Some("the incumbent puts itself back: remove the DaemonSet istio-cni-node first")
     } else if is_named("multus") || has_type("multus") {
         Some(
@@ -30,7 +30,7 @@ pub fn remedy(directory: &Directory, others: &[String]) -> Option<&'static str> 
 }
 
 /// The names in a directory that no runtime loads.
-pub(crate) fn others(dir: &Path) -> Vec<String> {
+pub(crate) fn unloaded_names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names
@@ -59,16 +59,18 @@ mod tests {
             ("a.conflist", "istio-cni", "DaemonSet istio-cni-node"),
         ] {
             assert!(
-                remedy(&directory(name, kind), &[]).unwrap().contains(word),
+                remedy_for(&directory(name, kind), &[])
+                    .unwrap()
+                    .contains(word),
                 "{name}"
             );
         }
         let backup = ["02-inpod.conflist.cilium_bak".to_owned()];
         assert!(
-            remedy(&directory("a.conflist", "b"), &backup)
+            remedy_for(&directory("a.conflist", "b"), &backup)
                 .unwrap()
                 .contains("Cilium")
         );
-        assert_eq!(remedy(&directory("a.conflist", "b"), &[]), None);
+        assert_eq!(remedy_for(&directory("a.conflist", "b"), &[]), None);
     }
 }

@@ -3,38 +3,38 @@
 use std::time::{Duration, Instant};
 
 /// So many rewrites are made at once.
-const AT_ONCE: u32 = 5;
+const MAX_IMMEDIATE: u32 = 5;
 
 /// The longest wait between two.
-const LONGEST: Duration = Duration::from_secs(60);
+const MAX_DELAY: Duration = Duration::from_secs(60);
 
 /// So long without a rewrite, and what was before is forgotten.
-const QUIET: Duration = Duration::from_secs(300);
+const RESET_AFTER: Duration = Duration::from_secs(300);
 
 /// Allows a few rewrites at once, then fewer and fewer, one a minute at last.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Pace {
+pub struct Backoff {
     streak: u32,
     last: Option<Instant>,
 }
 
-impl Pace {
+impl Backoff {
     /// How long the next rewrite has to wait.
-    pub fn wait(&self, now: Instant) -> Duration {
+    pub fn delay(&self, now: Instant) -> Duration {
         let since = self.since(now);
-        let over = self.streak.saturating_sub(AT_ONCE);
-        if over == 0 || since >= QUIET {
+        let over = self.streak.saturating_sub(MAX_IMMEDIATE);
+        if over == 0 || since >= RESET_AFTER {
             return Duration::ZERO;
         }
         let seconds = 1_u64.checked_shl(over - 1).unwrap_or(u64::MAX);
         Duration::from_secs(seconds)
-            .min(LONGEST)
+            .min(MAX_DELAY)
             .saturating_sub(since)
     }
 
     /// A rewrite was made.
-    pub fn spend(&mut self, now: Instant) {
-        self.streak = if self.since(now) >= QUIET {
+    pub fn record_rewrite(&mut self, now: Instant) {
+        self.streak = if self.since(now) >= RESET_AFTER {
             1
         } else {
             self.streak.saturating_add(1)
@@ -43,8 +43,8 @@ impl Pace {
     }
 
     /// Whether this is more than a component's update: it is being fought over.
-    pub fn is_fight(&self, now: Instant) -> bool {
-        self.streak > AT_ONCE && self.since(now) < QUIET
+    pub fn is_contested(&self, now: Instant) -> bool {
+        self.streak > MAX_IMMEDIATE && self.since(now) < RESET_AFTER
     }
 
     /// How many rewrites there were without a quiet time between them.
@@ -65,11 +65,11 @@ mod tests {
     #[test]
     fn a_few_rewrites_are_made_at_once_and_then_one_a_minute_at_most() {
         let start = Instant::now();
-        let (mut pace, mut now, mut times) = (Pace::default(), start, Vec::new());
+        let (mut backoff, mut now, mut times) = (Backoff::default(), start, Vec::new());
         while now < start + Duration::from_secs(600) {
-            now += pace.wait(now);
+            now += backoff.delay(now);
             times.push(now.duration_since(start).as_secs());
-            pace.spend(now);
+            backoff.record_rewrite(now);
         }
         assert_eq!(
             times[..11],
@@ -82,12 +82,14 @@ mod tests {
 
     #[test]
     fn a_quiet_time_forgives() {
-        let mut pace = Pace::default();
+        let mut backoff = Backoff::default();
         let now = Instant::now();
-        (0..20).for_each(|_| pace.spend(now));
-        assert!(pace.is_fight(now) && pace.wait(now) == LONGEST);
-        assert!(!pace.is_fight(now + QUIET) && pace.wait(now + QUIET).is_zero());
-        pace.spend(now + QUIET);
-        assert_eq!(pace.streak(), 1);
+        (0..20).for_each(|_| backoff.record_rewrite(now));
+        assert!(backoff.is_contested(now) && backoff.delay(now) == MAX_DELAY);
+        assert!(
+            !backoff.is_contested(now + RESET_AFTER) && backoff.delay(now + RESET_AFTER).is_zero()
+        );
+        backoff.record_rewrite(now + RESET_AFTER);
+        assert_eq!(backoff.streak(), 1);
     }
 }

@@ -8,34 +8,34 @@ use std::{
 
 use anyhow::Context as _;
 use inpod_cni::enrolled::EnrolledNamespaces;
-use inpod_cni_config::INCUMBENT;
+use inpod_cni_config::ISTIO_CNI;
 use inpod_service::leave::{self, Leave, Marker};
 
-use crate::{error::ChainError, files, leave::Return, reconcile::Installer, record::Record};
+use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
 
 /// How long pod-events may take to withdraw every pod.
-const WITHDRAW: Duration = Duration::from_secs(300);
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How often a file is tried whose owner writes it at the same moment.
-const ATTEMPTS: usize = 10;
+const MAX_ATTEMPTS: usize = 10;
 
 /// What was done, for the receipt.
 #[derive(Debug)]
 pub(crate) struct Left {
     how: Leave,
-    words: Vec<String>,
+    steps: Vec<String>,
     receipt: PathBuf,
 }
 
 impl Left {
     /// The one line.
     pub(crate) fn line(&self) -> String {
-        leave::line(self.how, &self.words.join(", "))
+        leave::line(self.how, &self.steps.join(", "))
     }
 }
 
 /// Whether inpod is to leave. What cannot be read, or is no such word, means stay.
-pub(crate) fn asked(file: &Path, marker: &Marker) -> Option<Leave> {
+pub(crate) fn requested_leave(file: &Path, marker: &Marker) -> Option<Leave> {
     leave::read(file, marker).unwrap_or_else(|error| {
         tracing::error!(error, "Staying");
         None
@@ -43,24 +43,24 @@ pub(crate) fn asked(file: &Path, marker: &Marker) -> Option<Leave> {
 }
 
 /// Leaves the node: the chain first, the plugin when no call can be under way any more, its state when no pod needs it.
-pub(crate) async fn leave(mut installer: Installer, how: Leave) -> anyhow::Result<Left> {
+pub(crate) async fn leave_node(mut installer: Installer, how: Leave) -> anyhow::Result<Left> {
     tracing::warn!(%how, "Leaving the node");
-    let mut words = vec![chain(&mut installer, how).await?];
-    words.push(plugin(&mut installer).await?);
+    let mut steps = vec![leave_chain(&mut installer, how).await?];
+    steps.push(remove_plugin(&mut installer).await?);
     if how == Leave::Uninstall {
-        words.extend(withdrawn(&installer).await);
+        steps.extend(wait_withdrawn(&installer).await);
     }
-    words.push(state(&installer)?);
+    steps.push(remove_state(&installer)?);
     Ok(Left {
         how,
-        words,
+        steps,
         receipt: installer.config.receipt_file.clone(),
     })
 }
 
 /// Writes the receipt, and remembers that it is written.
-pub(crate) fn tell(left: &Left, marker: &Marker) -> anyhow::Result<()> {
-    let done = left.words.join(", ");
+pub(crate) fn write_receipt(left: &Left, marker: &Marker) -> anyhow::Result<()> {
+    let done = left.steps.join(", ");
     tracing::warn!(how = %left.how, done, "Has left the node");
     let written = leave::receipt(&left.receipt, left.how, &done);
     written.with_context(|| format!("cannot write {}", left.receipt.display()))?;
@@ -69,16 +69,16 @@ pub(crate) fn tell(left: &Left, marker: &Marker) -> anyhow::Result<()> {
         .context("cannot remember that this node was left")
 }
 
-async fn chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> {
-    let back = match how {
+async fn leave_chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> {
+    let restore = match how {
         // The incumbent's own pod is one of those that could not start.
-        _ if !installer.incumbent_is_there() => Return::NoIncumbent,
-        Leave::Handover => Return::Incumbent,
-        Leave::Uninstall => Return::Everything,
+        _ if !installer.has_istio_cni() => Restore::ExceptIstioCni,
+        Leave::Handover => Restore::WithIstioCni,
+        Leave::Uninstall => Restore::Everything,
     };
     let mut changed = Vec::new();
-    for _ in 0..ATTEMPTS {
-        match installer.leave_chain(back) {
+    for _ in 0..MAX_ATTEMPTS {
+        match installer.leave_chain(restore) {
             Ok(steps) => {
                 changed.extend(steps.into_iter().map(|step| step.name));
                 break;
@@ -94,9 +94,10 @@ async fn chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> 
     })
 }
 
-async fn plugin(installer: &mut Installer) -> anyhow::Result<String> {
-    let dir = installer.config.on_host(&installer.places.bin);
-    files::sweep(&dir).with_context(|| format!("cannot look through {}", dir.display()))?;
+async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
+    let dir = installer.config.on_host(&installer.dirs.bin);
+    files::remove_temporaries(&dir)
+        .with_context(|| format!("cannot look through {}", dir.display()))?;
     let Some(path) = installer.record.binary.clone().map(PathBuf::from) else {
         return Ok("no plugin of ours to remove".to_owned());
     };
@@ -113,11 +114,11 @@ async fn plugin(installer: &mut Installer) -> anyhow::Result<String> {
 }
 
 /// Waits until no namespace is enrolled; says so where that does not come.
-async fn withdrawn(installer: &Installer) -> Option<String> {
+async fn wait_withdrawn(installer: &Installer) -> Option<String> {
     let dir = installer
         .config
         .on_host(installer.config.plugin_state_dir());
-    let deadline = Instant::now() + WITHDRAW;
+    let deadline = Instant::now() + WITHDRAW_TIMEOUT;
     loop {
         let enrolled = match EnrolledNamespaces::read(&dir) {
             Ok(None) => return None,
@@ -126,14 +127,14 @@ async fn withdrawn(installer: &Installer) -> Option<String> {
             Err(error) => format!("cannot read which namespaces are enrolled: {error}"),
         };
         if Instant::now() >= deadline {
-            return Some(format!("{enrolled} after {} s", WITHDRAW.as_secs()));
+            return Some(format!("{enrolled} after {} s", WITHDRAW_TIMEOUT.as_secs()));
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
 /// Removes what is in the plugin's directory and the record. The directories themselves may be mounts.
-fn state(installer: &Installer) -> anyhow::Result<String> {
+fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
     let plugins = config.on_host(config.plugin_state_dir());
     inpod_service::uds::empty(&plugins)
@@ -149,8 +150,8 @@ fn state(installer: &Installer) -> anyhow::Result<String> {
 
 impl Installer {
     /// Whether the incumbent's plugin is still on the node.
-    fn incumbent_is_there(&self) -> bool {
-        let dir = self.config.on_host(&self.places.bin);
-        dir.join(INCUMBENT).exists()
+    fn has_istio_cni(&self) -> bool {
+        let dir = self.config.on_host(&self.dirs.bin);
+        dir.join(ISTIO_CNI).exists()
     }
 }

@@ -6,13 +6,13 @@ use std::{
 };
 
 use crate::{
-    PLATFORMS, Platform, RuntimeSays,
+    PLATFORMS, Platform, RuntimeConfig,
     runtimes::{containerd, crio},
 };
 
 /// The CNI directories of a node, as paths of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct CniDirs {
     /// Network configurations.
     pub conf_dir: PathBuf,
     /// Plugins; the runtime looks in the first one first.
@@ -49,68 +49,73 @@ const CRIO_DIR: &str = "/etc/crio/crio.conf.d";
 /// Looks below a host's root for the directories that its runtime uses: its configuration, else the conf directory of a
 /// known platform, else the defaults. Of several runtimes the one whose conf directory is there is taken. A file that
 /// cannot be read or is no TOML is as good as none: its path and why are given back beside.
-pub fn find(root: &Path) -> (Places, Vec<(PathBuf, String)>) {
-    let mut unread = Vec::new();
+pub fn find_dirs(root: &Path) -> (CniDirs, Vec<(PathBuf, String)>) {
+    let mut unreadable = Vec::new();
     let mut found: Vec<_> = CONTAINERD
         .iter()
-        .filter_map(|path| of_containerd(root, Path::new(path), &mut unread))
+        .filter_map(|path| containerd_dirs(root, Path::new(path), &mut unreadable))
         .collect();
-    found.extend(of_crio(root, &mut unread));
+    found.extend(crio_dirs(root, &mut unreadable));
     let there = found
         .iter()
-        .position(|places| below(root, &places.conf_dir).is_dir());
-    let places = match (there, found.is_empty()) {
+        .position(|dirs| on_host(root, &dirs.conf_dir).is_dir());
+    let dirs = match (there, found.is_empty()) {
         (Some(index), _) => found.swap_remove(index),
         (None, false) => found.swap_remove(0),
-        (None, true) => of_platform(root),
+        (None, true) => platform_dirs(root),
     };
-    (places, unread)
+    (dirs, unreadable)
 }
 
 /// A path of the host as it is seen here.
-fn below(root: &Path, path: &Path) -> PathBuf {
+fn on_host(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-type Unread = Vec<(PathBuf, String)>;
+type Unreadable = Vec<(PathBuf, String)>;
 
 /// The text of a file of the host; `None` where there is none.
-fn text(root: &Path, path: &Path, unread: &mut Unread) -> Option<String> {
-    match fs::read_to_string(below(root, path)) {
+fn read_text(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Option<String> {
+    match fs::read_to_string(on_host(root, path)) {
         Ok(text) => Some(text),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => {
-            unread.push((path.to_owned(), error.to_string()));
+            unreadable.push((path.to_owned(), error.to_string()));
             None
         }
     }
 }
 
-fn parsed(
+fn parse_runtime_config(
     path: &Path,
-    said: Result<RuntimeSays, toml::de::Error>,
-    unread: &mut Unread,
-) -> Option<RuntimeSays> {
-    let why = |error: toml::de::Error| unread.push((path.to_owned(), error.message().to_owned()));
-    said.map_err(why).ok()
+    config: Result<RuntimeConfig, toml::de::Error>,
+    unreadable: &mut Unreadable,
+) -> Option<RuntimeConfig> {
+    let why =
+        |error: toml::de::Error| unreadable.push((path.to_owned(), error.message().to_owned()));
+    config.map_err(why).ok()
 }
 
-fn of_containerd(root: &Path, path: &Path, unread: &mut Unread) -> Option<Places> {
-    let mut said = parsed(path, containerd(&text(root, path, unread)?), unread)?;
-    for import in std::mem::take(&mut said.imports) {
-        for file in matching(root, path, &import) {
-            let more = text(root, &file, unread).map(|text| containerd(&text));
-            said = match more.and_then(|more| parsed(&file, more, unread)) {
-                Some(more) => said.and_then(more),
-                None => said,
+fn containerd_dirs(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Option<CniDirs> {
+    let mut config = parse_runtime_config(
+        path,
+        containerd(&read_text(root, path, unreadable)?),
+        unreadable,
+    )?;
+    for import in std::mem::take(&mut config.imports) {
+        for file in matching_files(root, path, &import) {
+            let more = read_text(root, &file, unreadable).map(|text| containerd(&text));
+            config = match more.and_then(|more| parse_runtime_config(&file, more, unreadable)) {
+                Some(more) => config.overridden_by(more),
+                None => config,
             };
         }
     }
-    Some(places(said, path))
+    Some(cni_dirs(config, path))
 }
 
 /// The files that an entry of `imports` names, in order. Only the last component may hold `*`.
-fn matching(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
+fn matching_files(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
     // A relative one is beside the file (containerd, config import).
     let pattern = file.parent().unwrap_or(file).join(pattern);
     let (Some(dir), Some(name)) = (pattern.parent(), pattern.file_name()) else {
@@ -120,70 +125,73 @@ fn matching(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
     let Some((before, after)) = name.split_once('*') else {
         return vec![pattern.clone()];
     };
-    let is_meant = |found: &str| {
+    let matches = |found: &str| {
         let rest = found.strip_prefix(before);
         rest.is_some_and(|rest| rest.ends_with(after.trim_start_matches('*')))
     };
-    names(root, dir, is_meant)
+    list_files(root, dir, matches)
 }
 
 /// The files of a directory of the host whose names are meant, in order.
-fn names(root: &Path, dir: &Path, is_meant: impl Fn(&str) -> bool) -> Vec<PathBuf> {
-    let entries = fs::read_dir(below(root, dir))
+fn list_files(root: &Path, dir: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let entries = fs::read_dir(on_host(root, dir))
         .into_iter()
         .flatten()
         .flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut names: Vec<_> = names.filter(|name| is_meant(name)).collect();
+    let mut names: Vec<_> = names.filter(|name| matches(name)).collect();
     names.sort();
     names.into_iter().map(|name| dir.join(name)).collect()
 }
 
-fn of_crio(root: &Path, unread: &mut Unread) -> Option<Places> {
+fn crio_dirs(root: &Path, unreadable: &mut Unreadable) -> Option<CniDirs> {
     let main = PathBuf::from(CRIO);
     let mut files = vec![main.clone()];
-    files.extend(names(root, Path::new(CRIO_DIR), |name| {
+    files.extend(list_files(root, Path::new(CRIO_DIR), |name| {
         name.ends_with(".conf")
     }));
-    let mut all: Option<(RuntimeSays, PathBuf)> = None;
+    let mut all: Option<(RuntimeConfig, PathBuf)> = None;
     for file in files {
-        let Some(said) =
-            text(root, &file, unread).and_then(|text| parsed(&file, crio(&text), unread))
+        let Some(config) = read_text(root, &file, unreadable)
+            .and_then(|text| parse_runtime_config(&file, crio(&text), unreadable))
         else {
             continue;
         };
-        let speaks = said.conf_dir.is_some() || !said.bin_dirs.is_empty();
+        let sets_dirs = config.conf_dir.is_some() || !config.bin_dirs.is_empty();
         all = Some(match all {
             // The last file that says something is the one to name.
-            Some((before, named)) => (before.and_then(said), if speaks { file } else { named }),
-            None => (said, file),
+            Some((before, named)) => (
+                before.overridden_by(config),
+                if sets_dirs { file } else { named },
+            ),
+            None => (config, file),
         });
     }
-    all.map(|(said, file)| places(said, &file))
+    all.map(|(config, file)| cni_dirs(config, &file))
 }
 
-fn places(said: RuntimeSays, file: &Path) -> Places {
-    let dirs = said
+fn cni_dirs(config: RuntimeConfig, file: &Path) -> CniDirs {
+    let dirs = config
         .bin_dirs
         .into_iter()
         .map(PathBuf::from)
         .collect::<Vec<_>>();
-    Places {
-        conf_dir: said
+    CniDirs {
+        conf_dir: config
             .conf_dir
-            .map_or_else(|| default().conf_dir, PathBuf::from),
+            .map_or_else(|| default_dirs().conf_dir, PathBuf::from),
         bin_dirs: if dirs.is_empty() {
-            default().bin_dirs
+            default_dirs().bin_dirs
         } else {
             dirs
         },
-        max_networks: said.max_networks,
+        max_networks: config.max_networks,
         origin: Origin::File(file.to_owned()),
     }
 }
 
-fn default() -> Places {
-    Places {
+fn default_dirs() -> CniDirs {
+    CniDirs {
         conf_dir: PathBuf::from("/etc/cni/net.d"),
         bin_dirs: vec![PathBuf::from("/opt/cni/bin")],
         max_networks: None,
@@ -192,17 +200,17 @@ fn default() -> Places {
 }
 
 /// A platform whose two directories are both there, if they are its own.
-fn of_platform(root: &Path) -> Places {
+fn platform_dirs(root: &Path) -> CniDirs {
     let is_there = |platform: &&Platform| {
         platform.name != "default"
-            && below(root, Path::new(platform.conf_dir)).is_dir()
-            && below(root, Path::new(platform.bin_dir)).is_dir()
+            && on_host(root, Path::new(platform.conf_dir)).is_dir()
+            && on_host(root, Path::new(platform.bin_dir)).is_dir()
             && platform.conf_dir != "/etc/cni/net.d"
     };
     PLATFORMS
         .iter()
         .find(is_there)
-        .map_or_else(default, |platform| Places {
+        .map_or_else(default_dirs, |platform| CniDirs {
             conf_dir: PathBuf::from(platform.conf_dir),
             bin_dirs: vec![PathBuf::from(platform.bin_dir)],
             max_networks: None,
@@ -214,10 +222,10 @@ fn of_platform(root: &Path) -> Places {
 mod tests {
     use super::*;
 
-    fn host(files: &[(&str, &str)]) -> tempfile::TempDir {
+    fn host_with(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
-            let path = below(root.path(), Path::new(path));
+            let path = on_host(root.path(), Path::new(path));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
@@ -226,33 +234,30 @@ mod tests {
 
     #[test]
     fn without_any_configuration_the_defaults_hold() {
-        let (places, unread) = find(host(&[]).path());
-        assert_eq!(places, default());
-        assert!(unread.is_empty());
+        let (dirs, unreadable) = find_dirs(host_with(&[]).path());
+        assert_eq!(dirs, default_dirs());
+        assert!(unreadable.is_empty());
     }
 
     #[test]
     fn k3s_tells_its_own_directories() {
         let conf = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/var/lib/rancher/k3s/data/cni\"\n  conf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n";
-        let root = host(&[
+        let root = host_with(&[
             (CONTAINERD[0], conf),
             ("/etc/containerd/config.toml", "version = 2"),
         ]);
-        let (places, _) = find(root.path());
+        let (dirs, _) = find_dirs(root.path());
         assert_eq!(
-            places.conf_dir,
+            dirs.conf_dir,
             Path::new("/var/lib/rancher/k3s/agent/etc/cni/net.d")
         );
-        assert_eq!(
-            places.bin_dirs,
-            [Path::new("/var/lib/rancher/k3s/data/cni")]
-        );
-        assert_eq!(places.origin, Origin::File(CONTAINERD[0].into()));
+        assert_eq!(dirs.bin_dirs, [Path::new("/var/lib/rancher/k3s/data/cni")]);
+        assert_eq!(dirs.origin, Origin::File(CONTAINERD[0].into()));
     }
 
     #[test]
     fn imports_are_followed_in_order() {
-        let root = host(&[
+        let root = host_with(&[
             (
                 "/etc/containerd/config.toml",
                 "imports = [\"conf.d/*.toml\", \"/opt/one.toml\"]\n[plugins.cri.cni]\nconf_dir=\"/a\"\nbin_dir=\"/b\"",
@@ -271,18 +276,18 @@ mod tests {
             ),
             ("/opt/one.toml", "[plugins.cri.cni]\nbin_dir=\"/last\""),
         ]);
-        let (places, unread) = find(root.path());
+        let (dirs, unreadable) = find_dirs(root.path());
         assert_eq!(
-            (places.conf_dir.as_path(), places.max_networks),
+            (dirs.conf_dir.as_path(), dirs.max_networks),
             (Path::new("/two"), Some(2))
         );
-        assert_eq!(places.bin_dirs, [Path::new("/last")]);
-        assert!(unread.is_empty(), "{unread:?}");
+        assert_eq!(dirs.bin_dirs, [Path::new("/last")]);
+        assert!(unreadable.is_empty(), "{unreadable:?}");
     }
 
     #[test]
     fn crio_is_read_with_its_directory_and_a_file_that_is_no_toml_is_named() {
-        let root = host(&[
+        let root = host_with(&[
             (
                 "/etc/crio/crio.conf",
                 "[crio.network]\nnetwork_dir = \"/a\"\nplugin_dirs = [\"/b\", \"/c\"]",
@@ -294,16 +299,19 @@ mod tests {
             ("/etc/crio/crio.conf.d/20-y.conf", "[broken"),
             ("/x/10-net.conflist", ""),
         ]);
-        let (places, unread) = find(root.path());
-        assert_eq!(places.conf_dir, Path::new("/x"));
-        assert_eq!(places.bin_dirs, [Path::new("/b"), Path::new("/c")]);
-        assert_eq!(unread.len(), 1);
-        assert_eq!(unread[0].0, Path::new("/etc/crio/crio.conf.d/20-y.conf"));
+        let (dirs, unreadable) = find_dirs(root.path());
+        assert_eq!(dirs.conf_dir, Path::new("/x"));
+        assert_eq!(dirs.bin_dirs, [Path::new("/b"), Path::new("/c")]);
+        assert_eq!(unreadable.len(), 1);
+        assert_eq!(
+            unreadable[0].0,
+            Path::new("/etc/crio/crio.conf.d/20-y.conf")
+        );
     }
 
     #[test]
     fn of_two_runtimes_the_one_whose_directory_is_there_counts() {
-        let root = host(&[
+        let root = host_with(&[
             (
                 "/etc/containerd/config.toml",
                 "[plugins.cri.cni]\nconf_dir=\"/gone\"",
@@ -314,18 +322,18 @@ mod tests {
             ),
             ("/there/10-net.conflist", ""),
         ]);
-        assert_eq!(find(root.path()).0.conf_dir, Path::new("/there"));
+        assert_eq!(find_dirs(root.path()).0.conf_dir, Path::new("/there"));
     }
 
     #[test]
     fn a_platform_whose_directories_are_there_is_recognised() {
         let platform = Platform::named("microk8s").unwrap();
-        let root = host(&[
+        let root = host_with(&[
             (&format!("{}/10-calico.conflist", platform.conf_dir), ""),
             (&format!("{}/calico", platform.bin_dir), ""),
         ]);
-        let (places, _) = find(root.path());
-        assert_eq!(places.origin, Origin::Platform("microk8s"));
-        assert_eq!(places.conf_dir, Path::new(platform.conf_dir));
+        let (dirs, _) = find_dirs(root.path());
+        assert_eq!(dirs.origin, Origin::Platform("microk8s"));
+        assert_eq!(dirs.conf_dir, Path::new(platform.conf_dir));
     }
 }

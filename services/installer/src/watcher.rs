@@ -8,18 +8,18 @@ use std::{
 
 use futures_util::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
-use inpod_cni_config::OURS;
+use inpod_cni_config::INPOD_CNI;
 
 type Identity = (u64, u64);
 
 /// Sees what happens in directories that may be replaced, and come and go.
 #[derive(Debug)]
-pub(crate) struct Eye {
+pub(crate) struct Watcher {
     events: EventStream<[u8; 4096]>,
-    on: Vec<(PathBuf, Identity)>,
+    watched: Vec<(PathBuf, Identity)>,
 }
 
-impl Eye {
+impl Watcher {
     /// Watches the directories that are there. Whole files only: a file that is being written shows when it is closed.
     pub(crate) fn open(dirs: &[&Path]) -> io::Result<Self> {
         let inotify = Inotify::init()?;
@@ -31,28 +31,28 @@ impl Eye {
             | WatchMask::DELETE_SELF
             | WatchMask::MOVE_SELF
             | WatchMask::ONLYDIR;
-        let mut on = Vec::new();
+        let mut watched = Vec::new();
         for dir in dirs {
             // Looked at before it is watched: one that is replaced in between is taken for another one at the next check.
-            let Ok(identity) = identity(dir) else {
+            let Ok(identity) = identity_of(dir) else {
                 continue;
             };
             match inotify.watches().add(dir, mask) {
-                Ok(_) => on.push(((*dir).to_owned(), identity)),
+                Ok(_) => watched.push(((*dir).to_owned(), identity)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
         let events = inotify.into_event_stream([0; 4096])?;
-        Ok(Self { events, on })
+        Ok(Self { events, watched })
     }
 
     /// Whether it sees exactly these directories, as far as they are there.
-    pub(crate) fn is_on(&self, dirs: &[&Path]) -> bool {
+    pub(crate) fn is_watching(&self, dirs: &[&Path]) -> bool {
         let there = dirs
             .iter()
-            .filter_map(|dir| Some(((*dir).to_owned(), identity(dir).ok()?)));
-        there.eq(self.on.iter().cloned())
+            .filter_map(|dir| Some(((*dir).to_owned(), identity_of(dir).ok()?)));
+        there.eq(self.watched.iter().cloned())
     }
 
     /// Waits until something has happened that may matter.
@@ -62,27 +62,27 @@ impl Eye {
                 // There is no end of an inotify; if there were, it would be no change.
                 return std::future::pending().await;
             };
-            if matters(&event) {
+            if is_relevant(&event) {
                 return;
             }
         }
     }
 
     /// Takes what has happened by now without waiting for more: a read that follows shows all of it.
-    pub(crate) fn skip(&mut self) {
+    pub(crate) fn drain(&mut self) {
         while let Some(Some(_)) = self.events.next().now_or_never() {}
     }
 }
 
 /// Other plugins and files that no runtime loads come and go without a meaning.
-fn matters(event: &io::Result<EventOwned>) -> bool {
+fn is_relevant(event: &io::Result<EventOwned>) -> bool {
     let Ok(event) = event else { return true };
     let name = event.name.as_ref().map(|name| name.to_string_lossy());
     let is_file = !event.mask.contains(EventMask::ISDIR);
-    name.is_none_or(|name| is_file && (name == OURS || inpod_cni_config::is_loaded(&name)))
+    name.is_none_or(|name| is_file && (name == INPOD_CNI || inpod_cni_config::is_loaded(&name)))
 }
 
-fn identity(path: &Path) -> io::Result<Identity> {
+fn identity_of(path: &Path) -> io::Result<Identity> {
     let found = fs::metadata(path)?;
     Ok((found.dev(), found.ino()))
 }
