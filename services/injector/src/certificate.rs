@@ -94,7 +94,7 @@ impl Files {
 }
 
 /// When the first of a chain's certificates ends, in seconds since 1970 (`notAfter`, RFC 5280, section 4.1.2.5).
-fn ends(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
+fn earliest_expiry(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
     let end = |certificate: &CertificateDer<'_>| {
         let certificate = Certificate::from_der(certificate)?;
         let validity = certificate.tbs_certificate().validity();
@@ -106,13 +106,15 @@ fn ends(chain: &[CertificateDer<'_>]) -> Result<u64, CertificateError> {
 
 /// The certificate that is shown; none at first.
 #[derive(Debug, Default)]
-pub struct Shown(RwLock<Option<Arc<CertifiedKey>>>);
+pub struct CurrentCertificate(RwLock<Option<Arc<CertifiedKey>>>);
 
-impl Shown {
+impl CurrentCertificate {
     /// Whether there is one.
-    pub fn is_there(&self) -> bool {
-        let shown = self.0.read();
-        shown.unwrap_or_else(PoisonError::into_inner).is_some()
+    pub fn is_loaded(&self) -> bool {
+        let certificate = self.0.read();
+        certificate
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
     }
 
     /// Shows another one from the next handshake on, and says when it ends, in seconds since 1970. Connections that are
@@ -123,13 +125,13 @@ impl Shown {
     /// When it cannot be used; the one before stays.
     pub fn replace(&self, files: &Files) -> Result<u64, CertificateError> {
         let certified = Arc::new(files.certified()?);
-        let ends = ends(&certified.cert)?;
+        let ends = earliest_expiry(&certified.cert)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(certified);
         Ok(ends)
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for CurrentCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0
             .read()

@@ -8,9 +8,9 @@
 
 pub mod certificate;
 pub mod config;
+mod connections;
 pub mod metrics;
 pub mod path;
-mod places;
 pub mod reload;
 pub mod review;
 pub mod server;

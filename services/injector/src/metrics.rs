@@ -64,16 +64,16 @@ impl Metrics {
 
     pub(crate) fn reviewed(&self, outcome: Outcome, took: Duration) {
         self.reviews
-            .get_or_create(&[("outcome", outcome.word())])
+            .get_or_create(&[("outcome", outcome.as_str())])
             .inc();
-        if let Outcome::Skipped(why) = outcome {
-            self.skips.get_or_create(&[("why", why.word())]).inc();
+        if let Outcome::Skipped(reason) = outcome {
+            self.skips.get_or_create(&[("why", reason.as_str())]).inc();
         }
         self.duration.observe(took.as_secs_f64());
     }
 
     /// A certificate is shown from now on, until this second since 1970.
-    pub(crate) fn shows_until(&self, ends: u64) {
+    pub(crate) fn set_certificate_expiration(&self, ends: u64) {
         self.expiration.set(ends.try_into().unwrap_or(i64::MAX));
     }
 

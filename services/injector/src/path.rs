@@ -5,10 +5,10 @@
 const INJECT: &str = "/inject";
 
 /// How a variable begins in the older form.
-const OLD: &str = ":ENV:";
+const ENV_MARKER: &str = ":ENV:";
 
 /// How a slash within a value is written.
-const SLASH: &str = "--slash--";
+const SLASH_ESCAPE: &str = "--slash--";
 
 /// The variables of a path, in their order; `None` where it is not the webhook's. A key without a value is passed over.
 pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
@@ -17,8 +17,10 @@ pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
         return Some(Vec::new());
     }
     let rest = rest.strip_prefix('/')?;
-    if rest.starts_with(OLD) {
-        let pairs = rest.split(OLD).filter_map(|pair| pair.split_once('='));
+    if rest.starts_with(ENV_MARKER) {
+        let pairs = rest
+            .split(ENV_MARKER)
+            .filter_map(|pair| pair.split_once('='));
         return Some(
             pairs
                 .filter_map(|(key, value)| variable(key, value))
@@ -34,7 +36,7 @@ pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
 }
 
 fn variable(key: &str, value: &str) -> Option<(String, String)> {
-    let (key, value) = (decoded(key), decoded(value));
+    let (key, value) = (percent_decode(key), percent_decode(value));
     if key.is_empty() {
         return None;
     }
@@ -43,11 +45,11 @@ fn variable(key: &str, value: &str) -> Option<(String, String)> {
         "net" => "ISTIO_META_NETWORK".to_owned(),
         _ => key.to_uppercase(),
     };
-    Some((name, value.replace(SLASH, "/")))
+    Some((name, value.replace(SLASH_ESCAPE, "/")))
 }
 
 /// `%2F` and the like as what they stand for; what stands for nothing stays.
-fn decoded(text: &str) -> String {
+fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {

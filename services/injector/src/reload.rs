@@ -12,7 +12,7 @@ use inpod_injection::Injector;
 use inpod_service::Readiness;
 
 use crate::{
-    certificate::{Files, Shown},
+    certificate::{CurrentCertificate, Files},
     config::Config,
     metrics::Metrics,
 };
@@ -28,7 +28,7 @@ pub const CONDITIONS: [&str; 2] = ["certificate", "configuration"];
 #[derive(Debug, Default)]
 pub struct Current {
     /// What handshakes show.
-    pub shown: Arc<Shown>,
+    pub certificate: Arc<CurrentCertificate>,
     injector: RwLock<Option<Arc<Injector>>>,
 }
 
@@ -41,8 +41,8 @@ impl Current {
             .clone()
     }
 
-    fn serves(&self) -> Result<(), String> {
-        if !self.shown.is_there() {
+    fn serving(&self) -> Result<(), String> {
+        if !self.certificate.is_loaded() {
             return Err("no certificate could be used yet".to_owned());
         }
         let injector = self.injector().map(drop);
@@ -60,7 +60,7 @@ impl Current {
 
 /// What was read last, whether or not it could be used.
 #[derive(Debug, Default)]
-struct Seen {
+struct LastRead {
     files: Option<Files>,
     text: Option<String>,
 }
@@ -72,16 +72,16 @@ pub(crate) async fn follow(
     conditions: Readiness,
     metrics: Metrics,
 ) {
-    let mut seen = Seen::default();
+    let mut last = LastRead::default();
     loop {
-        certificate(&config, &current, &mut seen, &conditions, &metrics);
-        configuration(&config, &current, &mut seen, &conditions, &metrics);
-        conditions.set(SERVING, current.serves());
+        reload_certificate(&config, &current, &mut last, &conditions, &metrics);
+        reload_configuration(&config, &current, &mut last, &conditions, &metrics);
+        conditions.set(SERVING, current.serving());
         tokio::time::sleep(config.reload()).await;
     }
 }
 
-fn told(
+fn record_result(
     (what, conditions, metrics): (&'static str, &Readiness, &Metrics),
     result: Result<(), String>,
 ) {
@@ -93,34 +93,34 @@ fn told(
     conditions.set(what, result);
 }
 
-fn certificate(
+fn reload_certificate(
     config: &Config,
     current: &Current,
-    seen: &mut Seen,
+    last: &mut LastRead,
     conditions: &Readiness,
     metrics: &Metrics,
 ) {
     let [what, _] = CONDITIONS;
     match Files::read(&config.tls_dir) {
-        Ok(files) if seen.files.as_ref() == Some(&files) => {}
+        Ok(files) if last.files.as_ref() == Some(&files) => {}
         Ok(files) => {
-            let result = current.shown.replace(&files);
-            let result = result.map(|ends| metrics.shows_until(ends));
-            told(
+            let result = current.certificate.replace(&files);
+            let result = result.map(|ends| metrics.set_certificate_expiration(ends));
+            record_result(
                 (what, conditions, metrics),
                 result.map_err(|error| error.to_string()),
             );
-            seen.files = Some(files);
+            last.files = Some(files);
         }
         // Between two contents of a volume; what is shown stays.
         Err(error) => conditions.set(what, Err(error.to_string())),
     }
 }
 
-fn configuration(
+fn reload_configuration(
     config: &Config,
     current: &Current,
-    seen: &mut Seen,
+    last: &mut LastRead,
     conditions: &Readiness,
     metrics: &Metrics,
 ) {
@@ -133,14 +133,14 @@ fn configuration(
             return conditions.set(what, Err(why));
         }
     };
-    if seen.text.as_ref() == Some(&text) {
+    if last.text.as_ref() == Some(&text) {
         return;
     }
     let injector = inpod_injection::Config::parse(&text).and_then(Injector::new);
     let result = injector.map(|injector| current.replace(injector));
-    told(
+    record_result(
         (what, conditions, metrics),
         result.map_err(|error| error.to_string()),
     );
-    seen.text = Some(text);
+    last.text = Some(text);
 }

@@ -1,7 +1,7 @@
 //! An AdmissionReview and its answer (Kubernetes, admission.k8s.io/v1 and v1beta1): pure, but for the clock.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use inpod_injection::{Injector, Request, Why};
+use inpod_injection::{Injector, Request, SkipReason};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ pub enum Outcome {
     /// The pod was injected before; nothing is to be changed.
     Unchanged,
     /// The pod is left as it is.
-    Skipped(Why),
+    Skipped(SkipReason),
     /// The pod is to be injected and cannot be.
     Refused,
     /// It is not about a new pod; let through.
@@ -35,7 +35,7 @@ pub enum Outcome {
 
 impl Outcome {
     /// In a word.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Injected => "injected",
             Self::Unchanged => "unchanged",
@@ -71,12 +71,12 @@ pub struct Review {
     api_version: String,
     #[serde(default)]
     kind: String,
-    request: Option<Asked>,
+    request: Option<AdmissionRequest>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked {
+struct AdmissionRequest {
     #[serde(default)]
     uid: String,
     #[serde(default)]
@@ -123,7 +123,7 @@ impl Review {
             Some("v1" | "v1beta1")
         );
         if review.kind != "AdmissionReview" || !is_known {
-            let (kind, version) = (start(&review.kind), start(&review.api_version));
+            let (kind, version) = (excerpt(&review.kind), excerpt(&review.api_version));
             return Err(format!(
                 "kind {kind} of {version} is no AdmissionReview of admission.k8s.io/v1 or v1beta1"
             ));
@@ -135,7 +135,7 @@ impl Review {
     }
 }
 
-fn start(text: &str) -> String {
+fn excerpt(text: &str) -> String {
     format!("{:?}", text.chars().take(64).collect::<String>())
 }
 
@@ -144,7 +144,10 @@ pub fn answer(injector: &Injector, environment: &[(String, String)], body: &[u8]
     match Review::parse(body) {
         Ok(review) => {
             let (response, outcome) = inject(injector, environment, &review);
-            let uid = review.request.map(|asked| asked.uid).unwrap_or_default();
+            let uid = review
+                .request
+                .map(|request| request.uid)
+                .unwrap_or_default();
             Answer {
                 body: to_admission_response(&review.api_version, &uid, &response),
                 outcome,
@@ -182,16 +185,16 @@ fn inject(
     environment: &[(String, String)],
     review: &Review,
 ) -> (Response, Outcome) {
-    let Some(asked) = &review.request else {
+    let Some(request) = &review.request else {
         return (allowed(), Outcome::OtherKind);
     };
-    let Resource { group, resource } = &asked.resource;
-    let is_part = asked
+    let Resource { group, resource } = &request.resource;
+    let is_part = request
         .sub_resource
         .as_ref()
         .is_some_and(|part| !part.is_empty());
     let is_pod = group.is_empty() && resource == "pods" && !is_part;
-    if !is_pod || asked.operation != "CREATE" {
+    if !is_pod || request.operation != "CREATE" {
         let warning = "inpod's injector is asked about what is no new pod; its webhook is to be registered for CREATE of pods alone";
         let response = Response {
             warning: Some(warning.to_owned()),
@@ -200,13 +203,13 @@ fn inject(
         return (response, Outcome::OtherKind);
     }
     let request = Request {
-        pod: &asked.object,
-        namespace: &asked.namespace,
+        pod: &request.object,
+        namespace: &request.namespace,
         owner: None,
         environment,
     };
     match injector.inject(&request) {
-        Ok(inpod_injection::Outcome::Skipped(why)) => (allowed(), Outcome::Skipped(why)),
+        Ok(inpod_injection::Outcome::Skipped(reason)) => (allowed(), Outcome::Skipped(reason)),
         Ok(inpod_injection::Outcome::Injected { patch, .. }) if patch.0.is_empty() => {
             (allowed(), Outcome::Unchanged)
         }

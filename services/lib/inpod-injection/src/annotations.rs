@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::{
     bootstrap,
-    error::{InjectError, told, yaml},
-    prometheus, tree,
+    error::{InjectError, excerpt, yaml_error},
+    json, prometheus,
 };
 
 type Check = fn(&str) -> Result<(), String>;
@@ -28,10 +28,10 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::SIDECAR_EXCLUDE_INTERFACES, interfaces),
     (keys::SIDECAR_KUBEVIRT_INTERFACES, interfaces),
     (keys::REROUTE_VIRTUAL_INTERFACES, interfaces),
-    (keys::MERGE_METRICS, truth),
+    (keys::MERGE_METRICS, boolean),
     (keys::DEFAULT_ENDPOINTS, endpoints),
     (keys::SCRAPE_TARGETS, targets),
-    (keys::REWRITE_PROBES, truth),
+    (keys::REWRITE_PROBES, boolean),
     (keys::NATIVE_SIDECAR, yes_or_no),
     (keys::PROXY_CONFIG, proxy_config),
     (keys::PROXY_CPU, quantity),
@@ -39,8 +39,8 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::PROXY_MEMORY, quantity),
     (keys::PROXY_MEMORY_LIMIT, quantity),
     (keys::PROXY_IMAGE, image),
-    (keys::PROXY_IMAGE_TYPE, word),
-    (keys::LOG_LEVEL, word),
+    (keys::PROXY_IMAGE_TYPE, identifier),
+    (keys::LOG_LEVEL, identifier),
     (keys::COMPONENT_LOG_LEVEL, levels),
     (keys::AGENT_LOG_LEVEL, levels),
 ];
@@ -52,7 +52,7 @@ const CHECKS: &[(&str, Check)] = &[
 /// When one does not say what it should.
 pub fn check(pod: &Value) -> Result<(), InjectError> {
     for (name, check) in CHECKS {
-        if let Some(text) = tree::annotation(pod, name) {
+        if let Some(text) = json::annotation(pod, name) {
             check(text).map_err(|why| InjectError::annotation(name, &why))?;
         }
     }
@@ -64,7 +64,7 @@ fn mode(text: &str) -> Result<(), String> {
         "REDIRECT" | "TPROXY" | "NONE" => Ok(()),
         other => Err(format!(
             "{} is no mode; give REDIRECT, TPROXY or NONE",
-            told(other)
+            excerpt(other)
         )),
     }
 }
@@ -84,7 +84,7 @@ fn is_digits(text: &str) -> bool {
 }
 
 fn require(is_so: bool, text: &str, what: &str, advice: &str) -> Result<(), String> {
-    let why = || format!("{} is no {what}; give {advice}", told(text));
+    let why = || format!("{} is no {what}; give {advice}", excerpt(text));
     is_so.then_some(()).ok_or_else(why)
 }
 
@@ -119,9 +119,9 @@ fn targets(text: &str) -> Result<(), String> {
     prometheus::targets(text).map(drop)
 }
 
-fn truth(text: &str) -> Result<(), String> {
-    let is_truth = tree::truth(text).is_some();
-    require(is_truth, text, "truth value", "true or false")
+fn boolean(text: &str) -> Result<(), String> {
+    let is_boolean = json::parse_bool(text).is_some();
+    require(is_boolean, text, "truth value", "true or false")
 }
 
 fn yes_or_no(text: &str) -> Result<(), String> {
@@ -132,7 +132,7 @@ fn yes_or_no(text: &str) -> Result<(), String> {
 /// An object of YAML. What it says of Istio is Istio's to check.
 fn proxy_config(text: &str) -> Result<(), String> {
     let found: Result<Value, _> = serde_saphyr::from_str(text);
-    let found = found.map_err(|error| format!("it is no YAML: {}", yaml(&error)))?;
+    let found = found.map_err(|error| format!("it is no YAML: {}", yaml_error(&error)))?;
     if found.is_object() || found.is_null() {
         return Ok(());
     }
@@ -170,7 +170,7 @@ fn image(text: &str) -> Result<(), String> {
     require(is_image, text, "image", "one like registry/name:tag")
 }
 
-fn word(text: &str) -> Result<(), String> {
+fn identifier(text: &str) -> Result<(), String> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let is_word = !text.is_empty() && text.bytes().all(is_word);
     require(is_word, text, "word", "letters, digits and _.- alone")

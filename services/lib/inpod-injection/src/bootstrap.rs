@@ -5,7 +5,7 @@
 //! Names of fields are those of Envoy's API v3 (envoy/config/bootstrap/v3/bootstrap.proto and what it imports), those of
 //! listeners and clusters Istio's. It is handed over as JSON in one argument: a pod needs no file and no ConfigMap for it.
 
-mod drained;
+mod drain;
 mod endpoints;
 
 use std::{collections::BTreeMap, net::SocketAddr};
@@ -17,13 +17,13 @@ pub(crate) use endpoints::parse;
 
 use crate::{
     error::InjectError,
+    json,
     proxy::{Interception, ProxySettings},
-    tree,
 };
 use endpoints::Endpoint;
 
 /// What a template names it by, and what it is.
-pub(crate) const FACT: (&str, &str) = (
+pub(crate) const VARIABLE: (&str, &str) = (
     "proxy.bootstrap",
     "JSON: the bootstrap of an Envoy without a control plane and without an agent; INSTANCE_IP has to be in its environment",
 );
@@ -38,23 +38,23 @@ const HEALTH: u16 = 15021;
 const PROMETHEUS: u16 = 15090;
 
 /// Sources by which the node's rules know what the proxy has had already (7.2).
-const MARK4: &str = "127.0.0.6";
-const MARK6: &str = "::6";
+const SOURCE_IPV4: &str = "127.0.0.6";
+const SOURCE_IPV6: &str = "::6";
 
 /// The packet mark of connections that keep the client's address; with it they come back to the proxy (4.4.2).
 const TPROXY_MARK: u32 = 1337;
 
 const PASSTHROUGH: &str = "PassthroughCluster";
 const BLACK_HOLE: &str = "BlackHoleCluster";
-const INBOUND4: &str = "InboundPassthroughClusterIpv4";
-const INBOUND6: &str = "InboundPassthroughClusterIpv6";
+const INBOUND_IPV4: &str = "InboundPassthroughClusterIpv4";
+const INBOUND_IPV6: &str = "InboundPassthroughClusterIpv6";
 const ADMIN_CLUSTER: &str = "admin";
 
 /// What the kubelet writes the pod's address for (Kubernetes, "Define Dependent Environment Variables").
 const POD_ADDRESS: &str = "$(INSTANCE_IP)";
 
 /// What it is made for.
-struct Plan {
+struct Bootstrap {
     endpoints: BTreeMap<u16, Endpoint>,
     is_tproxy: bool,
     has_ipv6: bool,
@@ -66,26 +66,26 @@ struct Plan {
 /// # Errors
 ///
 /// When the annotation of endpoints is malformed, or the interception mode does not let the proxy keep to it.
-pub(crate) fn of(
+pub(crate) fn render(
     pod: &Value,
     proxy: &ProxySettings,
     has_ipv6: bool,
 ) -> Result<String, InjectError> {
-    let said = tree::annotation(pod, keys::DEFAULT_ENDPOINTS).unwrap_or_default();
+    let text = json::annotation(pod, keys::DEFAULT_ENDPOINTS).unwrap_or_default();
     let wrong = |why: String| InjectError::annotation(keys::DEFAULT_ENDPOINTS, &why);
-    let endpoints = parse(said).map_err(wrong)?;
+    let endpoints = parse(text).map_err(wrong)?;
     let is_tproxy = proxy.interception == Interception::Tproxy;
     if is_tproxy && !endpoints.is_empty() {
         let why = "with interceptionMode TPROXY connections keep the client's address and go where they were going; give REDIRECT, or leave it out";
         return Err(wrong(why.to_owned()));
     }
-    let plan = Plan {
+    let bootstrap = Bootstrap {
         endpoints,
         is_tproxy,
         has_ipv6,
         drain: proxy.drain,
     };
-    Ok(plan.document().to_string())
+    Ok(bootstrap.document().to_string())
 }
 
 /// Refuses the annotation where no template makes anything of it.
@@ -93,9 +93,9 @@ pub(crate) fn of(
 /// # Errors
 ///
 /// When the pod names an endpoint.
-pub(crate) fn not_wanted(pod: &Value) -> Result<(), InjectError> {
-    let said = tree::annotation(pod, keys::DEFAULT_ENDPOINTS);
-    if said.is_none_or(|said| said.trim().is_empty()) {
+pub(crate) fn reject_endpoints(pod: &Value) -> Result<(), InjectError> {
+    let text = json::annotation(pod, keys::DEFAULT_ENDPOINTS);
+    if text.is_none_or(|text| text.trim().is_empty()) {
         return Ok(());
     }
     let why = "no template of this pod has proxy.bootstrap, and Istio's proxy takes endpoints from a Sidecar resource; choose the template standalone, or leave it out";
@@ -105,17 +105,17 @@ pub(crate) fn not_wanted(pod: &Value) -> Result<(), InjectError> {
     ))
 }
 
-impl Plan {
+impl Bootstrap {
     fn document(&self) -> Value {
         let metrics = "/stats/prometheus";
         let listeners = [
             self.inbound(),
             self.outbound(),
             self.health(),
-            self.answering(
+            self.http_listener(
                 "prometheus",
                 PROMETHEUS,
-                manager("prometheus", &[asked(metrics, metrics)]),
+                connection_manager("prometheus", &[route(metrics, metrics)]),
             ),
         ];
         json!({
@@ -132,7 +132,7 @@ impl Plan {
             .has_ipv6
             .then(|| json!({"additional_addresses": [{"address": tcp("::", port)}]}));
         for part in [Some(rest), more].into_iter().flatten() {
-            lay_over(&mut listener, part);
+            extend_object(&mut listener, part);
         }
         listener
     }
@@ -140,12 +140,12 @@ impl Plan {
     fn inbound(&self) -> Value {
         let mut chains = vec![black_hole("virtualInbound-blackhole", INBOUND)];
         chains.extend(self.endpoints.keys().map(|port| {
-            let cluster = name_of(*port);
-            let wanted = json!({"destination_port": port});
-            chain(&cluster, Some(wanted), &cluster)
+            let cluster = cluster_name(*port);
+            let matcher = json!({"destination_port": port});
+            chain(&cluster, Some(matcher), &cluster)
         }));
-        chains.push(of_family("0.0.0.0", INBOUND4));
-        chains.extend(self.has_ipv6.then(|| of_family("::", INBOUND6)));
+        chains.push(family_chain("0.0.0.0", INBOUND_IPV4));
+        chains.extend(self.has_ipv6.then(|| family_chain("::", INBOUND_IPV6)));
         let mut filters = vec![original_dst()];
         filters.extend(self.is_tproxy.then(original_src));
         let mut rest = json!({
@@ -154,7 +154,7 @@ impl Plan {
             "filter_chains": chains,
         });
         if self.is_tproxy {
-            lay_over(&mut rest, json!({"transparent": true}));
+            extend_object(&mut rest, json!({"transparent": true}));
         }
         self.listener("virtualInbound", INBOUND, rest)
     }
@@ -171,19 +171,19 @@ impl Plan {
 
     /// Whether it is ready, and, for the hook that holds its end up, when it has drained.
     fn health(&self) -> Value {
-        let ready = asked("/healthz/ready", "/ready");
+        let ready = route("/healthz/ready", "/ready");
         let manager = if self.drain == 0 {
-            manager("health", &[ready])
+            connection_manager("health", &[ready])
         } else {
-            drained::manager(
-                manager("health", &[ready, drained::route(self.drain)]),
+            drain::connection_manager(
+                connection_manager("health", &[ready, drain::route(self.drain)]),
                 self.drain,
             )
         };
-        self.answering("health", HEALTH, manager)
+        self.http_listener("health", HEALTH, manager)
     }
 
-    fn answering(&self, name: &str, port: u16, manager: Value) -> Value {
+    fn http_listener(&self, name: &str, port: u16, manager: Value) -> Value {
         let kind =
             "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
         let manager = extension(
@@ -200,23 +200,25 @@ impl Plan {
 
     fn clusters(&self) -> Vec<Value> {
         let mut clusters = vec![
-            json!({"name": BLACK_HOLE, "type": "STATIC", "connect_timeout": CONNECT}),
-            fixed(ADMIN_CLUSTER, &tcp("127.0.0.1", ADMIN), json!({})),
-            passthrough(PASSTHROUGH, json!({})),
-            passthrough(INBOUND4, from(MARK4, None)),
+            json!({"name": BLACK_HOLE, "type": "STATIC", "connect_timeout": CONNECT_TIMEOUT}),
+            static_cluster(ADMIN_CLUSTER, &tcp("127.0.0.1", ADMIN), json!({})),
+            original_dst_cluster(PASSTHROUGH, json!({})),
+            original_dst_cluster(INBOUND_IPV4, source_bind(SOURCE_IPV4, None)),
         ];
         clusters.extend(
             self.has_ipv6
-                .then(|| passthrough(INBOUND6, from(MARK6, None))),
+                .then(|| original_dst_cluster(INBOUND_IPV6, source_bind(SOURCE_IPV6, None))),
         );
         clusters.extend(self.endpoints.iter().map(|(port, endpoint)| {
-            let name = name_of(*port);
+            let name = cluster_name(*port);
             match endpoint {
-                Endpoint::Localhost(to) => fixed(&name, &socket(*to), json!({})),
-                Endpoint::Unix(path) => fixed(&name, &json!({"pipe": {"path": path}}), json!({})),
+                Endpoint::Localhost(to) => static_cluster(&name, &socket(*to), json!({})),
+                Endpoint::Unix(path) => {
+                    static_cluster(&name, &json!({"pipe": {"path": path}}), json!({}))
+                }
                 Endpoint::Pod(port) => {
-                    let marks = from(MARK4, self.has_ipv6.then_some(MARK6));
-                    fixed(&name, &tcp(POD_ADDRESS, *port), marks)
+                    let bind = source_bind(SOURCE_IPV4, self.has_ipv6.then_some(SOURCE_IPV6));
+                    static_cluster(&name, &tcp(POD_ADDRESS, *port), bind)
                 }
             }
         }));
@@ -225,14 +227,14 @@ impl Plan {
 }
 
 /// How long connecting may take: Istio's default (`MeshConfig.connectTimeout`).
-const CONNECT: &str = "10s";
+const CONNECT_TIMEOUT: &str = "10s";
 
 /// What a port's cluster is called: as by Istio.
-fn name_of(port: u16) -> String {
+fn cluster_name(port: u16) -> String {
     format!("inbound|{port}||")
 }
 
-fn lay_over(base: &mut Value, over: Value) {
+fn extend_object(base: &mut Value, over: Value) {
     if let (Value::Object(base), Value::Object(over)) = (base, over) {
         base.extend(over);
     }
@@ -252,7 +254,7 @@ fn extension(name: &str, kind: &str, config: Value) -> Value {
 
 fn typed(kind: &str, mut config: Value) -> Value {
     let kind = json!({"@type": format!("type.googleapis.com/{kind}")});
-    lay_over(&mut config, kind);
+    extend_object(&mut config, kind);
     config
 }
 
@@ -269,7 +271,7 @@ fn original_src() -> Value {
 }
 
 /// What answers requests, by these routes alone.
-fn manager(name: &str, routes: &[Value]) -> Value {
+fn connection_manager(name: &str, routes: &[Value]) -> Value {
     let host = json!({"name": name, "domains": ["*"], "routes": routes});
     let kind = "envoy.extensions.filters.http.router.v3.Router";
     json!({
@@ -280,18 +282,18 @@ fn manager(name: &str, routes: &[Value]) -> Value {
 }
 
 /// One path, answered by one of the administration's.
-fn asked(path: &str, by: &str) -> Value {
+fn route(path: &str, by: &str) -> Value {
     json!({"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": by}})
 }
 
 /// Bytes as they are, to one cluster. An idle connection is the application's to end: Envoy would end it after an hour.
-fn chain(name: &str, wanted: Option<Value>, cluster: &str) -> Value {
+fn chain(name: &str, matcher: Option<Value>, cluster: &str) -> Value {
     let proxy = json!({"stat_prefix": cluster, "cluster": cluster, "idle_timeout": "0s"});
     let kind = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
     let proxy = extension("envoy.filters.network.tcp_proxy", kind, proxy);
     let mut chain = json!({"name": name, "filters": [proxy]});
-    if let Some(wanted) = wanted {
-        lay_over(&mut chain, json!({"filter_chain_match": wanted}));
+    if let Some(matcher) = matcher {
+        extend_object(&mut chain, json!({"filter_chain_match": matcher}));
     }
     chain
 }
@@ -301,9 +303,9 @@ fn black_hole(name: &str, port: u16) -> Value {
     chain(name, Some(json!({"destination_port": port})), BLACK_HOLE)
 }
 
-fn of_family(any: &str, cluster: &str) -> Value {
-    let wanted = json!({"prefix_ranges": [{"address_prefix": any, "prefix_len": 0}]});
-    chain(cluster, Some(wanted), cluster)
+fn family_chain(any: &str, cluster: &str) -> Value {
+    let matcher = json!({"prefix_ranges": [{"address_prefix": any, "prefix_len": 0}]});
+    chain(cluster, Some(matcher), cluster)
 }
 
 /// Envoy's own limits (1024 of each) would turn away what an application alone takes.
@@ -317,39 +319,39 @@ fn unlimited() -> Value {
 }
 
 /// To where a connection was going.
-fn passthrough(name: &str, bind: Value) -> Value {
+fn original_dst_cluster(name: &str, bind: Value) -> Value {
     let mut cluster = json!({
         "name": name,
         "type": "ORIGINAL_DST",
         "lb_policy": "CLUSTER_PROVIDED",
-        "connect_timeout": CONNECT,
+        "connect_timeout": CONNECT_TIMEOUT,
         "circuit_breakers": unlimited(),
     });
-    lay_over(&mut cluster, bind);
+    extend_object(&mut cluster, bind);
     cluster
 }
 
 /// To one address.
-fn fixed(name: &str, address: &Value, bind: Value) -> Value {
+fn static_cluster(name: &str, address: &Value, bind: Value) -> Value {
     let endpoint = json!({"endpoint": {"address": address}});
     let mut cluster = json!({
         "name": name,
         "type": "STATIC",
-        "connect_timeout": CONNECT,
+        "connect_timeout": CONNECT_TIMEOUT,
         "circuit_breakers": unlimited(),
         "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
     });
-    lay_over(&mut cluster, bind);
+    extend_object(&mut cluster, bind);
     cluster
 }
 
 /// From an address, any port of it; of two, Envoy takes the one of the family that it connects to.
-fn from(source: &str, other: Option<&str>) -> Value {
+fn source_bind(source: &str, other: Option<&str>) -> Value {
     let any = |address: &str| json!({"address": address, "port_value": 0});
     let mut bind = json!({"source_address": any(source)});
     if let Some(other) = other {
         let more = json!({"extra_source_addresses": [{"address": any(other)}]});
-        lay_over(&mut bind, more);
+        extend_object(&mut bind, more);
     }
     json!({"upstream_bind_config": bind})
 }

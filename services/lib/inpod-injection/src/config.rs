@@ -48,10 +48,10 @@ pub enum NativeSidecars {
 impl<'de> Deserialize<'de> for NativeSidecars {
     /// `true` and `false` are no texts in YAML, and both are taken.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let said = Value::deserialize(deserializer)?;
-        match said
+        let value = Value::deserialize(deserializer)?;
+        match value
             .as_str()
-            .map_or_else(|| said.to_string(), str::to_owned)
+            .map_or_else(|| value.to_string(), str::to_owned)
             .as_str()
         {
             "auto" => Ok(Self::Auto),
@@ -323,8 +323,8 @@ mod tests {
             ),
         ] {
             let config = Config::parse(text).unwrap();
-            let told = config.check().unwrap_err().to_string();
-            assert!(told.contains(words), "{told}");
+            let message = config.check().unwrap_err().to_string();
+            assert!(message.contains(words), "{message}");
         }
     }
 }

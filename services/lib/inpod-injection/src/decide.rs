@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     config::Config,
-    tree::{annotation, label},
+    json::{annotation, label},
 };
 
 /// Namespaces whose pods are never injected.
@@ -35,12 +35,12 @@ pub enum Decision {
     /// It is.
     Inject,
     /// It is not.
-    Skip(Why),
+    Skip(SkipReason),
 }
 
 /// Why a pod is not injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum SkipReason {
     /// It shares the node's network.
     HostNetwork,
     /// Its namespace is one of [`SYSTEM_NAMESPACES`].
@@ -53,9 +53,9 @@ pub enum Why {
     Policy,
 }
 
-impl Why {
+impl SkipReason {
     /// In a word, as metrics have it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::HostNetwork => "host-network",
             Self::SystemNamespace => "system-namespace",
@@ -66,7 +66,7 @@ impl Why {
     }
 
     /// In words.
-    pub fn words(self) -> &'static str {
+    pub fn describe(self) -> &'static str {
         match self {
             Self::HostNetwork => "it shares the node's network",
             Self::SystemNamespace => "its namespace is one of the system's",
@@ -80,17 +80,18 @@ impl Why {
 /// Decides, by what stands in the pod alone. A pod that is no object asks for nothing.
 pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
-        return Decision::Skip(Why::HostNetwork);
+        return Decision::Skip(SkipReason::HostNetwork);
     }
     let own = pod.pointer("/metadata/namespace").and_then(Value::as_str);
     let namespace = own.filter(|own| !own.is_empty()).unwrap_or(namespace);
     if SYSTEM_NAMESPACES.contains(&namespace) {
-        return Decision::Skip(Why::SystemNamespace);
+        return Decision::Skip(SkipReason::SystemNamespace);
     }
-    let said = label(pod, keys::SIDECAR_INJECT).or_else(|| annotation(pod, keys::SIDECAR_INJECT));
-    match said {
+    let requested =
+        label(pod, keys::SIDECAR_INJECT).or_else(|| annotation(pod, keys::SIDECAR_INJECT));
+    match requested {
         Some("true") => return Decision::Inject,
-        Some("false") => return Decision::Skip(Why::OptedOut),
+        Some("false") => return Decision::Skip(SkipReason::OptedOut),
         // Anything else says nothing, as with Istio: a typing error turns nothing on or off.
         Some(_) | None => {}
     }
@@ -103,12 +104,12 @@ fn by_default(config: &Config, pod: &Value) -> Decision {
         real.any(|selector| selector.selects(pod))
     };
     if any(&config.never_inject_selector) {
-        return Decision::Skip(Why::NeverSelected);
+        return Decision::Skip(SkipReason::NeverSelected);
     }
     if any(&config.always_inject_selector) || config.policy == Policy::Enabled {
         return Decision::Inject;
     }
-    Decision::Skip(Why::Policy)
+    Decision::Skip(SkipReason::Policy)
 }
 
 #[cfg(test)]

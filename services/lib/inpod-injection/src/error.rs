@@ -13,7 +13,7 @@ pub enum InjectError {
     },
     /// What is no pod.
     #[error("not a pod that can be injected: {0}")]
-    NoPod(String),
+    InvalidPod(String),
     /// A template that is not configured.
     #[error(
         "template {0:?} is not configured; annotation inject.istio.io/templates or defaultTemplates names it"
@@ -39,9 +39,9 @@ impl InjectError {
 }
 
 /// What YAML has to say of a text, without the part of the text that it shows.
-pub(crate) fn yaml(error: &serde_saphyr::Error) -> String {
-    let told = error.to_string();
-    told.lines()
+pub(crate) fn yaml_error(error: &serde_saphyr::Error) -> String {
+    let text = error.to_string();
+    text.lines()
         .next()
         .unwrap_or_default()
         .chars()
@@ -50,7 +50,7 @@ pub(crate) fn yaml(error: &serde_saphyr::Error) -> String {
 }
 
 /// As much of a text as is worth telling.
-pub(crate) fn told(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     let start: String = text.chars().take(64).collect();
     format!("{start:?}")
 }

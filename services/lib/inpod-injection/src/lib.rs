@@ -3,7 +3,7 @@
 //! The steps are those of Istio's webhook, by their names (`README.md` has the table): [`Injector::inject`] asks
 //! [`decide`] whether anything is to be done, checks the pod's annotations ([`annotations`]), gathers the facts and
 //! renders the templates (`Injector::injection_data`), merges them into the pod ([`merge`]), but for what it would only
-//! repeat ([`laid`]), leads scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status
+//! repeat ([`last_applied`]), leads scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status
 //! ([`status`]), puts containers into their order ([`order`]), and says it all as a patch ([`patch::create`]).
 
 pub mod annotations;
@@ -12,37 +12,37 @@ pub mod config;
 pub mod decide;
 mod environment;
 pub mod error;
-pub mod facts;
 pub mod files;
-pub mod laid;
+mod json;
+pub mod last_applied;
 pub mod merge;
 pub mod order;
 mod overrides;
 pub mod owner;
 pub mod patch;
-pub mod previous;
 pub mod probes;
 pub mod prometheus;
 pub mod proxy;
+pub mod revert;
 pub mod selector;
 pub mod status;
 pub mod template;
-mod tree;
+pub mod variables;
 
 use inpod_types::keys;
 use json_patch::Patch;
 use serde_json::Value;
 
 pub use config::{Config, InvalidConfig};
-pub use decide::{Decision, Why};
+pub use decide::{Decision, SkipReason};
 pub use error::InjectError;
 pub use owner::Owner;
 
 use crate::{
-    facts::Facts,
     proxy::{ISTIO_PROXY, ProxySettings},
     status::Status,
     template::{Conditions, Template},
+    variables::Variables,
 };
 
 /// What is asked for.
@@ -62,7 +62,7 @@ pub struct Request<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// The pod is left as it is.
-    Skipped(Why),
+    Skipped(SkipReason),
     /// The pod is to be changed; the patch is empty where it was injected before.
     Injected {
         /// The pod as it is to be.
@@ -114,23 +114,24 @@ impl Injector {
     }
 
     fn injected(&self, request: &Request<'_>) -> Result<Value, InjectError> {
-        tree::is_pod(request.pod)?;
+        json::check_pod(request.pod)?;
         annotations::check(request.pod)?;
         // What is templated looks at the pod as its author wrote it; what is merged into is the pod as it came.
-        let original = previous::strip(request.pod);
+        let original = revert::strip(request.pod);
         let templates = self.selected(&original)?;
         let mut proxy = ProxySettings::of(&self.config, &original)?;
         let bootstrap = self.bootstrap(&templates, &original, &mut proxy)?;
-        let facts = Facts::gather(&self.config, &proxy, &original, request)?;
-        let rendered = self.injection_data(&templates, &proxy, &facts, bootstrap.as_deref())?;
-        let rendered = overrides::without_own_volumes(proxy::placed(rendered, &proxy), &original);
+        let variables = Variables::gather(&self.config, &proxy, &original, request)?;
+        let rendered = self.injection_data(&templates, &proxy, &variables, bootstrap.as_deref())?;
+        let rendered =
+            overrides::without_own_volumes(proxy::move_native(rendered, &proxy), &original);
         let mut pod = request.pod.clone();
-        let declared = overrides::take(&mut pod, &original, &rendered, &proxy);
-        let over = declared.over(rendered, &proxy);
-        let new = laid::without_repeated(over.clone(), &pod);
+        let declared = overrides::extract(&mut pod, &original, &rendered, &proxy);
+        let over = declared.merged_over(rendered, &proxy);
+        let new = last_applied::without_repeated(over.clone(), &pod);
         merge::merge(&mut pod, &new);
         declared.write(&mut pod);
-        proxy::agree_on_user(&mut pod, &original, &proxy);
+        proxy::align_users(&mut pod, &original, &proxy);
         environment::set(&mut pod, &self.config, &proxy, request.environment);
         prometheus::merge(&mut pod, &original, &self.config, &proxy)?;
         probes::rewrite(&mut pod, &proxy)?;
@@ -145,13 +146,13 @@ impl Injector {
         &self,
         templates: &[&Named],
         proxy: &ProxySettings,
-        facts: &Facts,
+        variables: &Variables,
         bootstrap: Option<&str>,
     ) -> Result<Value, InjectError> {
         let conditions = Conditions::of(&self.config, proxy);
         let mut rendered = Value::Object(serde_json::Map::new());
         for (name, template) in templates {
-            let part = template.render(name, facts, &conditions, bootstrap)?;
+            let part = template.render(name, variables, &conditions, bootstrap)?;
             merge::merge(&mut rendered, &part);
         }
         Ok(rendered)
@@ -164,24 +165,27 @@ impl Injector {
         original: &Value,
         proxy: &mut ProxySettings,
     ) -> Result<Option<String>, InjectError> {
-        if !templates.iter().any(|(_, it)| it.has(bootstrap::FACT.0)) {
-            return bootstrap::not_wanted(original).map(|()| None);
+        if !templates
+            .iter()
+            .any(|(_, it)| it.has(bootstrap::VARIABLE.0))
+        {
+            return bootstrap::reject_endpoints(original).map(|()| None);
         }
         proxy.status_port = 0;
-        bootstrap::of(original, proxy, self.config.proxy.ipv6).map(Some)
+        bootstrap::render(original, proxy, self.config.proxy.ipv6).map(Some)
     }
 
     /// The pod's templates, aliases replaced.
     fn selected(&self, original: &Value) -> Result<Vec<&Named>, InjectError> {
-        let asked = tree::annotation(original, keys::TEMPLATES);
-        let asked: Vec<String> = match asked {
+        let requested = json::annotation(original, keys::TEMPLATES);
+        let requested: Vec<String> = match requested {
             Some(names) => names
                 .split(',')
                 .map(|name| name.trim().to_owned())
                 .collect(),
             None => self.config.default_templates.clone(),
         };
-        let names = asked.into_iter().flat_map(|name| {
+        let names = requested.into_iter().flat_map(|name| {
             let aliased = self.config.aliases.get(&name);
             aliased.cloned().unwrap_or_else(|| vec![name])
         });
@@ -197,17 +201,17 @@ impl Injector {
 /// Annotations that the configuration gives to every pod.
 fn annotate(pod: &mut Value, config: &Config) {
     for (name, value) in &config.injected_annotations {
-        tree::annotate(pod, name, value);
+        json::annotate(pod, name, value);
     }
 }
 
 /// Whether a container is the proxy.
 fn is_proxy(container: &Value) -> bool {
-    tree::name(container) == Some(ISTIO_PROXY)
+    json::name(container) == Some(ISTIO_PROXY)
 }
 
 /// The proxy's container of a pod.
 fn proxy_of(pod: &Value) -> Option<&Value> {
-    let mut all = tree::all_containers(pod).map(|(_, it)| it);
+    let mut all = json::all_containers(pod).map(|(_, it)| it);
     all.find(|it| is_proxy(it))
 }

@@ -94,10 +94,10 @@ fn merge_map(base: &mut Map<String, Value>, over: &Map<String, Value>) {
 
 fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole: bool) {
     for item in over {
-        let place = items.iter().position(|known| is_same(fields, known, item));
+        let position = items.iter().position(|known| is_same(fields, known, item));
         let is_deleted = directive(item) == Some("delete");
-        match place.and_then(|at| items.get_mut(at)) {
-            Some(_) if is_deleted => drop(place.map(|at| items.remove(at))),
+        match position.and_then(|at| items.get_mut(at)) {
+            Some(_) if is_deleted => drop(position.map(|at| items.remove(at))),
             Some(known) if is_whole && covers(known, item) => {}
             Some(known) if is_whole => *known = bare(item),
             Some(known) => merge(known, item),
@@ -111,8 +111,8 @@ fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole:
 fn covers(known: &Value, over: &Value) -> bool {
     match (known, over) {
         (Value::Object(known), Value::Object(over)) => over.iter().all(|(key, value)| {
-            let said = known.get(key);
-            said.is_some_and(|said| covers(said, value))
+            let existing = known.get(key);
+            existing.is_some_and(|existing| covers(existing, value))
         }),
         (Value::Array(known), Value::Array(over)) => {
             known.len() == over.len()

@@ -3,9 +3,8 @@
 use serde_json::Value;
 
 use crate::{
-    is_proxy,
+    is_proxy, json,
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
-    tree,
 };
 
 /// The container that lets the proxy write core dumps, of some templates.
@@ -18,7 +17,7 @@ pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
         (true, false) => 1,
         (false, _) => 0,
     };
-    let native = |container: &Value| match tree::name(container) {
+    let native = |container: &Value| match json::name(container) {
         Some(ISTIO_INIT | ISTIO_VALIDATION) => -3,
         Some(ISTIO_PROXY) => -2,
         Some(CORE_DUMP) => -1,
@@ -26,7 +25,7 @@ pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
     };
     // Validation fails before anything of the pod runs; what redirects comes last: nothing serves the pod's own init
     // containers yet.
-    let ordinary = |container: &Value| match tree::name(container) {
+    let ordinary = |container: &Value| match json::name(container) {
         Some(ISTIO_VALIDATION) => -1,
         Some(ISTIO_INIT) => 1,
         Some(CORE_DUMP) => 2,
@@ -40,10 +39,10 @@ pub fn containers(pod: &mut Value, proxy: &ProxySettings) {
     }
 }
 
-fn sort(pod: &mut Value, list: &str, place: impl Fn(&Value) -> i8) {
+fn sort(pod: &mut Value, list: &str, rank: impl Fn(&Value) -> i8) {
     let items = pod.pointer_mut(&format!("/spec/{list}"));
     if let Some(items) = items.and_then(Value::as_array_mut) {
         // Stable: equals stay as they are.
-        items.sort_by_key(|item| place(item));
+        items.sort_by_key(|item| rank(item));
     }
 }

@@ -4,9 +4,10 @@ use inpod_types::keys;
 use serde_json::{Value, json};
 
 use crate::{
-    is_proxy, merge,
+    is_proxy,
+    json::{self, CONTAINER_LISTS},
+    merge,
     proxy::ProxySettings,
-    tree::{self, CONTAINER_LISTS},
 };
 
 /// The image that stands for the template's.
@@ -18,8 +19,8 @@ pub(crate) struct Declared(Vec<(&'static str, Value)>);
 
 /// A volume that the pod has under a name of the template's stays the pod's: its own containers mount it.
 pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Value {
-    let own = tree::containers(original, "volumes");
-    let is_own = |volume: &Value| own.iter().any(|it| tree::name(it) == tree::name(volume));
+    let own = json::containers(original, "volumes");
+    let is_own = |volume: &Value| own.iter().any(|it| json::name(it) == json::name(volume));
     let volumes = rendered
         .pointer_mut("/spec/volumes")
         .and_then(Value::as_array_mut);
@@ -31,27 +32,27 @@ pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Valu
 
 /// Takes out of the pod what it declares of the template's containers, so that the template's come first. A native proxy
 /// that was declared among the containers is an init container from now on.
-pub(crate) fn take(
+pub(crate) fn extract(
     pod: &mut Value,
     original: &Value,
     rendered: &Value,
     proxy: &ProxySettings,
 ) -> Declared {
-    let names: Vec<_> = tree::all_containers(rendered)
-        .filter_map(|(_, it)| tree::name(it))
+    let names: Vec<_> = json::all_containers(rendered)
+        .filter_map(|(_, it)| json::name(it))
         .collect();
-    let declared = tree::all_containers(original)
-        .filter(|(_, it)| tree::name(it).is_some_and(|name| names.contains(&name)))
+    let declared = json::all_containers(original)
+        .filter(|(_, it)| json::name(it).is_some_and(|name| names.contains(&name)))
         .map(|(list, it)| (list, it.clone()))
         .collect();
     let declared = Declared(declared);
     if proxy.is_native {
-        move_first(pod);
+        move_declared_proxy(pod);
     }
     declared
 }
 
-fn move_first(pod: &mut Value) {
+fn move_declared_proxy(pod: &mut Value) {
     let Some(spec) = pod.get_mut("spec") else {
         return;
     };
@@ -64,26 +65,26 @@ fn move_first(pod: &mut Value) {
     if native.is_empty() {
         return;
     }
-    if let Some(init) = tree::list_mut(spec, "initContainers") {
+    if let Some(init) = json::list_mut(spec, "initContainers") {
         init.append(&mut native);
     }
 }
 
 impl Declared {
     /// Lays what the pod declared over what the templates say of the same containers.
-    pub(crate) fn over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
+    pub(crate) fn merged_over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
         for (list, container) in &self.0 {
             let is_moved = proxy.is_native && is_proxy(container);
             let list = if is_moved { "initContainers" } else { list };
-            let mut said = container.clone();
-            if let Some(fields) = said.as_object_mut()
+            let mut declared = container.clone();
+            if let Some(fields) = declared.as_object_mut()
                 && fields
                     .get("image")
                     .is_some_and(|image| image == AUTO || image == "")
             {
                 fields.remove("image");
             }
-            merge::merge(&mut rendered, &json!({"spec": {list: [said]}}));
+            merge::merge(&mut rendered, &json!({"spec": {list: [declared]}}));
         }
         rendered
     }
@@ -102,7 +103,7 @@ impl Declared {
             }
         }
         if !kept.is_empty() {
-            tree::annotate(pod, keys::OVERRIDES, &Value::from(kept).to_string());
+            json::annotate(pod, keys::OVERRIDES, &Value::from(kept).to_string());
         }
     }
 }

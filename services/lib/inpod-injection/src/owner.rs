@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::tree;
+use crate::json;
 
 /// The object that a pod is of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,9 +35,9 @@ impl Owner {
     }
 
     fn itself(pod: &Value) -> Self {
-        let name = tree::text(pod, "/metadata/name").filter(|name| !name.is_empty());
+        let name = json::text(pod, "/metadata/name").filter(|name| !name.is_empty());
         let generated = || {
-            let prefix = tree::text(pod, "/metadata/generateName").unwrap_or_default();
+            let prefix = json::text(pod, "/metadata/generateName").unwrap_or_default();
             prefix.trim_end_matches('-')
         };
         Self::new("v1", "Pod", name.unwrap_or_else(generated))
@@ -52,10 +52,10 @@ impl Owner {
     }
 
     fn behind(pod: &Value, controller: &Value) -> Self {
-        let field = |key| tree::text(controller, key).unwrap_or_default();
+        let field = |key| json::text(controller, key).unwrap_or_default();
         let (kind, name) = (field("/kind"), field("/name"));
         let cut = |label| {
-            let hash = tree::label(pod, label).filter(|hash| !hash.is_empty())?;
+            let hash = json::label(pod, label).filter(|hash| !hash.is_empty())?;
             name.strip_suffix(hash)?.strip_suffix('-')
         };
         match kind {
@@ -68,7 +68,7 @@ impl Owner {
                 }
             }
             "ReplicationController" => {
-                if let Some(name) = tree::label(pod, "deploymentconfig") {
+                if let Some(name) = json::label(pod, "deploymentconfig") {
                     return Self::new("apps.openshift.io/v1", "DeploymentConfig", name);
                 }
             }

@@ -11,18 +11,17 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     error::InjectError,
-    is_proxy,
+    is_proxy, json,
     proxy::{ISTIO_PROXY, ProxySettings},
     proxy_of,
     status::Status,
-    tree,
 };
 
 /// The variable by which the agent knows what it is to ask: JSON, by path.
 pub const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 
 /// Where a probe or hook stands in a container, the path that the agent answers it on, and the handlers that it may have.
-const PLACES: [(&[&str], &str, &str, &[&str]); 5] = [
+const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
     (&["readinessProbe"], "app-health", "readyz", &PROBES),
     (&["livenessProbe"], "app-health", "livez", &PROBES),
     (&["startupProbe"], "app-health", "startupz", &PROBES),
@@ -52,26 +51,26 @@ pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), Inje
     let Some(known) = proxy_of(pod) else {
         return Ok(());
     };
-    let known = tree::variable(known, PROBERS).map(str::to_owned);
+    let known = json::env_value(known, PROBERS).map(str::to_owned);
     if !proxy.rewrites_probes || proxy.status_port == 0 {
         return Ok(());
     }
     let mut probers = probers(known.as_deref())?;
     let mut names = BTreeMap::new();
-    tree::each_container(pod, |_, container| {
+    json::each_container(pod, |_, container| {
         if !is_proxy(container) {
             rewrite_container(container, proxy.status_port, &mut probers, &mut names);
         }
     });
     if !probers.is_empty() {
         let text = Value::from(probers).to_string();
-        tree::each_container(pod, |_, container| {
+        json::each_container(pod, |_, container| {
             if is_proxy(container) {
-                tree::set_variable(container, PROBERS, &text);
+                json::set_variable(container, PROBERS, &text);
             }
         });
     }
-    remember(pod, names);
+    save_port_names(pod, names);
     Ok(())
 }
 
@@ -80,7 +79,7 @@ fn probers(known: Option<&str>) -> Result<Map<String, Value>, InjectError> {
         return Ok(Map::new());
     };
     let wrong = |error| {
-        InjectError::NoPod(format!(
+        InjectError::InvalidPod(format!(
             "variable {PROBERS} of {ISTIO_PROXY} is no JSON of probes: {error}"
         ))
     };
@@ -88,7 +87,7 @@ fn probers(known: Option<&str>) -> Result<Map<String, Value>, InjectError> {
 }
 
 /// Names of ports are written down in the status, which comes after.
-fn remember(pod: &mut Value, names: BTreeMap<String, String>) {
+fn save_port_names(pod: &mut Value, names: BTreeMap<String, String>) {
     if names.is_empty() {
         return;
     }
@@ -97,7 +96,7 @@ fn remember(pod: &mut Value, names: BTreeMap<String, String>) {
     status.write(pod);
 }
 
-fn place<'a>(container: &'a mut Value, keys: &[&str]) -> Option<&'a mut Map<String, Value>> {
+fn probe_mut<'a>(container: &'a mut Value, keys: &[&str]) -> Option<&'a mut Map<String, Value>> {
     let mut found = container;
     for key in keys {
         found = found.get_mut(*key)?;
@@ -111,12 +110,12 @@ fn rewrite_container(
     probers: &mut Map<String, Value>,
     names: &mut BTreeMap<String, String>,
 ) {
-    let Some(name) = tree::name(container).map(str::to_owned) else {
+    let Some(name) = json::name(container).map(str::to_owned) else {
         return;
     };
-    let ports = tree::list(container, "ports").to_vec();
-    for (keys, kind, end, handlers) in PLACES {
-        let Some(probe) = place(container, keys) else {
+    let ports = json::list(container, "ports").to_vec();
+    for (keys, kind, end, handlers) in PROBE_FIELDS {
+        let Some(probe) = probe_mut(container, keys) else {
             continue;
         };
         let Some(handler) = handlers
@@ -133,33 +132,33 @@ fn rewrite_container(
             continue;
         }
         let path = format!("/{kind}/{name}/{end}");
-        let entry = entry(probe, handler, number);
-        if let Some(said) = probe.get(*handler).and_then(|it| it.get("port")?.as_str()) {
-            names.insert(path.clone(), said.to_owned());
+        let entry = prober_entry(probe, handler, number);
+        if let Some(value) = probe.get(*handler).and_then(|it| it.get("port")?.as_str()) {
+            names.insert(path.clone(), value.to_owned());
         }
-        let asked = asked(probe.remove(*handler), handler, &path, status_port);
-        probe.insert("httpGet".to_owned(), asked);
+        let handler_value = agent_http_get(probe.remove(*handler), handler, &path, status_port);
+        probe.insert("httpGet".to_owned(), handler_value);
         probers.entry(path).or_insert(entry);
     }
 }
 
 /// The number of a handler's port; `None` where it has a name that is not declared.
 fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
-    let said = handler?.get("port")?;
-    if let Some(name) = said.as_str() {
-        let mut named = ports.iter().filter(|port| tree::name(port) == Some(name));
+    let value = handler?.get("port")?;
+    if let Some(name) = value.as_str() {
+        let mut named = ports.iter().filter(|port| json::name(port) == Some(name));
         return named.next()?.get("containerPort")?.as_u64();
     }
-    said.as_u64()
+    value.as_u64()
 }
 
 /// What the agent is told: the handler with a port that is a number, and how long it may take.
-fn entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
-    let mut asked = probe.get(handler).cloned().unwrap_or_default();
-    if let Some(fields) = asked.as_object_mut() {
+fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
+    let mut handler_value = probe.get(handler).cloned().unwrap_or_default();
+    if let Some(fields) = handler_value.as_object_mut() {
         fields.insert("port".to_owned(), number.into());
     }
-    let mut entry = Map::from_iter([(handler.to_owned(), asked)]);
+    let mut entry = Map::from_iter([(handler.to_owned(), handler_value)]);
     if let Some(timeout) = probe.get("timeoutSeconds") {
         entry.insert("timeoutSeconds".to_owned(), timeout.clone());
     }
@@ -167,29 +166,31 @@ fn entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
 }
 
 /// What the kubelet asks now. Host and headers of an HTTP probe stay; the agent speaks no TLS to the kubelet.
-fn asked(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
-    let mut asked = json!({});
+fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
+    let mut handler_value = json!({});
     if handler == "httpGet" {
-        asked = before.unwrap_or(asked);
-        if asked.get("scheme").is_some_and(|scheme| scheme == "HTTPS")
-            && let Some(fields) = asked.as_object_mut()
+        handler_value = before.unwrap_or(handler_value);
+        if handler_value
+            .get("scheme")
+            .is_some_and(|scheme| scheme == "HTTPS")
+            && let Some(fields) = handler_value.as_object_mut()
         {
             fields.insert("scheme".to_owned(), "HTTP".into());
         }
     }
-    if let Some(fields) = asked.as_object_mut() {
+    if let Some(fields) = handler_value.as_object_mut() {
         fields.insert("path".to_owned(), path.into());
         fields.insert("port".to_owned(), status_port.into());
     }
-    asked
+    handler_value
 }
 
 /// Probes as they were before an injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
-    let known = proxy_of(pod).and_then(|it| tree::variable(it, PROBERS));
+    let known = proxy_of(pod).and_then(|it| json::env_value(it, PROBERS));
     let known: Option<Map<String, Value>> = known.and_then(|text| serde_json::from_str(text).ok());
     let Some(known) = known else { return };
-    tree::each_container(pod, |_, container| {
+    json::each_container(pod, |_, container| {
         if !is_proxy(container) {
             restore_container(container, &known, status);
         }
@@ -197,12 +198,12 @@ pub(crate) fn restore(pod: &mut Value, status: &Status) {
 }
 
 fn restore_container(container: &mut Value, known: &Map<String, Value>, status: &Status) {
-    let Some(name) = tree::name(container).map(str::to_owned) else {
+    let Some(name) = json::name(container).map(str::to_owned) else {
         return;
     };
-    for (keys, kind, end, handlers) in PLACES {
+    for (keys, kind, end, handlers) in PROBE_FIELDS {
         let path = format!("/{kind}/{name}/{end}");
-        let (Some(probe), Some(entry)) = (place(container, keys), known.get(&path)) else {
+        let (Some(probe), Some(entry)) = (probe_mut(container, keys), known.get(&path)) else {
             continue;
         };
         let is_ours = probe.get("httpGet").and_then(|it| it.get("path")?.as_str()) == Some(&path);

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    error::{InjectError, told},
+    error::{InjectError, excerpt},
+    json,
     proxy::ProxySettings,
-    proxy_of, tree,
+    proxy_of,
 };
 
 /// The variable by which the agent knows where the application's metrics are: JSON.
@@ -26,7 +27,7 @@ const RESERVED: [u16; 6] = [15000, 15001, 15004, 15006, 15008, 15053];
 
 /// What the pod's author says of the application's metrics.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Said {
+struct ScrapeAnnotations {
     scrape: String,
     path: String,
     port: String,
@@ -51,42 +52,48 @@ pub(crate) fn merge(
     config: &Config,
     proxy: &ProxySettings,
 ) -> Result<(), InjectError> {
-    let secure = proxy_of(pod).and_then(|it| tree::variable(it, SECURE));
+    let secure = proxy_of(pod).and_then(|it| json::env_value(it, SECURE));
     if let Some(port) = secure.map(str::to_owned) {
-        tree::annotate(pod, keys::SECURE_PORT, &port);
+        json::annotate(pod, keys::SECURE_PORT, &port);
     }
-    let wanted = tree::annotation(original, keys::MERGE_METRICS).and_then(tree::truth);
+    let wanted = json::annotation(original, keys::MERGE_METRICS).and_then(json::parse_bool);
     let is_wanted = wanted.unwrap_or(config.enable_prometheus_merge);
     if !is_wanted || proxy.status_port == 0 || proxy_of(pod).is_none() {
         return Ok(());
     }
-    let said = Said::read(original, proxy)?;
+    let scrape_annotations = ScrapeAnnotations::read(original, proxy)?;
     let port = proxy.status_port.to_string();
     // Not to be scraped, or led to the agent by its author.
-    if tree::truth(&said.scrape) == Some(false) || said.port == port {
+    if json::parse_bool(&scrape_annotations.scrape) == Some(false)
+        || scrape_annotations.port == port
+    {
         return Ok(());
     }
-    let spelled = spellings(pod);
-    tree::forget(pod, "annotations", spelled.iter().map(String::as_str));
-    tree::annotate(pod, keys::SCRAPE, "true");
-    tree::annotate(pod, keys::SCRAPE_PATH, PATH);
-    tree::annotate(pod, keys::SCRAPE_PORT, &port);
-    if said != Said::default() {
-        let text = said.to_json();
-        tree::each_container(pod, |_, container| {
+    let keys_found = matching_keys(pod);
+    json::remove_metadata(pod, "annotations", keys_found.iter().map(String::as_str));
+    json::annotate(pod, keys::SCRAPE, "true");
+    json::annotate(pod, keys::SCRAPE_PATH, PATH);
+    json::annotate(pod, keys::SCRAPE_PORT, &port);
+    if scrape_annotations != ScrapeAnnotations::default() {
+        let text = scrape_annotations.to_json();
+        json::each_container(pod, |_, container| {
             if crate::is_proxy(container) {
-                tree::set_variable(container, SCRAPED, &text);
+                json::set_variable(container, SCRAPED, &text);
             }
         });
     }
     Ok(())
 }
 
-impl Said {
+impl ScrapeAnnotations {
     fn read(original: &Value, proxy: &ProxySettings) -> Result<Self, InjectError> {
-        let text = |key| spelled(original, key).unwrap_or_default().to_owned();
+        let text = |key| {
+            find_annotation(original, key)
+                .unwrap_or_default()
+                .to_owned()
+        };
         let wrong = |why: String| InjectError::annotation(keys::SCRAPE_TARGETS, &why);
-        let list = tree::annotation(original, keys::SCRAPE_TARGETS).unwrap_or_default();
+        let list = json::annotation(original, keys::SCRAPE_TARGETS).unwrap_or_default();
         let targets = targets(list).map_err(wrong)?;
         if targets.iter().any(|it| it.port == proxy.status_port) {
             let why = format!("port {} is the agent's own", proxy.status_port);
@@ -121,7 +128,7 @@ impl Said {
 }
 
 /// Prometheus takes any mark for any other in the name of an annotation.
-fn plain(key: &str) -> String {
+fn sanitize(key: &str) -> String {
     let mark = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     key.chars().map(mark).collect()
 }
@@ -132,19 +139,19 @@ fn annotations(pod: &Value) -> impl Iterator<Item = (&String, &Value)> {
 }
 
 /// What an annotation says in whatever spelling, the usual one first.
-fn spelled<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
+fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     let other = || {
         let mut all = annotations(pod);
-        let found = all.find(|(known, _)| plain(known) == plain(key))?;
+        let found = all.find(|(known, _)| sanitize(known) == sanitize(key))?;
         found.1.as_str()
     };
-    tree::annotation(pod, key).or_else(other)
+    json::annotation(pod, key).or_else(other)
 }
 
 /// Every spelling that stands in a pod, of all three.
-fn spellings(pod: &Value) -> Vec<String> {
-    let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(plain);
-    let all = annotations(pod).filter(|(key, _)| ours.contains(&plain(key)));
+fn matching_keys(pod: &Value) -> Vec<String> {
+    let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(sanitize);
+    let all = annotations(pod).filter(|(key, _)| ours.contains(&sanitize(key)));
     all.map(|(key, _)| key.clone()).collect()
 }
 
@@ -160,7 +167,7 @@ pub(crate) fn targets(text: &str) -> Result<Vec<Target>, String> {
 fn target(entry: &str) -> Result<Target, String> {
     let (port, path) = entry.split_once(':').unwrap_or((entry, ""));
     let wrong = |what: &str| {
-        let entry = told(entry);
+        let entry = excerpt(entry);
         format!("{entry} {what}; give PORT:PATH like 9100:/metrics, with commas between them")
     };
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());

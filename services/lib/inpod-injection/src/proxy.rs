@@ -5,9 +5,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     config::Config,
-    error::{InjectError, yaml},
-    is_proxy, proxy_of,
-    tree::{self, annotation},
+    error::{InjectError, yaml_error},
+    is_proxy,
+    json::{self, annotation},
+    proxy_of,
 };
 
 /// The container of the proxy.
@@ -20,7 +21,7 @@ pub const ISTIO_INIT: &str = "istio-init";
 pub const ISTIO_VALIDATION: &str = "istio-validation";
 
 /// Istio's own user and group, which TPROXY runs with (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
-const ISTIO_ID: u32 = 1337;
+const ISTIO_UID: u32 = 1337;
 
 /// How inbound TCP is led to the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +36,7 @@ pub enum Interception {
 
 impl Interception {
     /// As annotations have it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Redirect => "REDIRECT",
             Self::Tproxy => "TPROXY",
@@ -81,10 +82,10 @@ impl ProxySettings {
     pub fn of(config: &Config, pod: &Value) -> Result<Self, InjectError> {
         let proxy_config = proxy_config(config, pod)?;
         let native = match annotation(pod, keys::NATIVE_SIDECAR) {
-            Some(said) => said == "true",
+            Some(requested) => requested == "true",
             None => config.has_native_sidecars(),
         };
-        let rewrites = annotation(pod, keys::REWRITE_PROBES).and_then(tree::truth);
+        let rewrites = annotation(pod, keys::REWRITE_PROBES).and_then(json::parse_bool);
         let holds = proxy_config.get("holdApplicationUntilProxyStarts");
         let interception = interception(pod, &proxy_config)?;
         Ok(Self {
@@ -96,7 +97,7 @@ impl ProxySettings {
             rewrites_probes: rewrites.unwrap_or(config.rewrite_app_http_probe),
             uid: config.proxy.uid,
             gid: match interception {
-                Interception::Tproxy => ISTIO_ID,
+                Interception::Tproxy => ISTIO_UID,
                 Interception::Redirect | Interception::None => config.proxy.gid,
             },
             image: image(config, pod),
@@ -108,7 +109,7 @@ impl ProxySettings {
     /// The user that rules and the validating container take for the proxy's.
     pub fn captured_uid(&self) -> u32 {
         match self.interception {
-            Interception::Tproxy => ISTIO_ID,
+            Interception::Tproxy => ISTIO_UID,
             Interception::Redirect | Interception::None => self.uid,
         }
     }
@@ -121,8 +122,9 @@ fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, Inje
         return Ok(merged);
     };
     let wrong = |why: String| InjectError::annotation(keys::PROXY_CONFIG, &why);
-    let said: Value = serde_saphyr::from_str(text).map_err(|error| wrong(yaml(&error)))?;
-    for (key, value) in said.as_object().into_iter().flatten() {
+    let requested: Value =
+        serde_saphyr::from_str(text).map_err(|error| wrong(yaml_error(&error)))?;
+    for (key, value) in requested.as_object().into_iter().flatten() {
         match (merged.get_mut(key), value) {
             (Some(Value::Object(known)), Value::Object(more)) => {
                 known.extend(more.clone());
@@ -134,9 +136,9 @@ fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, Inje
 }
 
 fn interception(pod: &Value, config: &Map<String, Value>) -> Result<Interception, InjectError> {
-    let said = annotation(pod, keys::INTERCEPTION_MODE);
-    let said = said.or_else(|| config.get("interceptionMode")?.as_str());
-    match said {
+    let requested = annotation(pod, keys::INTERCEPTION_MODE);
+    let requested = requested.or_else(|| config.get("interceptionMode")?.as_str());
+    match requested {
         None | Some("REDIRECT") => Ok(Interception::Redirect),
         Some("TPROXY") => Ok(Interception::Tproxy),
         Some("NONE") => Ok(Interception::None),
@@ -153,31 +155,35 @@ fn status_port(
     pod: &Value,
     proxy_config: &Map<String, Value>,
 ) -> Result<u16, InjectError> {
-    if let Some(said) = annotation(pod, keys::STATUS_PORT) {
-        return Ok(said.parse().unwrap_or(config.proxy.status_port));
+    if let Some(requested) = annotation(pod, keys::STATUS_PORT) {
+        return Ok(requested.parse().unwrap_or(config.proxy.status_port));
     }
-    let Some(said) = proxy_config.get("statusPort") else {
+    let Some(requested) = proxy_config.get("statusPort") else {
         return Ok(config.proxy.status_port);
     };
-    let port = said.as_u64().and_then(|port| u16::try_from(port).ok());
-    let wrong =
-        || InjectError::annotation(keys::PROXY_CONFIG, &format!("statusPort {said} is no port"));
+    let port = requested.as_u64().and_then(|port| u16::try_from(port).ok());
+    let wrong = || {
+        InjectError::annotation(
+            keys::PROXY_CONFIG,
+            &format!("statusPort {requested} is no port"),
+        )
+    };
     port.ok_or_else(wrong)
 }
 
 /// Istio's default (`terminationDrainDuration` of ProxyConfig).
-const DRAIN: u64 = 5;
+const DEFAULT_DRAIN_SECONDS: u64 = 5;
 
 /// A part of a second is a whole one.
 fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
-    let Some(said) = config.get("terminationDrainDuration") else {
-        return Ok(DRAIN);
+    let Some(requested) = config.get("terminationDrainDuration") else {
+        return Ok(DEFAULT_DRAIN_SECONDS);
     };
     let wrong = || {
-        let why = format!("terminationDrainDuration {said} is no duration; give seconds: 5s");
+        let why = format!("terminationDrainDuration {requested} is no duration; give seconds: 5s");
         InjectError::annotation(keys::PROXY_CONFIG, &why)
     };
-    said.as_str().and_then(seconds).ok_or_else(wrong)
+    requested.as_str().and_then(seconds).ok_or_else(wrong)
 }
 
 /// As protobuf writes durations in JSON, rounded up.
@@ -194,14 +200,14 @@ fn seconds(text: &str) -> Option<u64> {
 
 /// Where any annotation says something of resources, annotations alone say it (6.6).
 fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
-    let said = [
+    let requested = [
         ("requests", "cpu", keys::PROXY_CPU),
         ("requests", "memory", keys::PROXY_MEMORY),
         ("limits", "cpu", keys::PROXY_CPU_LIMIT),
         ("limits", "memory", keys::PROXY_MEMORY_LIMIT),
     ];
     let mut resources = Map::new();
-    for (kind, resource, key) in said {
+    for (kind, resource, key) in requested {
         let Some(quantity) = annotation(pod, key) else {
             continue;
         };
@@ -222,26 +228,26 @@ fn image(config: &Config, pod: &Value) -> String {
     let configured = &config.proxy.image;
     let image = match annotation(pod, keys::PROXY_IMAGE) {
         Some(image) if image.contains('/') => return image.to_owned(),
-        Some(name) => renamed(configured, name),
+        Some(name) => with_name(configured, name),
         None => configured.clone(),
     };
     match annotation(pod, keys::PROXY_IMAGE_TYPE) {
-        Some(kind) => of_type(&image, kind),
+        Some(kind) => with_type(&image, kind),
         None => image,
     }
 }
 
-fn renamed(image: &str, name: &str) -> String {
-    let (place, last) = image.rsplit_once('/').unwrap_or(("", image));
+fn with_name(image: &str, name: &str) -> String {
+    let (position, last) = image.rsplit_once('/').unwrap_or(("", image));
     let tag = last
         .find([':', '@'])
         .map_or("", |at| last.get(at..).unwrap_or_default());
-    let slash = if place.is_empty() { "" } else { "/" };
+    let slash = if position.is_empty() { "" } else { "/" };
     let tag = if name.contains(':') { "" } else { tag };
-    format!("{place}{slash}{name}{tag}")
+    format!("{position}{slash}{name}{tag}")
 }
 
-fn of_type(image: &str, kind: &str) -> String {
+fn with_type(image: &str, kind: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
     // What a digest names is one image: there is no other build of it.
     if image.contains('@') || !last.contains(':') {
@@ -257,14 +263,14 @@ fn of_type(image: &str, kind: &str) -> String {
 }
 
 /// A native proxy is an init container that goes on running; templates name it among the containers.
-pub(crate) fn placed(mut rendered: Value, proxy: &ProxySettings) -> Value {
+pub(crate) fn move_native(mut rendered: Value, proxy: &ProxySettings) -> Value {
     if !proxy.is_native {
         return rendered;
     }
     let Some(spec) = rendered.get_mut("spec") else {
         return rendered;
     };
-    let Some(containers) = tree::list_mut(spec, "containers") else {
+    let Some(containers) = json::list_mut(spec, "containers") else {
         return rendered;
     };
     let (mut native, others): (Vec<_>, Vec<_>) =
@@ -275,7 +281,7 @@ pub(crate) fn placed(mut rendered: Value, proxy: &ProxySettings) -> Value {
             fields.insert("restartPolicy".to_owned(), "Always".into());
         }
     }
-    if let Some(init) = tree::list_mut(spec, "initContainers") {
+    if let Some(init) = json::list_mut(spec, "initContainers") {
         init.append(&mut native);
     }
     rendered
@@ -287,21 +293,21 @@ fn id(value: Option<&Value>) -> Option<u64> {
 
 /// The proxy, the rules and the validating container have to mean the same user: one that the pod gives its own
 /// `istio-proxy` is told to the others. With TPROXY the proxy is root, whatever the pod says (6.4 step 8).
-pub(crate) fn agree_on_user(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
+pub(crate) fn align_users(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
     let declared = proxy_of(original);
     let context = |key: &str| id(declared?.pointer(&format!("/securityContext/{key}")));
     let (user, group) = (context("runAsUser"), context("runAsGroup"));
     let is_tproxy = proxy.interception == Interception::Tproxy;
-    tree::each_container(pod, |_, container| match tree::name(container) {
+    json::each_container(pod, |_, container| match json::name(container) {
         Some(ISTIO_PROXY) if is_tproxy => run_as(container, Some(0), None),
         Some(ISTIO_VALIDATION) if !is_tproxy => run_as(container, user, group),
-        Some(ISTIO_INIT) if !is_tproxy => tell_user(container, user),
+        Some(ISTIO_INIT) if !is_tproxy => set_init_user(container, user),
         _ => {}
     });
 }
 
 fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
-    let Some(context) = tree::object_mut(container, "securityContext") else {
+    let Some(context) = json::object_mut(container, "securityContext") else {
         return;
     };
     let Some(context) = context.as_object_mut() else {
@@ -318,13 +324,13 @@ fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
 }
 
 /// `-u USER` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
-fn tell_user(container: &mut Value, user: Option<u64>) {
+fn set_init_user(container: &mut Value, user: Option<u64>) {
     let arguments = container.get_mut("args").and_then(Value::as_array_mut);
     let (Some(arguments), Some(user)) = (arguments, user) else {
         return;
     };
-    let place = arguments.iter().position(|it| it == "-u");
-    if let Some(value) = place.and_then(|at| arguments.get_mut(at + 1)) {
+    let position = arguments.iter().position(|it| it == "-u");
+    if let Some(value) = position.and_then(|at| arguments.get_mut(at + 1)) {
         *value = user.to_string().into();
     }
 }
@@ -346,12 +352,12 @@ mod tests {
     fn an_image_is_named_whole_in_part_or_by_its_type() {
         let image = |annotations| settings(annotations).image;
         let usual = Config::default().proxy.image;
-        let said = |image: &str| json!({(keys::PROXY_IMAGE): image});
+        let requested = |image: &str| json!({(keys::PROXY_IMAGE): image});
         assert_eq!(image(json!({})), usual);
-        assert_eq!(image(said("a.b/c:d")), "a.b/c:d");
-        assert_eq!(image(said("other")), usual.replace("proxyv2", "other"));
-        assert_eq!(image(said("other:9")), "docker.io/istio/other:9");
-        let typed = |image: &str, kind| of_type(image, kind);
+        assert_eq!(image(requested("a.b/c:d")), "a.b/c:d");
+        assert_eq!(image(requested("other")), usual.replace("proxyv2", "other"));
+        assert_eq!(image(requested("other:9")), "docker.io/istio/other:9");
+        let typed = |image: &str, kind| with_type(image, kind);
         assert_eq!(typed("h/p:1", "distroless"), "h/p:1-distroless");
         assert_eq!(typed("h/p:1-debug", "distroless"), "h/p:1-distroless");
         assert_eq!(typed("h/p:1-debug", "default"), "h/p:1");
@@ -405,7 +411,7 @@ mod tests {
             let pod = json!({"metadata": {"annotations": annotations}});
             ProxySettings::of(config, &pod).unwrap().drain
         };
-        let said =
+        let requested =
             |text: &str| json!({(keys::PROXY_CONFIG): format!("terminationDrainDuration: {text}")});
         assert_eq!(of(&Config::default(), json!({})), 5);
         assert_eq!(of(&mesh, json!({})), 30);
@@ -416,7 +422,7 @@ mod tests {
             ("0.5s", 1),
             ("90.001s", 91),
         ] {
-            assert_eq!(of(&mesh, said(text)), seconds, "{text}");
+            assert_eq!(of(&mesh, requested(text)), seconds, "{text}");
         }
         assert_eq!(of(&mesh, json!({(keys::NATIVE_SIDECAR): "true"})), 0);
     }

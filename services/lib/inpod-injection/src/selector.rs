@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-use crate::tree::label;
+use crate::json::label;
 
 /// A `metav1.LabelSelector`: every requirement has to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

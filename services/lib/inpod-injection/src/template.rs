@@ -13,10 +13,10 @@ use crate::{
     bootstrap,
     config::{Config, InvalidConfig},
     error::InjectError,
-    facts::{self, Facts},
     proxy::{Interception, ProxySettings},
+    variables::{self, Variables},
 };
-use render::{Left, Rendering};
+use render::{Rendered, Rendering};
 
 /// The templates that are there without being configured: Istio's proxy, and an Envoy that asks nobody.
 pub const BUILT_IN: [(&str, &str); 2] = [
@@ -78,10 +78,10 @@ impl Conditions {
         Self(BTreeMap::from(holds))
     }
 
-    fn hold(&self, said: &str) -> bool {
-        let name = said.trim_start_matches('!');
+    fn hold(&self, condition: &str) -> bool {
+        let name = condition.trim_start_matches('!');
         let holds = self.0.get(name).copied().unwrap_or(false);
-        holds != said.starts_with('!')
+        holds != condition.starts_with('!')
     }
 }
 
@@ -153,14 +153,14 @@ impl Template {
         } else {
             document
         };
-        let checked = outline(&document).and_then(|()| check(&document));
+        let checked = check_outline(&document).and_then(|()| check(&document));
         checked.map_err(|Fault { part, why }| invalid(line_of(text, &part).unwrap_or(1), why))?;
         Ok(Self(document))
     }
 
     /// Whether it names a fact.
-    pub(crate) fn has(&self, fact: &str) -> bool {
-        let is_it = |part| matches!(part, render::Part::Fact { name, .. } if name == fact);
+    pub(crate) fn has(&self, variable: &str) -> bool {
+        let is_it = |part| matches!(part, render::Part::Variable { name, .. } if name == variable);
         texts(&self.0).any(|text| render::parts(text).into_iter().any(is_it))
     }
 
@@ -172,7 +172,7 @@ impl Template {
     pub fn render(
         &self,
         name: &str,
-        facts: &Facts,
+        variables: &Variables,
         conditions: &Conditions,
         bootstrap: Option<&str>,
     ) -> Result<Value, InjectError> {
@@ -181,13 +181,13 @@ impl Template {
             why,
         };
         let rendering = Rendering {
-            facts,
+            variables,
             holds: conditions,
             bootstrap,
         };
         match rendering.value(&self.0, false).map_err(failed)? {
-            Left::In(value) => Ok(value),
-            Left::Out => Ok(Value::Object(serde_json::Map::new())),
+            Rendered::Present(value) => Ok(value),
+            Rendered::Omitted => Ok(Value::Object(serde_json::Map::new())),
         }
     }
 }
@@ -210,7 +210,7 @@ fn line_of(text: &str, part: &str) -> Option<usize> {
 }
 
 /// A part of a pod has metadata and a spec; of the metadata, labels and annotations alone are a template's.
-fn outline(document: &Value) -> Result<(), Fault> {
+fn check_outline(document: &Value) -> Result<(), Fault> {
     let of = |value: &Value, known: &[&str]| {
         let fields = value.as_object().ok_or_else(|| fault("", "it is no map"))?;
         let unknown = fields
@@ -257,18 +257,21 @@ fn check(value: &Value) -> Result<(), Fault> {
 }
 
 fn check_when(value: &Value) -> Result<(), Fault> {
-    let known = |said: &str| {
-        let name = said.strip_prefix('!').unwrap_or(said);
+    let known = |condition: &str| {
+        let name = condition.strip_prefix('!').unwrap_or(condition);
         CONDITIONS.iter().any(|(known, _)| *known == name)
     };
-    for said in render::conditions(value) {
-        let Some(said) = said else {
+    for condition in render::conditions(value) {
+        let Some(condition) = condition else {
             return Err(fault(WHEN, "$when is no condition and no list of them"));
         };
-        if !known(said) {
+        if !known(condition) {
             let names: Vec<_> = CONDITIONS.iter().map(|(name, _)| *name).collect();
-            let why = format!("{said:?} is no condition; there are {}", names.join(", "));
-            return Err(fault(said, why));
+            let why = format!(
+                "{condition:?} is no condition; there are {}",
+                names.join(", ")
+            );
+            return Err(fault(condition, why));
         }
     }
     Ok(())
@@ -279,9 +282,9 @@ fn check_text(text: &str) -> Result<(), Fault> {
         match part {
             render::Part::Text(_) => {}
             render::Part::Open(rest) => return Err(fault(rest, "${ has no }")),
-            render::Part::Fact { name, .. }
-                if facts::is_known(name) || name == bootstrap::FACT.0 => {}
-            render::Part::Fact { name, .. } => {
+            render::Part::Variable { name, .. }
+                if variables::is_known(name) || name == bootstrap::VARIABLE.0 => {}
+            render::Part::Variable { name, .. } => {
                 let why = format!(
                     "there is no {name:?}; services/lib/inpod-injection/README.md lists what there is"
                 );

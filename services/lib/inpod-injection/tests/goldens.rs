@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
-use inpod_injection::{Config, Injector, files, previous};
+use inpod_injection::{Config, Injector, files, revert};
 use serde_json::Value;
 
 fn directory() -> PathBuf {
@@ -41,7 +41,7 @@ fn injected(injector: &Injector, documents: &[Value]) -> Vec<Value> {
     let mut documents = documents.to_vec();
     for document in &mut documents {
         for injected in files::inject(injector, document) {
-            if let Err(files::Left::Refused(error)) = injected.result {
+            if let Err(files::NotInjected::Refused(error)) = injected.result {
                 panic!("{}: {error}", injected.object);
             }
         }
@@ -114,7 +114,7 @@ fn what_a_golden_was_given_is_taken_away_again() {
         let (injector, documents) = read(&name);
         for (before, after) in documents.iter().zip(injected(&injector, &documents)) {
             for (before, after) in pods(before).iter().zip(pods(&after)) {
-                let mut stripped = previous::strip(&after);
+                let mut stripped = revert::strip(&after);
                 if before.get("metadata").is_none()
                     && let Some(fields) = stripped.as_object_mut()
                 {

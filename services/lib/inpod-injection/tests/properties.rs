@@ -9,7 +9,7 @@
 
 use std::sync::LazyLock;
 
-use inpod_injection::{Config, Injector, Outcome, Request, previous};
+use inpod_injection::{Config, Injector, Outcome, Request, revert};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -230,7 +230,7 @@ proptest! {
         let injector = injector(config);
         let (injected, _) = inject(injector, &pod, &environment);
         prop_assert_ne!(&injected, &pod);
-        prop_assert_eq!(without_order(previous::strip(&injected)), without_order(pod));
+        prop_assert_eq!(without_order(revert::strip(&injected)), without_order(pod));
     }
 
     #[test]
@@ -263,11 +263,11 @@ proptest! {
     }
 
     #[test]
-    fn any_tree_is_answered(pod in tree(), name in "\\PC{0,20}") {
+    fn any_tree_is_answered(pod in json(), name in "\\PC{0,20}") {
         let injector = injector("");
         let request = Request { pod: &pod, namespace: &name, owner: None, environment: &[] };
         drop(injector.inject(&request));
-        drop(previous::strip(&pod));
+        drop(revert::strip(&pod));
     }
 
     #[test]
@@ -285,7 +285,7 @@ proptest! {
 }
 
 /// Trees that have the names of a pod's fields, and anything else in them.
-fn tree() -> impl Strategy<Value = Value> {
+fn json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),

@@ -61,8 +61,11 @@ fn what_it_may_not_is_refused_by_its_name() {
         (keys::LOG_LEVEL, "debug --config-yaml x"),
         (keys::COMPONENT_LOG_LEVEL, "a:b\nc"),
     ] {
-        let told = checked(key, text).unwrap_err().to_string();
-        assert!(told.starts_with(&format!("annotation {key}: ")), "{told}");
+        let message = checked(key, text).unwrap_err().to_string();
+        assert!(
+            message.starts_with(&format!("annotation {key}: ")),
+            "{message}"
+        );
     }
 }
 
@@ -73,8 +76,8 @@ fn a_huge_annotation_is_told_in_a_few_words() {
         let Err(error) = checked(key, &huge) else {
             continue;
         };
-        let told = error.to_string();
-        assert!(told.len() < 500, "{key}: {}", told.len());
+        let message = error.to_string();
+        assert!(message.len() < 500, "{key}: {}", message.len());
     }
 }
 

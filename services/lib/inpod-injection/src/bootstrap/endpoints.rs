@@ -6,17 +6,17 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use crate::error::told;
+use crate::error::excerpt;
 
 /// How many ports an annotation may name: what comes of them has to fit into one argument of a process.
-pub(crate) const MOST: usize = 64;
+pub(crate) const MAX_PORTS: usize = 64;
 
 /// Ports of the proxy and its agent: nothing of them is the application's, and who led connections to 15000 would give
 /// the proxy's administration to everybody.
-const OWN: [u16; 6] = [15000, 15001, 15006, 15020, 15021, 15090];
+const RESERVED_PORTS: [u16; 6] = [15000, 15001, 15006, 15020, 15021, 15090];
 
 /// The longest path of a socket, in bytes (unix(7): 108 with the zero at its end).
-const LONGEST_PATH: usize = 107;
+const MAX_PATH_LENGTH: usize = 107;
 
 /// Where connections to a port are led.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,32 +43,35 @@ pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
         let Some((port, endpoint)) = item.split_once('=') else {
             return Err(format!(
                 "{} is no PORT=ENDPOINT, like 8080=127.0.0.1:8080",
-                told(item)
+                excerpt(item)
             ));
         };
-        let port = port_of(port.trim())?;
-        if found.insert(port, endpoint_of(endpoint.trim())?).is_some() {
+        let port = parse_port(port.trim())?;
+        if found
+            .insert(port, parse_endpoint(endpoint.trim())?)
+            .is_some()
+        {
             return Err(format!("port {port} is there twice"));
         }
-        if found.len() > MOST {
-            return Err(format!("there are more than {MOST} ports"));
+        if found.len() > MAX_PORTS {
+            return Err(format!("there are more than {MAX_PORTS} ports"));
         }
     }
     Ok(found)
 }
 
-fn port_of(text: &str) -> Result<u16, String> {
+fn parse_port(text: &str) -> Result<u16, String> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let port = text.parse().ok().filter(|port| is_number && *port > 0);
     let port = port.ok_or_else(|| {
-        let found = told(text);
+        let found = excerpt(text);
         format!("{found} is no port; give a number from 1 to 65535")
     })?;
-    not_own(port)
+    reject_reserved(port)
 }
 
-fn not_own(port: u16) -> Result<u16, String> {
-    if OWN.contains(&port) {
+fn reject_reserved(port: u16) -> Result<u16, String> {
+    if RESERVED_PORTS.contains(&port) {
         return Err(format!(
             "port {port} is the proxy's own; give one of the application"
         ));
@@ -76,17 +79,17 @@ fn not_own(port: u16) -> Result<u16, String> {
     Ok(port)
 }
 
-fn endpoint_of(text: &str) -> Result<Endpoint, String> {
+fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     if let Some(path) = text.strip_prefix("unix://") {
-        return unix(path);
+        return parse_unix(path);
     }
     let advice = "give 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the pod's own address, or unix:///PATH; nothing for the port where it is to stay as it is";
-    let wrong = || format!("{} is no endpoint; {advice}", told(text));
+    let wrong = || format!("{} is no endpoint; {advice}", excerpt(text));
     let address: SocketAddr = text.parse().map_err(|_| wrong())?;
     if address.port() == 0 {
         return Err(wrong());
     }
-    let port = not_own(address.port())?;
+    let port = reject_reserved(address.port())?;
     match address.ip() {
         IpAddr::V4(Ipv4Addr::LOCALHOST) | IpAddr::V6(Ipv6Addr::LOCALHOST) => {
             Ok(Endpoint::Localhost(address))
@@ -94,24 +97,26 @@ fn endpoint_of(text: &str) -> Result<Endpoint, String> {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) | IpAddr::V6(Ipv6Addr::UNSPECIFIED) => {
             Ok(Endpoint::Pod(port))
         }
-        IpAddr::V4(_) | IpAddr::V6(_) => Err(format!("{} is not in the pod; {advice}", told(text))),
+        IpAddr::V4(_) | IpAddr::V6(_) => {
+            Err(format!("{} is not in the pod; {advice}", excerpt(text)))
+        }
     }
 }
 
 /// Neither a name in the abstract namespace nor anything that a kubelet or a parser could take for more than a path.
-fn unix(path: &str) -> Result<Endpoint, String> {
+fn parse_unix(path: &str) -> Result<Endpoint, String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
     let is_path = path.starts_with('/')
-        && path.len() <= LONGEST_PATH
+        && path.len() <= MAX_PATH_LENGTH
         && path.bytes().all(is_plain)
         && path
             .split('/')
             .skip(1)
             .all(|part| !matches!(part, "" | "." | ".."));
     is_path.then(|| Endpoint::Unix(path.to_owned())).ok_or_else(|| {
-        let found = told(path);
+        let found = excerpt(path);
         format!(
-            "{found} is no path of a socket; give an absolute one of letters, digits and ._- of at most {LONGEST_PATH} bytes, as unix:///run/app.sock"
+            "{found} is no path of a socket; give an absolute one of letters, digits and ._- of at most {MAX_PATH_LENGTH} bytes, as unix:///run/app.sock"
         )
     })
 }

@@ -139,24 +139,24 @@ fn a_list_within_a_text_is_told() {
         owner: None,
         environment: &[],
     };
-    let told = Injector::new(config)
+    let message = Injector::new(config)
         .unwrap()
         .inject(&request)
         .unwrap_err()
         .to_string();
     assert!(
-        told.contains("\"mine\"") && told.contains("proxy.resources"),
-        "{told}"
+        message.contains("\"mine\"") && message.contains("proxy.resources"),
+        "{message}"
     );
 }
 
 #[test]
 fn templates_and_aliases_that_are_named_have_to_be_there() {
     for text in ["defaultTemplates: [gateway]", "aliases: {x: [gateway]}"] {
-        let told = Injector::new(Config::parse(text).unwrap())
+        let message = Injector::new(Config::parse(text).unwrap())
             .unwrap_err()
             .to_string();
-        assert!(told.contains("gateway"), "{told}");
+        assert!(message.contains("gateway"), "{message}");
     }
     let fine = "aliases: {usual: [sidecar]}\ndefaultTemplates: [usual]";
     assert!(Injector::new(Config::parse(fine).unwrap()).is_ok());
@@ -184,7 +184,7 @@ fn every_label_and_annotation_of_the_built_in_templates_is_in_the_table() {
 #[test]
 fn the_page_lists_every_fact_and_every_condition() {
     let page = include_str!("../../README.md");
-    let all = facts::TABLE.iter().chain([&bootstrap::FACT]);
+    let all = variables::TABLE.iter().chain([&bootstrap::VARIABLE]);
     for (name, help) in all.chain(CONDITIONS) {
         let row = format!("| `{name}` | {help} |");
         assert!(page.contains(&row), "the page has no line {row}");

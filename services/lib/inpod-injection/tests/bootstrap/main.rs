@@ -254,21 +254,24 @@ fn a_proxy_that_keeps_the_clients_address_is_transparent() {
     assert_eq!(inbound["transparent"], Value::Null);
     let mut both = tproxy.clone();
     both[KEY] = "80=0.0.0.0:80".into();
-    let told = injected("", &both).unwrap_err();
+    let message = injected("", &both).unwrap_err();
     assert!(
-        told.starts_with(&format!("annotation {KEY}: ")) && told.contains("TPROXY"),
-        "{told}"
+        message.starts_with(&format!("annotation {KEY}: ")) && message.contains("TPROXY"),
+        "{message}"
     );
 }
 
 #[test]
 fn an_endpoint_that_no_template_takes_is_refused() {
     let sidecar = "defaultTemplates: [usual]\naliases: {usual: [sidecar]}";
-    let told = injected(sidecar, &json!({(KEY): "80=0.0.0.0:80"})).unwrap_err();
-    assert!(told.starts_with(&format!("annotation {KEY}: ")), "{told}");
+    let message = injected(sidecar, &json!({(KEY): "80=0.0.0.0:80"})).unwrap_err();
     assert!(
-        told.contains("standalone") && told.contains("Sidecar resource"),
-        "{told}"
+        message.starts_with(&format!("annotation {KEY}: ")),
+        "{message}"
+    );
+    assert!(
+        message.contains("standalone") && message.contains("Sidecar resource"),
+        "{message}"
     );
     injected(sidecar, &json!({(KEY): ""})).unwrap();
     let own = "defaultTemplates: [own]\ntemplates: {own: \"spec: {containers: [{name: istio-proxy, args: [--config-yaml, '${proxy.bootstrap}']}]}\"}";
@@ -379,7 +382,7 @@ fn a_real_envoy_takes_every_variant() {
             .args(arguments)
             .output()
             .unwrap();
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{config} {annotations}: {told}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{config} {annotations}: {message}");
     }
 }

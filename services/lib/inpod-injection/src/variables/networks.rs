@@ -5,55 +5,59 @@ use inpod_types::keys;
 use serde_json::{Value, json};
 
 use super::Pairs;
-use crate::{config::Config, error::InjectError, tree};
+use crate::{config::Config, error::InjectError, json};
 
 /// The pod's own list in its own form, with the configured network at its end, once.
 pub(super) fn of_networks(config: &Config, pod: &Value) -> Result<Pairs<1>, InjectError> {
-    let said = tree::annotation(pod, keys::MULTUS_NETWORKS).unwrap_or_default();
+    let annotation = json::annotation(pod, keys::MULTUS_NETWORKS).unwrap_or_default();
     let network = config.multus_network.as_str();
     let list = if network.is_empty() {
         Value::Null
-    } else if said.trim().is_empty() {
+    } else if annotation.trim().is_empty() {
         network.into()
-    } else if said.trim_start().starts_with('[') {
-        objects(said, network)?.into()
+    } else if annotation.trim_start().starts_with('[') {
+        objects(annotation, network)?.into()
     } else {
-        names(said, network).into()
+        names(annotation, network).into()
     };
     Ok([("pod.networks", list)])
 }
 
 /// `NAMESPACE/NAME@INTERFACE`, with commas between them; all but the name may be left out.
-fn names(said: &str, network: &str) -> String {
-    let mut names = said.split(',').map(|name| name.split('@').next());
+fn names(annotation: &str, network: &str) -> String {
+    let mut names = annotation.split(',').map(|name| name.split('@').next());
     if names.any(|name| name.is_some_and(|name| name.trim() == network)) {
-        return said.to_owned();
+        return annotation.to_owned();
     }
-    format!("{said}, {network}")
+    format!("{annotation}, {network}")
 }
 
 /// A list of JSON objects, where name and namespace are fields: Multus takes no slash in a name there. What is there keeps
 /// its spelling.
-fn objects(said: &str, network: &str) -> Result<String, InjectError> {
+fn objects(annotation: &str, network: &str) -> Result<String, InjectError> {
     let wrong = |error: serde_json::Error| {
         let why = format!("it is no JSON list of networks: {error}");
         InjectError::annotation(keys::MULTUS_NETWORKS, &why)
     };
-    let known: Vec<Value> = serde_json::from_str(said).map_err(wrong)?;
+    let known: Vec<Value> = serde_json::from_str(annotation).map_err(wrong)?;
     let (namespace, name) = network.split_once('/').unwrap_or(("", network));
-    let text = |it: &Value, field| tree::text(it, field).unwrap_or_default().to_owned();
+    let text = |it: &Value, field| json::text(it, field).unwrap_or_default().to_owned();
     let is_it = |it: &Value| {
         let (of, called) = (text(it, "/namespace"), text(it, "/name"));
         (of.as_str(), called.as_str()) == (namespace, name) || called == network
     };
     if known.iter().any(is_it) {
-        return Ok(said.to_owned());
+        return Ok(annotation.to_owned());
     }
     let mut own = json!({"name": name});
     if let Some(fields) = own.as_object_mut().filter(|_| !namespace.is_empty()) {
         fields.insert("namespace".to_owned(), namespace.into());
     }
-    let start = said.trim_end().strip_suffix(']').unwrap_or(said).trim_end();
+    let start = annotation
+        .trim_end()
+        .strip_suffix(']')
+        .unwrap_or(annotation)
+        .trim_end();
     let comma = if known.is_empty() { "" } else { ", " };
     Ok(format!("{start}{comma}{own}]"))
 }
@@ -62,12 +66,12 @@ fn objects(said: &str, network: &str) -> Result<String, InjectError> {
 mod tests {
     use super::*;
 
-    fn appended(said: &str) -> Result<String, InjectError> {
+    fn appended(annotation: &str) -> Result<String, InjectError> {
         let config = Config {
             multus_network: "default/istio-cni".to_owned(),
             ..Config::default()
         };
-        let pod = json!({"metadata": {"annotations": {(keys::MULTUS_NETWORKS): said}}});
+        let pod = json!({"metadata": {"annotations": {(keys::MULTUS_NETWORKS): annotation}}});
         of_networks(&config, &pod).map(|[(_, list)]| list.as_str().unwrap().to_owned())
     }
 
@@ -85,8 +89,8 @@ mod tests {
                 &format!(r#"[{{"name": "x"}}, {own}]"#),
             ),
         ];
-        for (said, expected) in rows {
-            assert_eq!(appended(said).unwrap(), expected, "{said}");
+        for (annotation, expected) in rows {
+            assert_eq!(appended(annotation).unwrap(), expected, "{annotation}");
         }
         for there in [
             "default/istio-cni",
@@ -105,8 +109,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_appended_to_is_told_and_nothing_is_said_where_no_network_is_configured() {
-        let told = appended("[{").unwrap_err().to_string();
-        assert!(told.contains(keys::MULTUS_NETWORKS), "{told}");
+        let message = appended("[{").unwrap_err().to_string();
+        assert!(message.contains(keys::MULTUS_NETWORKS), "{message}");
         let pod = json!({"metadata": {"annotations": {(keys::MULTUS_NETWORKS): "[{"}}});
         let [(_, nothing)] = of_networks(&Config::default(), &pod).unwrap();
         assert_eq!(nothing, Value::Null);

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use super::{extension, lay_over, typed};
+use super::{extend_object, extension, typed};
 
 /// As the template's hook names it.
 const PATH: &str = "/drain";
@@ -26,11 +26,11 @@ pub(super) fn route(seconds: u64) -> Value {
 }
 
 /// With what delays answers where a route says so.
-pub(super) fn manager(mut manager: Value, seconds: u64) -> Value {
-    if let Some(filters) = crate::tree::list_mut(&mut manager, "http_filters") {
+pub(super) fn connection_manager(mut manager: Value, seconds: u64) -> Value {
+    if let Some(filters) = crate::json::list_mut(&mut manager, "http_filters") {
         filters.insert(0, extension(FILTER, KIND, json!({})));
     }
     let idle = format!("{}s", seconds + IDLE_SECONDS);
-    lay_over(&mut manager, json!({"stream_idle_timeout": idle}));
+    extend_object(&mut manager, json!({"stream_idle_timeout": idle}));
     manager
 }

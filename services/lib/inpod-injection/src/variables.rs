@@ -15,13 +15,13 @@ pub use table::TABLE;
 
 /// The values of [`TABLE`] for one pod; null is nothing.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Facts {
+pub struct Variables {
     values: BTreeMap<&'static str, Value>,
     annotations: BTreeMap<String, String>,
     labels: BTreeMap<String, String>,
 }
 
-impl Facts {
+impl Variables {
     /// Gathers what is known of a pod as its author wrote it.
     ///
     /// # Errors

@@ -11,12 +11,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// All places.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct Connections {
     free: Arc<Semaphore>,
-    most: usize,
+    max: usize,
     idle: Mutex<Idle>,
     /// Wakes who waits for a place when a connection has become idle.
-    more: Notify,
+    became_idle: Notify,
     evictions: Counter,
 }
 
@@ -29,41 +29,41 @@ struct Idle {
 
 /// One connection's place; free again with the value.
 #[derive(Debug)]
-pub(crate) struct Place {
-    places: Arc<Places>,
+pub(crate) struct ConnectionSlot {
+    connections: Arc<Connections>,
     /// Since when it is idle; `None`: a request is worked on.
     since: Mutex<Option<u64>>,
-    leave: Arc<Notify>,
+    evict: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
 }
 
 /// A request is worked on as long as the value is there.
 #[derive(Debug)]
-pub(crate) struct Busy(Arc<Place>);
+pub(crate) struct BusyGuard(Arc<ConnectionSlot>);
 
-impl Places {
+impl Connections {
     /// So many places; how many connections had to make room is counted.
-    pub(crate) fn new(most: usize, evictions: Counter) -> Arc<Self> {
+    pub(crate) fn new(max: usize, evictions: Counter) -> Arc<Self> {
         Arc::new(Self {
-            free: Arc::new(Semaphore::new(most)),
-            most,
+            free: Arc::new(Semaphore::new(max)),
+            max,
             idle: Mutex::default(),
-            more: Notify::new(),
+            became_idle: Notify::new(),
             evictions,
         })
     }
 
     /// A place, for a connection that is idle until its first request. Where none is free the idlest connection is asked to
     /// leave; where none is idle, the first that becomes so.
-    pub(crate) async fn take(self: &Arc<Self>) -> Arc<Place> {
+    pub(crate) async fn acquire(self: &Arc<Self>) -> Arc<ConnectionSlot> {
         loop {
-            let is_to_come = self.free.available_permits() > 0 || self.evict();
+            let slot_expected = self.free.available_permits() > 0 || self.evict_idlest();
             tokio::select! {
-                () = self.more.notified(), if !is_to_come => {}
+                () = self.became_idle.notified(), if !slot_expected => {}
                 // Never closed, hence never an error.
                 permit = Arc::clone(&self.free).acquire_owned() => {
                     if let Ok(permit) = permit {
-                        return Place::new(self, permit);
+                        return ConnectionSlot::new(self, permit);
                     }
                 }
             }
@@ -71,8 +71,8 @@ impl Places {
     }
 
     /// Returns when no connection is left.
-    pub(crate) async fn emptied(&self) {
-        let all = u32::try_from(self.most).unwrap_or(u32::MAX);
+    pub(crate) async fn wait_empty(&self) {
+        let all = u32::try_from(self.max).unwrap_or(u32::MAX);
         drop(self.free.acquire_many(all).await);
     }
 
@@ -80,52 +80,52 @@ impl Places {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn evict(&self) -> bool {
+    fn evict_idlest(&self) -> bool {
         let idlest = self.idle().waiting.pop_first();
-        if let Some((_, leave)) = &idlest {
+        if let Some((_, evict)) = &idlest {
             self.evictions.inc();
-            leave.notify_one();
+            evict.notify_one();
         }
         idlest.is_some()
     }
 }
 
-impl Place {
-    fn new(places: &Arc<Places>, permit: OwnedSemaphorePermit) -> Arc<Self> {
-        let place = Arc::new(Self {
-            places: Arc::clone(places),
+impl ConnectionSlot {
+    fn new(connections: &Arc<Connections>, permit: OwnedSemaphorePermit) -> Arc<Self> {
+        let slot = Arc::new(Self {
+            connections: Arc::clone(connections),
             since: Mutex::default(),
-            leave: Arc::default(),
+            evict: Arc::default(),
             _permit: permit,
         });
-        place.idle();
-        place
+        slot.mark_idle();
+        slot
     }
 
     fn since(&self) -> MutexGuard<'_, Option<u64>> {
         self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn idle(&self) {
-        let mut idle = self.places.idle();
+    fn mark_idle(&self) {
+        let mut idle = self.connections.idle();
         idle.last += 1;
         let last = idle.last;
-        idle.waiting.insert(last, Arc::clone(&self.leave));
+        idle.waiting.insert(last, Arc::clone(&self.evict));
         drop(idle);
         *self.since() = Some(last);
-        self.places.more.notify_one();
+        self.connections.became_idle.notify_one();
     }
 
-    fn not_idle(&self) {
+    fn unmark_idle(&self) {
         if let Some(since) = self.since().take() {
-            drop(self.places.idle().waiting.remove(&since));
+            drop(self.connections.idle().waiting.remove(&since));
         }
     }
 
     /// A request is worked on from now on.
-    pub(crate) fn busy(self: &Arc<Self>) -> Busy {
-        self.not_idle();
-        Busy(Arc::clone(self))
+    pub(crate) fn start_request(self: &Arc<Self>) -> BusyGuard {
+        self.unmark_idle();
+        BusyGuard(Arc::clone(self))
     }
 
     /// Whether a request is worked on.
@@ -134,20 +134,20 @@ impl Place {
     }
 
     /// Returns when the connection is to make room.
-    pub(crate) async fn asked_to_leave(&self) {
-        self.leave.notified().await;
+    pub(crate) async fn eviction_requested(&self) {
+        self.evict.notified().await;
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.not_idle();
+        self.unmark_idle();
     }
 }
 
-impl Drop for Busy {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
-        self.0.idle();
+        self.0.mark_idle();
     }
 }
 
@@ -163,26 +163,26 @@ mod tests {
     const A_WHILE: Duration = Duration::from_millis(50);
 
     /// What a connection does: it holds its place until it is asked to leave.
-    fn held(place: Arc<Place>) -> tokio::task::JoinHandle<()> {
+    fn held(slot: Arc<ConnectionSlot>) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move {
-            place.asked_to_leave().await;
-            drop(place);
+            slot.eviction_requested().await;
+            drop(slot);
         })
     }
 
-    async fn take(places: &Arc<Places>) -> Arc<Place> {
-        timeout(SOON, places.take()).await.unwrap()
+    async fn take(connections: &Arc<Connections>) -> Arc<ConnectionSlot> {
+        timeout(SOON, connections.acquire()).await.unwrap()
     }
 
     #[tokio::test]
     async fn the_idlest_makes_room_and_no_other() {
         let evictions = Counter::default();
-        let places = Places::new(2, evictions.clone());
-        let (first, second) = (take(&places).await, take(&places).await);
+        let connections = Connections::new(2, evictions.clone());
+        let (first, second) = (take(&connections).await, take(&connections).await);
         // The first one has had a request since the second one came.
-        drop(first.busy());
+        drop(first.start_request());
         let (first, second) = (held(first), held(second));
-        let _third = take(&places).await;
+        let _third = take(&connections).await;
         second.await.unwrap();
         assert!(!first.is_finished());
         assert_eq!(evictions.get(), 1);
@@ -190,15 +190,15 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_is_worked_for_never_makes_room_until_it_is_idle() {
-        let places = Places::new(1, Counter::default());
-        let first = take(&places).await;
-        let busy = first.busy();
+        let connections = Connections::new(1, Counter::default());
+        let first = take(&connections).await;
+        let busy = first.start_request();
         assert!(first.is_busy());
         let first = held(first);
-        assert!(timeout(A_WHILE, places.take()).await.is_err());
+        assert!(timeout(A_WHILE, connections.acquire()).await.is_err());
         let next = tokio::spawn({
-            let places = Arc::clone(&places);
-            async move { places.take().await }
+            let connections = Arc::clone(&connections);
+            async move { connections.acquire().await }
         });
         drop(busy);
         timeout(SOON, first).await.unwrap().unwrap();
@@ -207,16 +207,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_place_that_is_given_back_is_there_for_the_next_and_in_the_end_all_are() {
-        let places = Places::new(1, Counter::default());
-        let first = take(&places).await;
-        let busy = first.busy();
+        let connections = Connections::new(1, Counter::default());
+        let first = take(&connections).await;
+        let busy = first.start_request();
         let next = tokio::spawn({
-            let places = Arc::clone(&places);
-            async move { drop(places.take().await) }
+            let connections = Arc::clone(&connections);
+            async move { drop(connections.acquire().await) }
         });
         drop((busy, first));
         timeout(SOON, next).await.unwrap().unwrap();
-        timeout(SOON, places.emptied()).await.unwrap();
-        assert_eq!(places.idle().waiting.len(), 0);
+        timeout(SOON, connections.wait_empty()).await.unwrap();
+        assert_eq!(connections.idle().waiting.len(), 0);
     }
 }

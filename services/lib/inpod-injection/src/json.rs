@@ -9,7 +9,7 @@ use crate::error::InjectError;
 pub(crate) const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
 /// Whether what is injected into is what it should be.
-pub(crate) fn is_pod(pod: &Value) -> Result<(), InjectError> {
+pub(crate) fn check_pod(pod: &Value) -> Result<(), InjectError> {
     let objects = [
         "",
         "/metadata",
@@ -20,7 +20,7 @@ pub(crate) fn is_pod(pod: &Value) -> Result<(), InjectError> {
     for pointer in objects {
         let value = pod.pointer(pointer).filter(|value| !value.is_null());
         if value.is_some_and(|value| !value.is_object()) {
-            return Err(InjectError::NoPod(format!("{pointer} is no object")));
+            return Err(InjectError::InvalidPod(format!("{pointer} is no object")));
         }
     }
     for list in ["initContainers", "containers", "volumes"] {
@@ -34,11 +34,11 @@ pub(crate) fn is_pod(pod: &Value) -> Result<(), InjectError> {
             .is_some_and(|items| items.iter().all(named))
         {
             let what = format!("/spec/{list} is no list of objects with a name");
-            return Err(InjectError::NoPod(what));
+            return Err(InjectError::InvalidPod(what));
         }
     }
     if containers(pod, "containers").is_empty() {
-        return Err(InjectError::NoPod("it has no containers".to_owned()));
+        return Err(InjectError::InvalidPod("it has no containers".to_owned()));
     }
     Ok(())
 }
@@ -111,58 +111,62 @@ pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, 
 }
 
 /// Sets a key of a map of the metadata.
-pub(crate) fn note(pod: &mut Value, map: &str, key: &str, value: &str) {
-    let notes = object_mut(pod, "metadata").and_then(|metadata| object_mut(metadata, map));
-    if let Some(notes) = notes.and_then(Value::as_object_mut) {
-        notes.insert(key.to_owned(), value.into());
+pub(crate) fn set_metadata(pod: &mut Value, map: &str, key: &str, value: &str) {
+    let entries = object_mut(pod, "metadata").and_then(|metadata| object_mut(metadata, map));
+    if let Some(entries) = entries.and_then(Value::as_object_mut) {
+        entries.insert(key.to_owned(), value.into());
     }
 }
 
 /// Sets an annotation.
 pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
-    note(pod, "annotations", key, value);
+    set_metadata(pod, "annotations", key, value);
 }
 
 /// Sets a label.
 pub(crate) fn set_label(pod: &mut Value, key: &str, value: &str) {
-    note(pod, "labels", key, value);
+    set_metadata(pod, "labels", key, value);
 }
 
 /// Removes keys from a map of the metadata, and the map when nothing is left.
-pub(crate) fn forget<'a>(pod: &mut Value, map: &str, keys: impl IntoIterator<Item = &'a str>) {
+pub(crate) fn remove_metadata<'a>(
+    pod: &mut Value,
+    map: &str,
+    keys: impl IntoIterator<Item = &'a str>,
+) {
     let metadata = pod.get_mut("metadata").and_then(Value::as_object_mut);
     let Some(metadata) = metadata else { return };
-    if let Some(notes) = metadata.get_mut(map).and_then(Value::as_object_mut) {
+    if let Some(entries) = metadata.get_mut(map).and_then(Value::as_object_mut) {
         for key in keys {
-            notes.remove(key);
+            entries.remove(key);
         }
-        if notes.is_empty() {
+        if entries.is_empty() {
             metadata.remove(map);
         }
     }
 }
 
 /// What an environment variable of a container says in plain.
-pub(crate) fn variable<'a>(container: &'a Value, variable: &str) -> Option<&'a str> {
+pub(crate) fn env_value<'a>(container: &'a Value, env_value: &str) -> Option<&'a str> {
     let mut all = list(container, "env").iter();
-    let found = all.find(|it| name(it) == Some(variable))?;
+    let found = all.find(|it| name(it) == Some(env_value))?;
     found.get("value").and_then(Value::as_str)
 }
 
 /// Sets an environment variable, where it stands or at the end.
-pub(crate) fn set_variable(container: &mut Value, variable: &str, value: &str) {
+pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) {
     let Some(all) = list_mut(container, "env") else {
         return;
     };
-    let set = serde_json::json!({"name": variable, "value": value});
-    match all.iter_mut().find(|it| name(it) == Some(variable)) {
+    let set = serde_json::json!({"name": env_value, "value": value});
+    match all.iter_mut().find(|it| name(it) == Some(env_value)) {
         Some(known) => *known = set,
         None => all.push(set),
     }
 }
 
 /// A truth value as Go's `strconv.ParseBool` reads it.
-pub(crate) fn truth(text: &str) -> Option<bool> {
+pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),

@@ -6,38 +6,38 @@ use inpod_types::{keys, lists};
 use serde_json::Value;
 
 use super::{Pairs, some};
-use crate::{Request, error::InjectError, is_proxy, owner::Owner, proxy::ProxySettings, tree};
+use crate::{Request, error::InjectError, is_proxy, json, owner::Owner, proxy::ProxySettings};
 
 /// The longest value of a label (apimachinery, validation.LabelValueMaxLength).
-const LONGEST_LABEL: usize = 63;
+const MAX_LABEL_LENGTH: usize = 63;
 
 fn namespace<'a>(pod: &'a Value, request: &Request<'a>) -> &'a str {
-    let own = tree::text(pod, "/metadata/namespace").filter(|own| !own.is_empty());
+    let own = json::text(pod, "/metadata/namespace").filter(|own| !own.is_empty());
     own.unwrap_or(request.namespace)
 }
 
 pub(super) fn of_pod(pod: &Value, request: &Request<'_>) -> Pairs<7> {
     let own = || {
-        tree::containers(pod, "containers")
+        json::containers(pod, "containers")
             .iter()
             .filter(|it| !is_proxy(it))
     };
-    let names: Vec<_> = own().filter_map(tree::name).collect();
+    let names: Vec<_> = own().filter_map(json::name).collect();
     let ports: Vec<_> = own()
-        .flat_map(|it| tree::list(it, "ports").to_vec())
+        .flat_map(|it| json::list(it, "ports").to_vec())
         .collect();
     let first = |key| {
         some(
-            tree::annotation(pod, key)
+            json::annotation(pod, key)
                 .or_else(|| names.first().copied())
                 .unwrap_or_default(),
         )
     };
-    let account = tree::text(pod, "/spec/serviceAccountName").filter(|name| !name.is_empty());
+    let account = json::text(pod, "/spec/serviceAccountName").filter(|name| !name.is_empty());
     [
         (
             "pod.name",
-            some(tree::text(pod, "/metadata/name").unwrap_or_default()),
+            some(json::text(pod, "/metadata/name").unwrap_or_default()),
         ),
         ("pod.namespace", some(namespace(pod, request))),
         ("pod.serviceAccount", account.unwrap_or("default").into()),
@@ -64,8 +64,8 @@ pub(super) fn of_workload(pod: &Value, request: &Request<'_>) -> Pairs<4> {
     let (namespace, kind) = (namespace(pod, request), kind.to_lowercase());
     let path = format!("kubernetes://apis/{api_version}/namespaces/{namespace}/{kind}s/{name}");
     let label = |keys: &[&str]| {
-        let mut said = keys.iter().filter_map(|key| tree::label(pod, key));
-        said.find(|value| !value.is_empty()).map(str::to_owned)
+        let mut labels = keys.iter().filter_map(|key| json::label(pod, key));
+        labels.find(|value| !value.is_empty()).map(str::to_owned)
     };
     let names = [keys::CANONICAL_NAME, "app.kubernetes.io/name", "app"];
     let revisions = [
@@ -96,30 +96,30 @@ pub(super) fn of_workload(pod: &Value, request: &Request<'_>) -> Pairs<4> {
 
 /// A text as a value of a label: a cut may end in what no label ends in.
 fn as_label(text: &str) -> String {
-    let start: String = text.chars().take(LONGEST_LABEL).collect();
+    let start: String = text.chars().take(MAX_LABEL_LENGTH).collect();
     let is_mark = |c: char| "-_.".contains(c);
     start.trim_end_matches(is_mark).to_owned()
 }
 
 /// The pod's list stays as it is where the node leaves the agent's port alone anyway.
 pub(super) fn of_interception(pod: &Value, proxy: &ProxySettings) -> Result<Pairs<2>, InjectError> {
-    let said = tree::annotation(pod, keys::SIDECAR_EXCLUDE_INBOUND_PORTS);
+    let annotation = json::annotation(pod, keys::SIDECAR_EXCLUDE_INBOUND_PORTS);
     let read = |list: &str| {
-        let told = |error| InjectError::annotation(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, &error);
-        lists::excluded_inbound(list).map_err(told)
+        let invalid = |error| InjectError::annotation(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, &error);
+        lists::excluded_inbound(list).map_err(invalid)
     };
-    let all = read(said.unwrap_or_default())?;
+    let all = read(annotation.unwrap_or_default())?;
     let port = proxy.status_port;
     let is_left_alone = NonZeroU16::new(port).is_none_or(|port| all.contains(&port));
-    let list = match said.filter(|said| !said.trim().is_empty()) {
-        None if port == 0 => said.unwrap_or_default().to_owned(),
+    let list = match annotation.filter(|annotation| !annotation.trim().is_empty()) {
+        None if port == 0 => annotation.unwrap_or_default().to_owned(),
         None => port.to_string(),
-        Some(said) if is_left_alone => said.to_owned(),
-        Some(said) => format!("{said},{port}"),
+        Some(annotation) if is_left_alone => annotation.to_owned(),
+        Some(annotation) => format!("{annotation},{port}"),
     };
     read(&list)?;
     Ok([
-        ("interception.mode", proxy.interception.word().into()),
+        ("interception.mode", proxy.interception.as_str().into()),
         ("interception.excludeInboundPorts", some(&list)),
     ])
 }

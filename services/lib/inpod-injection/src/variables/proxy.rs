@@ -4,14 +4,14 @@ use inpod_types::keys;
 use serde_json::{Value, json};
 
 use super::{Pairs, some};
-use crate::{config::Config, proxy::ProxySettings, tree};
+use crate::{config::Config, json, proxy::ProxySettings};
 
 pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> Pairs<18> {
     let settings = &config.proxy;
-    let said = |key, default: &str| tree::annotation(pod, key).unwrap_or(default).into();
+    let annotation_or = |key, default: &str| json::annotation(pod, key).unwrap_or(default).into();
     let number = |key, default: u32| {
-        let said = tree::annotation(pod, key).and_then(|text| text.parse().ok());
-        Value::from(said.unwrap_or(default))
+        let value = json::annotation(pod, key).and_then(|text| text.parse().ok());
+        Value::from(value.unwrap_or(default))
     };
     let resources = Some(&proxy.resources).filter(|resources| !resources.is_empty());
     let hbone = proxy
@@ -31,14 +31,17 @@ pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> P
             "proxy.resources",
             resources.cloned().map_or(Value::Null, Value::from),
         ),
-        ("proxy.logLevel", said(keys::LOG_LEVEL, &settings.log_level)),
+        (
+            "proxy.logLevel",
+            annotation_or(keys::LOG_LEVEL, &settings.log_level),
+        ),
         (
             "proxy.componentLogLevel",
-            said(keys::COMPONENT_LOG_LEVEL, &settings.component_log_level),
+            annotation_or(keys::COMPONENT_LOG_LEVEL, &settings.component_log_level),
         ),
         (
             "proxy.agentLogLevel",
-            said(keys::AGENT_LOG_LEVEL, &settings.agent_log_level),
+            annotation_or(keys::AGENT_LOG_LEVEL, &settings.agent_log_level),
         ),
         ("proxy.statusPort", proxy.status_port.into()),
         ("proxy.readinessDelay", number(keys::READINESS_DELAY, 0)),

@@ -9,24 +9,24 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use crate::{
+    json::{self, CONTAINER_LISTS},
     status::Status,
-    tree::{self, CONTAINER_LISTS},
 };
 
 /// Marks of what was laid over a pod.
-pub type Marks = BTreeSet<String>;
+pub type FieldHashes = BTreeSet<String>;
 
 /// FNV-1a, 32 bits: the same in every release, and no secret (draft-eastlake-fnv).
-fn print(parts: [&str; 3]) -> u32 {
+fn fnv1a(parts: [&str; 3]) -> u32 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
-    bytes.fold(0x811c_9dc5, |print, byte| {
-        (print ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    bytes.fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     })
 }
 
 /// The mark of what stands in a place under a key; null is nothing.
-pub(crate) fn mark(place: &str, key: &str, value: &Value) -> String {
-    format!("{:08x}", print([place, key, &value.to_string()]))
+pub(crate) fn field_hash(owner: &str, key: &str, value: &Value) -> String {
+    format!("{:08x}", fnv1a([owner, key, &value.to_string()]))
 }
 
 fn fields(container: &Value) -> impl Iterator<Item = (&String, &Value)> {
@@ -34,35 +34,36 @@ fn fields(container: &Value) -> impl Iterator<Item = (&String, &Value)> {
 }
 
 /// The marks of all fields of the containers of what is laid over a pod.
-pub(crate) fn of_containers(over: &Value) -> Marks {
-    let all = tree::all_containers(over).flat_map(|(_, container)| {
-        let name = tree::name(container).unwrap_or_default();
-        fields(container).map(move |(key, value)| mark(name, key, value))
+pub(crate) fn container_hashes(over: &Value) -> FieldHashes {
+    let all = json::all_containers(over).flat_map(|(_, container)| {
+        let name = json::name(container).unwrap_or_default();
+        fields(container).map(move |(key, value)| field_hash(name, key, value))
     });
     all.collect()
 }
 
 /// What of `over` is not as it was laid over the pod the last time. A container that is not in the pod is laid whole.
 pub(crate) fn without_repeated(mut over: Value, pod: &Value) -> Value {
-    let laid = Status::read(pod).unwrap_or_default().laid;
-    if laid.is_empty() {
+    let applied = Status::read(pod).unwrap_or_default().last_applied;
+    if applied.is_empty() {
         return over;
     }
     for list in CONTAINER_LISTS {
-        let there = tree::containers(pod, list);
+        let there = json::containers(pod, list);
         let is_there = |it: &Value| {
             there
                 .iter()
-                .any(|known| tree::name(known) == tree::name(it))
+                .any(|known| json::name(known) == json::name(it))
         };
         let all = over.pointer_mut(&format!("/spec/{list}"));
         for container in all.and_then(Value::as_array_mut).into_iter().flatten() {
-            let name = tree::name(container).unwrap_or_default().to_owned();
+            let name = json::name(container).unwrap_or_default().to_owned();
             if is_there(container)
                 && let Some(fields) = container.as_object_mut()
             {
-                fields
-                    .retain(|key, value| key == "name" || !laid.contains(&mark(&name, key, value)));
+                fields.retain(|key, value| {
+                    key == "name" || !applied.contains(&field_hash(&name, key, value))
+                });
             }
         }
     }
@@ -74,7 +75,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{Config, Injector, Outcome, Request, previous};
+    use crate::{Config, Injector, Outcome, Request, revert};
 
     fn injected(config: &str, pod: &Value) -> (Value, usize) {
         let injector = Injector::new(Config::parse(config).unwrap()).unwrap();
@@ -135,18 +136,18 @@ mod tests {
         changed["metadata"]["annotations"][key] = "3306".into();
         let (now, _) = injected("", &changed);
         assert_eq!(now["metadata"]["annotations"][key], "3306");
-        let author = previous::strip(&now);
+        let author = revert::strip(&now);
         assert_eq!(author["metadata"]["annotations"], json!({(key): "3306"}));
         assert_eq!(injected("", &now).1, 0);
     }
 
     #[test]
     fn marks_are_the_same_in_every_release() {
-        assert_eq!(mark("istio-proxy", "image", &"i:1".into()), MARK);
-        assert_ne!(mark("istio-proxy", "image", &"i:2".into()), MARK);
-        assert_ne!(mark("istio-prox", "yimage", &"i:1".into()), MARK);
+        assert_eq!(field_hash("istio-proxy", "image", &"i:1".into()), EXPECTED);
+        assert_ne!(field_hash("istio-proxy", "image", &"i:2".into()), EXPECTED);
+        assert_ne!(field_hash("istio-prox", "yimage", &"i:1".into()), EXPECTED);
     }
 
     /// By the definition of FNV-1a, computed elsewhere.
-    const MARK: &str = "406f248b";
+    const EXPECTED: &str = "406f248b";
 }

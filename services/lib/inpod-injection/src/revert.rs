@@ -5,11 +5,11 @@ use inpod_types::keys;
 use serde_json::Value;
 
 use crate::{
-    laid::{self, Marks},
+    json::{self, CONTAINER_LISTS},
+    last_applied::{self, FieldHashes},
     merge::key_of,
     probes,
-    status::{Before, Status},
-    tree::{self, CONTAINER_LISTS},
+    status::{PreviousValues, Status},
 };
 
 /// The pod without what an injection added; a pod that was not injected, as it is.
@@ -22,7 +22,7 @@ pub fn strip(pod: &Value) -> Value {
     };
     let mut pod = pod.clone();
     probes::restore(&mut pod, &status);
-    let declared = tree::annotation(&pod, keys::OVERRIDES);
+    let declared = json::annotation(&pod, keys::OVERRIDES);
     let declared: Value = declared
         .and_then(|text| serde_json::from_str(text).ok())
         .unwrap_or_default();
@@ -36,11 +36,16 @@ pub fn strip(pod: &Value) -> Value {
         remove(&mut pod, list, names);
     }
     for list in CONTAINER_LISTS {
-        put_back(&mut pod, list, tree::list(&declared, list));
+        restore_containers(&mut pod, list, json::list(&declared, list));
     }
-    reset(&mut pod, "labels", &status.labels, &status.laid);
-    reset(&mut pod, "annotations", &status.annotations, &status.laid);
-    tree::forget(
+    restore_metadata(&mut pod, "labels", &status.labels, &status.last_applied);
+    restore_metadata(
+        &mut pod,
+        "annotations",
+        &status.annotations,
+        &status.last_applied,
+    );
+    json::remove_metadata(
         &mut pod,
         "annotations",
         [keys::SIDECAR_STATUS, keys::OVERRIDES],
@@ -57,7 +62,7 @@ fn remove(pod: &mut Value, list: &str, names: &[String]) {
     };
     let had_any = !items.is_empty();
     let is_injected = |item: &Value| {
-        let name = tree::name(item);
+        let name = json::name(item);
         name.is_some_and(|name| names.iter().any(|it| it == name))
     };
     items.retain(|item| !is_injected(item));
@@ -66,29 +71,29 @@ fn remove(pod: &mut Value, list: &str, names: &[String]) {
     }
 }
 
-fn put_back(pod: &mut Value, list: &str, containers: &[Value]) {
+fn restore_containers(pod: &mut Value, list: &str, containers: &[Value]) {
     if containers.is_empty() {
         return;
     }
-    let spec = tree::object_mut(pod, "spec");
-    if let Some(items) = spec.and_then(|spec| tree::list_mut(spec, list)) {
+    let spec = json::object_mut(pod, "spec");
+    if let Some(items) = spec.and_then(|spec| json::list_mut(spec, list)) {
         items.extend(containers.iter().cloned());
     }
 }
 
 /// A key that says something else than what was laid over it is somebody's later word, and stays.
-fn reset(pod: &mut Value, map: &str, before: &Before, laid: &Marks) {
+fn restore_metadata(pod: &mut Value, map: &str, before: &PreviousValues, applied: &FieldHashes) {
     let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
     let is_ours = |key: &str| {
         let now = now(key).unwrap_or(&Value::Null);
-        laid.is_empty() || laid.contains(&laid::mark(map, key, now))
+        applied.is_empty() || applied.contains(&last_applied::field_hash(map, key, now))
     };
     let ours: Vec<_> = before.iter().filter(|(key, _)| is_ours(key)).collect();
     for (key, value) in &ours {
         if let Some(value) = value {
-            tree::note(pod, map, key, value);
+            json::set_metadata(pod, map, key, value);
         }
     }
     let absent = ours.iter().filter(|(_, value)| value.is_none());
-    tree::forget(pod, map, absent.map(|(key, _)| key.as_str()));
+    json::remove_metadata(pod, map, absent.map(|(key, _)| key.as_str()));
 }
