@@ -1,4 +1,4 @@
-//! The client of `pod-events`, and how its answers look to a runtime.
+//! Client of `pod-events`; translates its errors into CNI errors.
 
 use std::{error::Error, path::Path, time::Duration};
 
@@ -15,25 +15,25 @@ use tonic::{
 
 use crate::call::{Call, Trace};
 
-/// A Unix socket is connected to at once or not at all.
+/// Connecting to a Unix socket succeeds or fails immediately, unless the accept queue is full.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How much longer than the agent we wait: its word on why it ran out of time is better than ours.
+/// The client waits this much longer than the deadline that it sends: the agent's error names the step that timed out.
 const DEADLINE_GRACE: Duration = Duration::from_millis(100);
 
-/// The client of the agent's socket.
+/// gRPC client of the agent's socket.
 pub(crate) type Client = PodEventsServiceClient<Channel>;
 
-/// A call to the agent that did not succeed.
+/// Error of a call to the agent.
 #[derive(Debug)]
 pub(crate) enum AgentError {
-    /// Nobody serves the socket: the agent knows nothing of the call.
+    /// No process listens on the socket: the agent has not seen the call.
     Unreachable(String),
-    /// It answered with an error, or did not answer: the agent may know of the call.
+    /// The agent returned an error or did not answer: it may have acted on the call.
     Failed(Code, Failure),
 }
 
-/// The agent, and how long it is waited for.
+/// Address of the agent and the time left to call it.
 pub(crate) struct Agent<'a> {
     socket: &'a Path,
     trace: Option<&'a Trace>,
@@ -41,7 +41,7 @@ pub(crate) struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// The agent that the configuration names, with what is left of a call's time less a reserve.
+    /// Takes the socket from `settings`; the deadline is the time left of `call`, less `reserve`.
     pub(crate) fn new(settings: &'a Settings, call: &'a Call, reserve: Duration) -> Self {
         Self {
             socket: &settings.agent_socket,
@@ -50,13 +50,13 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Asks it once.
+    /// Sends one request and waits for its response.
     pub(crate) fn send<Req, Res>(
         &self,
         message: Req,
         rpc: impl AsyncFnOnce(&mut Client, Request<Req>) -> Result<Response<Res>, Status>,
     ) -> Result<Res, AgentError> {
-        // Without time nothing can be learnt of the agent, not even that it is away.
+        // Without time left, the socket cannot even be tried: report a timeout, not an unreachable agent.
         if self.remaining.is_zero() {
             return Err(self.timed_out());
         }
@@ -84,17 +84,19 @@ impl<'a> Agent<'a> {
         match tokio::time::timeout(CONNECT_TIMEOUT.min(self.remaining), endpoint.connect()).await {
             Ok(Ok(channel)) => Ok(Client::new(channel)),
             Ok(Err(error)) => Err(self.unreachable(&root_cause(&error))),
-            Err(_) => Err(self.unreachable("it does not accept")),
+            Err(_) => Err(self.unreachable("it does not accept connections")),
         }
     }
 
-    /// The question, with the deadline (`grpc-timeout`) and the trace (`traceparent`) that its answerer is to respect.
+    /// Wraps a message with the deadline (`grpc-timeout`) and the trace (`traceparent`).
     fn request<Req>(&self, message: Req) -> Result<Request<Req>, AgentError> {
         let mut request = Request::new(message);
         request.set_timeout(self.remaining);
         if let Some(trace) = self.trace {
             let value = trace.traceparent().parse();
-            let value = value.map_err(|_| internal_error("traceparent is no header".to_owned()))?;
+            let value = value.map_err(|_| {
+                internal_error("traceparent is not a valid header value".to_owned())
+            })?;
             request.metadata_mut().insert("traceparent", value);
         }
         Ok(request)
@@ -108,15 +110,15 @@ impl<'a> Agent<'a> {
     }
 
     fn to_error(&self, status: &Status) -> AgentError {
-        // A status with a source was made on this side, by the connection: its code says nothing of the call.
+        // tonic sets a source when the transport created the status; then its code is not the agent's answer.
         if status.source().is_none() {
             return AgentError::Failed(status.code(), failure_of(status));
         }
-        // The client runs the deadline that it sends, too.
+        // The tonic client enforces the deadline that it sends, with CANCELLED.
         if status.code() == Code::Cancelled {
             return self.timed_out();
         }
-        let msg = format!("pod-events hung up: {}", root_cause(status));
+        let msg = format!("pod-events closed the connection: {}", root_cause(status));
         AgentError::Failed(
             Code::Unavailable,
             Failure::new(Reason::AgentUnavailable, msg),
@@ -139,7 +141,7 @@ fn internal_error(problem: String) -> AgentError {
     AgentError::Failed(Code::Internal, Failure::new(Reason::Internal, problem))
 }
 
-/// The cause at the bottom: what lies above it only says "transport error".
+/// Returns the innermost error: the outer ones only report "transport error".
 fn root_cause(error: &dyn Error) -> String {
     let mut root_cause = error;
     while let Some(source) = root_cause.source() {
@@ -160,7 +162,7 @@ impl From<AgentError> for CniError {
     }
 }
 
-/// The failure in the words that end up in the pod's events: what stood in the way, and what to do about it.
+/// Formats a failure as the runtime shows it in the pod's events: the problem and its remedy.
 fn to_cni_error(code: ErrorCode, failure: &Failure) -> CniError {
     let mut msg = failure.message.clone();
     if !failure.field.is_empty() {
@@ -173,7 +175,7 @@ fn to_cni_error(code: ErrorCode, failure: &Failure) -> CniError {
     CniError::new(code, format!("inpod: {msg}")).with_details(details)
 }
 
-/// Whether waiting helps: the one place that decides how an answer of the agent looks to a runtime.
+/// Maps a gRPC code to a CNI code: 11 where a retry can succeed, else 100.
 fn error_code(code: Code) -> ErrorCode {
     match code {
         Code::Unavailable

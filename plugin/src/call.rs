@@ -1,4 +1,4 @@
-//! One call: when it began, when it must be over, and by which id it is traced.
+//! One plugin call: its start, deadline and trace id.
 
 use std::{
     fs::File,
@@ -9,27 +9,26 @@ use std::{
 use inpod_cni::invocation::{Invocation, Verb};
 use nix::unistd::alarm;
 
-/// How long a call may take before its configuration has been read.
+/// Time limit until the configuration, which sets its own, has been read.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a DEL may take: it tells the agent and goes, for the runtime tears the pod down meanwhile. A VERSION has
-/// nobody to wait for at all.
+/// Time limit of DEL and VERSION. The runtime tears the pod down meanwhile, so a DEL only reports it to the agent.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// By how much the kernel's timer comes later than the deadline.
+/// The kernel's alarm fires this long after the deadline.
 const ALARM_GRACE: Duration = Duration::from_secs(5);
 
-/// One run of the process.
+/// One run of the plugin process.
 pub(crate) struct Call {
     started: Instant,
-    /// When the runtime must have its answer.
+    /// By then the runtime must have its answer.
     pub(crate) deadline: Instant,
-    /// The id in `traceparent`, and in the log.
+    /// Identifies the call in `traceparent` and in the log.
     pub(crate) trace: Option<Trace>,
 }
 
 impl Call {
-    /// Starts the clock.
+    /// Starts the clock and the kernel's alarm.
     pub(crate) fn start(verb: Option<Verb>) -> Self {
         let timeout = match verb {
             Some(Verb::Del | Verb::Version) => SHORT_TIMEOUT,
@@ -45,7 +44,7 @@ impl Call {
         call
     }
 
-    /// Sets the deadline that the configuration asks for.
+    /// Applies the timeout from the network configuration.
     pub(crate) fn apply_timeout(&mut self, invocation: &Invocation) {
         let Some(config) = invocation.config() else {
             return;
@@ -62,33 +61,32 @@ impl Call {
 
     fn set_timeout(&mut self, timeout: Duration) {
         self.deadline = self.started + timeout;
-        // Every wait here ends at the deadline. What the kernel makes us wait for (a file system that hangs, a runtime
-        // that does not read its pipe) does not: then the process dies, for its caller has long given up.
+        // Every wait in this process ends at the deadline. Blocking in the kernel (a hanging file system, a runtime
+        // that does not read its pipe) does not; SIGALRM then kills the process, whose caller has given up long ago.
         let seconds = u32::try_from((timeout + ALARM_GRACE).as_secs()).unwrap_or(u32::MAX);
         alarm::set(seconds);
     }
 
-    /// How long the call has taken.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// How long it may still take, less a reserve for what comes after.
+    /// Returns the time until the deadline, less a reserve for later steps.
     pub(crate) fn remaining(&self, reserve: Duration) -> Duration {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         remaining.saturating_sub(reserve)
     }
 }
 
-/// A trace that begins here (W3C Trace Context, level 1).
+/// A trace that starts in this process (W3C Trace Context, level 1).
 pub(crate) struct Trace {
-    /// Names the call in every process that it passes.
+    /// Identifies the call in every process that handles it.
     pub(crate) id: String,
     span_id: String,
 }
 
 impl Trace {
-    /// A new trace; `None` where the host gives no random bytes, and the call goes untraced.
+    /// Returns a new trace, or `None` if the host provides no random bytes; the call is then untraced.
     fn random() -> Option<Self> {
         let mut bytes = [0; 24];
         File::open("/dev/urandom")
@@ -103,7 +101,7 @@ impl Trace {
         })
     }
 
-    /// The header's value: version 00, the trace, this process as the parent, sampled.
+    /// Formats `traceparent`: version 00, trace id, span id of this process, sampled.
     pub(crate) fn traceparent(&self) -> String {
         format!("00-{}-{}-01", self.id, self.span_id)
     }

@@ -1,21 +1,21 @@
-//! What becomes of an ADD while nobody serves the agent's socket.
+//! Decides on an ADD while no process serves the agent's socket.
 
 use std::io;
 
 use inpod_cni::{config::AgentUnavailable, enrolled::EnrolledNamespaces};
 use inpod_types::NamespaceName;
 
-/// The verdict on a pod whose enrollment nobody can tell.
+/// Decision on a pod whose enrollment is unknown.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Decision {
-    /// It may start, outside the mesh, and is written down.
+    /// The pod starts unenrolled and is spooled.
     Admit,
-    /// It must wait, because of this.
+    /// The pod waits, for this reason.
     Wait(String),
 }
 
-/// Decides on an ADD: no pod that belongs to the mesh starts outside it unless the node's configuration says so, and no
-/// other pod waits for the mesh's agent.
+/// Decides on an ADD: a pod that may belong to the mesh waits unless the configuration allows it to start outside, and
+/// no other pod waits for the agent.
 pub(crate) fn decide(
     policy: AgentUnavailable,
     enrolled: io::Result<Option<EnrolledNamespaces>>,
@@ -30,7 +30,7 @@ pub(crate) fn decide(
             Decision::Wait(format!("namespace {namespace} has pods in the mesh"))
         }
         (AgentUnavailable::Fail, Ok(None)) => {
-            Decision::Wait("it has never said which namespaces have pods in the mesh".to_owned())
+            Decision::Wait("it has never listed the namespaces with pods in the mesh".to_owned())
         }
         (AgentUnavailable::Fail, Err(error)) => Decision::Wait(format!(
             "the list of enrolled namespaces cannot be read: {error}"

@@ -1,4 +1,4 @@
-//! `inpod-cni`, the CNI plugin: one verb per process, parsed and passed on to `pod-events`.
+//! `inpod-cni`, the CNI plugin: each process parses one call and forwards it to `pod-events`.
 
 mod agent;
 mod call;

@@ -1,4 +1,4 @@
-//! What each verb does.
+//! Runs each CNI verb against the agent, the spool and the kill switch.
 
 use std::{fs, io, net::IpAddr, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
@@ -27,10 +27,9 @@ use crate::{
     output::Outcome,
 };
 
-/// What a DEL keeps back of its time to write down what the agent did not take.
+/// Time that a DEL reserves for spooling if the agent does not take it.
 const SPOOL_RESERVE: Duration = Duration::from_millis(500);
 
-/// Runs one call.
 pub(crate) fn run(invocation: &Invocation, call: &Call) -> Result<Outcome, CniError> {
     match invocation {
         Invocation::Add(attachment) => {
@@ -40,10 +39,10 @@ pub(crate) fn run(invocation: &Invocation, call: &Call) -> Result<Outcome, CniEr
         Invocation::Check(attachment) => check(attachment, call),
         Invocation::Del(detachment) => Ok(del(detachment, call)),
         Invocation::Gc(collection) => gc(collection, call),
-        // A failing STATUS makes the runtime not ready, and then nothing can start: that the plugin runs is enough.
+        // A failing STATUS makes the node not ready, so that no pod can start: STATUS does not depend on the agent.
         Invocation::Status(_) => Ok(Outcome::skipped("Ready")),
         Invocation::Version(version) => {
-            Ok(Outcome::skipped("Versions told").with_stdout(version.report()))
+            Ok(Outcome::skipped("Reported the supported versions").with_stdout(version.report()))
         }
     }
 }
@@ -69,7 +68,7 @@ fn add(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     match agent.send(message, async |client, request| {
         client.add_pod(request).await
     }) {
-        Ok(_) => Ok(Outcome::done("Added")),
+        Ok(_) => Ok(Outcome::done("Added the pod")),
         Err(AgentError::Unreachable(problem)) => {
             let entry = add_entry(attachment, pod, Cause::AgentAway, Some(&netns), addresses);
             add_without_agent(settings, pod, &entry, &problem)
@@ -78,19 +77,19 @@ fn add(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     }
 }
 
-/// The pod of a call that concerns the mesh; else what the call comes to.
+/// Returns the pod of a call that inpod handles, or else the outcome of the call.
 fn pod_in_scope(attachment: &Attachment) -> Result<&NamedPod, Outcome> {
     match &attachment.pod {
-        None => Err(Outcome::skipped("Passed: not for a pod of Kubernetes")),
+        None => Err(Outcome::skipped("Skipped: not for a Kubernetes pod")),
         Some(pod) if attachment.config.settings.excludes(&pod.namespace) => {
-            Err(Outcome::skipped("Passed: excluded namespace"))
+            Err(Outcome::skipped("Skipped: excluded namespace"))
         }
         Some(pod) => Ok(pod),
     }
 }
 
-/// Looks at what stands at the path, without opening it: a plugin that holds a netns, or is stuck on a FIFO, would do
-/// harm, and the proof is netconfig's.
+/// Reads device and inode of the path without opening it: holding a netns open, or blocking on a FIFO, would do harm.
+/// netconfig verifies that it is a netns.
 fn stat_netns(path: &Path) -> Result<NetnsRef, CniError> {
     match fs::metadata(path) {
         Ok(found) => Ok(NetnsRef {
@@ -105,13 +104,13 @@ fn stat_netns(path: &Path) -> Result<NetnsRef, CniError> {
             } else {
                 ErrorCode::Io
             };
-            let msg = format!("CNI_NETNS: cannot look at {}: {error}", path.display());
+            let msg = format!("CNI_NETNS: cannot stat {}: {error}", path.display());
             Err(CniError::new(code, msg))
         }
     }
 }
 
-/// An ADD that the agent cannot be told of.
+/// Handles an ADD while the agent is unreachable.
 fn add_without_agent(
     settings: &Settings,
     pod: &NamedPod,
@@ -122,17 +121,18 @@ fn add_without_agent(
     let enrolled = EnrolledNamespaces::read(&settings.state_dir);
     match fallback::decide(settings.agent_unavailable, enrolled, &pod.namespace) {
         Decision::Wait(why) => Err(wait(why).into()),
-        // Whoever is let through must be found again: no entry, no admission.
+        // pod-events must find a pod that was admitted unenrolled: without a spool entry there is no admission.
         Decision::Admit => match entry.write(&settings.state_dir) {
-            Ok(()) => {
-                Ok(Outcome::done("Admitted without the agent").with_problem(Level::Warn, problem))
-            }
+            Ok(()) => Ok(
+                Outcome::done("Admitted the pod unenrolled: the agent is unreachable")
+                    .with_problem(Level::Warn, problem),
+            ),
             Err(error) => Err(wait(error.to_string()).into()),
         },
     }
 }
 
-/// The kill switch is set: nothing may keep a pod from starting, not even a disk that is full.
+/// Admits a pod while the kill switch is set. No error may keep the pod from starting, not even a full disk.
 fn admit_disabled(attachment: &Attachment, pod: &NamedPod) -> Outcome {
     let settings = &attachment.config.settings;
     let netns = stat_netns(&attachment.netns).ok();
@@ -140,13 +140,14 @@ fn admit_disabled(attachment: &Attachment, pod: &NamedPod) -> Outcome {
     let addresses = addresses.unwrap_or_default();
     let entry = add_entry(attachment, pod, Cause::Disabled, netns.as_ref(), addresses);
     let cause = match entry.write(&settings.state_dir) {
-        Ok(()) => format!("{} is there", kill_switch_path(settings)),
+        Ok(()) => format!("the kill switch {} is set", kill_switch_path(settings)),
         Err(error) => format!(
-            "{} is there; not written down: {error}",
+            "the kill switch {} is set; cannot spool the ADD: {error}",
             kill_switch_path(settings)
         ),
     };
-    Outcome::done("Admitted: inpod is disabled on this node").with_problem(Level::Error, cause)
+    Outcome::done("Admitted the pod unenrolled: inpod is disabled on this node")
+        .with_problem(Level::Error, cause)
 }
 
 fn kill_switch_path(settings: &Settings) -> String {
@@ -175,7 +176,7 @@ fn check(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     }
     let settings = &attachment.config.settings;
     if enrolled::is_disabled(&settings.state_dir) {
-        return Ok(Outcome::skipped("Passed: inpod is disabled on this node"));
+        return Ok(Outcome::skipped("Skipped: inpod is disabled on this node"));
     }
     let message = CheckPodRequest {
         sandbox: Some((&attachment.sandbox).into()),
@@ -184,20 +185,20 @@ fn check(attachment: &Attachment, call: &Call) -> Result<Outcome, CniError> {
     agent.send(message, async |client, request| {
         client.check_pod(request).await
     })?;
-    Ok(Outcome::done("Checked"))
+    Ok(Outcome::done("Checked the pod"))
 }
 
-/// Never fails: a DEL that fails keeps the runtime from removing the sandbox, and repeats until it succeeds.
+/// Never fails: a failing DEL keeps the runtime from removing the sandbox and is retried until it succeeds.
 fn del(detachment: &Detachment, call: &Call) -> Outcome {
     if matches!(detachment.pod, Ok(None)) {
-        return Outcome::skipped("Passed: not for a pod of Kubernetes");
+        return Outcome::skipped("Skipped: not for a Kubernetes pod");
     }
     let settings = &detachment.config.settings;
     if enrolled::is_disabled(&settings.state_dir) {
         return spool_deletion(
             detachment,
             Cause::Disabled,
-            &format!("{} is there", kill_switch_path(settings)),
+            &format!("the kill switch {} is set", kill_switch_path(settings)),
         );
     }
     let message = DeletePodRequest {
@@ -208,7 +209,7 @@ fn del(detachment: &Detachment, call: &Call) -> Outcome {
     match agent.send(message, async |client, request| {
         client.delete_pod(request).await
     }) {
-        Ok(_) => Outcome::done("Deleted"),
+        Ok(_) => Outcome::done("Deleted the pod"),
         Err(AgentError::Unreachable(problem)) => {
             spool_deletion(detachment, Cause::AgentAway, &problem)
         }
@@ -222,7 +223,7 @@ fn pod_of(detachment: &Detachment) -> Option<&NamedPod> {
     detachment.pod.as_ref().ok().and_then(Option::as_ref)
 }
 
-/// A DEL that the agent did not take.
+/// Spools a DEL that the agent did not take.
 fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outcome {
     let entry = Entry {
         pod: pod_of(detachment).map(Into::into),
@@ -233,9 +234,9 @@ fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outco
         ..Entry::new(SpooledVerb::Del, cause, &detachment.sandbox)
     };
     match entry.write(&detachment.config.settings.state_dir) {
-        Ok(()) => Outcome::done("Deletion written down").with_problem(Level::Warn, problem),
-        // pod-events finds out by itself that the netns is gone.
-        Err(error) => Outcome::done("Deletion told to nobody")
+        Ok(()) => Outcome::done("Spooled the deletion").with_problem(Level::Warn, problem),
+        // pod-events notices by itself that the netns is gone.
+        Err(error) => Outcome::done("Could not report or spool the deletion")
             .with_problem(Level::Error, format!("{problem}; {error}")),
     }
 }
@@ -243,7 +244,7 @@ fn spool_deletion(detachment: &Detachment, cause: Cause, problem: &str) -> Outco
 fn gc(collection: &Collection, call: &Call) -> Result<Outcome, CniError> {
     let settings = &collection.config.settings;
     if enrolled::is_disabled(&settings.state_dir) {
-        return Ok(Outcome::skipped("Passed: inpod is disabled on this node"));
+        return Ok(Outcome::skipped("Skipped: inpod is disabled on this node"));
     }
     let valid = collection.valid.iter().map(|valid| v1::Attachment {
         container_id: valid.container_id.to_string(),
@@ -257,7 +258,7 @@ fn gc(collection: &Collection, call: &Call) -> Result<Outcome, CniError> {
     agent.send(message, async |client, request| {
         client.collect_garbage(request).await
     })?;
-    Ok(Outcome::done("Garbage collected"))
+    Ok(Outcome::done("Collected garbage"))
 }
 
 fn selector(pod: &NamedPod) -> PodSelector {

@@ -1,4 +1,4 @@
-//! The versions of the spec that are spoken here (CNI spec, "VERSION").
+//! Supported versions of the CNI spec (CNI spec, "VERSION").
 
 use std::{fmt, str::FromStr};
 
@@ -6,12 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CniError, ErrorCode};
 
-/// A version of the CNI spec that the plugin speaks. Later ones are greater.
+/// A supported version of the CNI spec. Later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpecVersion {
-    /// 0.3.0: results with several addresses and interfaces, chains.
+    /// 0.3.0: results with several addresses and interfaces, plugin chains.
     V0_3_0,
-    /// 0.3.1.
     V0_3_1,
     /// 0.4.0: CHECK, and a prevResult on DEL.
     V0_4_0,
@@ -22,7 +21,7 @@ pub enum SpecVersion {
 }
 
 impl SpecVersion {
-    /// Every version, oldest first, as VERSION reports them.
+    /// All versions, oldest first, as VERSION reports them.
     pub const ALL: [Self; 5] = [
         Self::V0_3_0,
         Self::V0_3_1,
@@ -31,10 +30,9 @@ impl SpecVersion {
         Self::V1_1_0,
     ];
 
-    /// What is spoken to a runtime whose own version is unknown.
+    /// Version of the reply if the runtime's is unknown.
     pub const NEWEST: Self = Self::V1_1_0;
 
-    /// The text, as in `cniVersion`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V0_3_0 => "0.3.0",
@@ -45,8 +43,8 @@ impl SpecVersion {
         }
     }
 
-    /// The version to answer a call in, even one that cannot be understood otherwise: the one its configuration names,
-    /// else the newest.
+    /// Returns the version of the reply to a call, even to one that cannot be parsed otherwise: the version that its
+    /// configuration names, else the newest.
     pub fn for_reply(stdin: &[u8]) -> Self {
         #[derive(Deserialize)]
         struct Request<'a> {
@@ -59,7 +57,7 @@ impl SpecVersion {
             .unwrap_or(Self::NEWEST)
     }
 
-    /// The answer to VERSION (CNI spec, "VERSION": output), in this version.
+    /// Formats the reply to VERSION (CNI spec, "VERSION": output) in this version.
     pub fn report(self) -> String {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
@@ -87,10 +85,10 @@ impl FromStr for SpecVersion {
     fn from_str(text: &str) -> Result<Self, CniError> {
         let found = Self::ALL.into_iter().find(|known| known.as_str() == text);
         found.ok_or_else(|| {
-            let spoken = Self::ALL.map(Self::as_str).join(", ");
+            let supported = Self::ALL.map(Self::as_str).join(", ");
             CniError::new(
                 ErrorCode::IncompatibleVersion,
-                format!("cniVersion {text:?} is not spoken by inpod-cni, which speaks {spoken}"),
+                format!("cniVersion {text:?} is not supported by inpod-cni; supported versions: {supported}"),
             )
         })
     }

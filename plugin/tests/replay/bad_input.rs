@@ -72,7 +72,7 @@ fn an_add_with_args_that_cannot_be_read_is_error_4_and_the_agent_is_not_asked() 
 
 #[test]
 fn a_stdin_that_never_ends_is_error_5() {
-    // DEL has the shortest limit.
+    // DEL has the shortest timeout.
     let call = Recorded::number("05");
     let began = Instant::now();
     let mut child = Command::new(env!("CARGO_BIN_EXE_inpod-cni"))

@@ -1,4 +1,4 @@
-//! ADD with the agent away, and the kill switch.
+//! ADD while the agent is unreachable, and the kill switch.
 
 use std::{fs, os::unix::net::UnixListener};
 
