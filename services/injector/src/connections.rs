@@ -1,5 +1,5 @@
-//! Places of connections: there are so many, and where all are taken the connection that has been idle for longest makes
-//! room. An API server keeps its connections for the next review; others that keep theirs are not to keep it out.
+//! Limits the number of connections. At the limit, a new connection evicts the one that has been idle for longest: API
+//! servers keep theirs open for the next review, and other clients must not keep an API server out.
 
 use std::{
     collections::BTreeMap,
@@ -9,40 +9,40 @@ use std::{
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// All places.
+/// All connections of the server.
 #[derive(Debug)]
 pub(crate) struct Connections {
     free: Arc<Semaphore>,
     max: usize,
     idle: Mutex<Idle>,
-    /// Wakes who waits for a place when a connection has become idle.
+    /// Wakes a task that waits for a slot once a connection has become idle.
     became_idle: Notify,
     evictions: Counter,
 }
 
-/// Connections that wait for a request, by the order in which they came to wait.
+/// Idle connections in the order in which they became idle.
 #[derive(Debug, Default)]
 struct Idle {
     last: u64,
     waiting: BTreeMap<u64, Arc<Notify>>,
 }
 
-/// One connection's place; free again with the value.
+/// Slot of one connection; dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
-    /// Since when it is idle; `None`: a request is worked on.
+    /// Position in the order of idle connections; `None` while a request is in progress.
     since: Mutex<Option<u64>>,
     evict: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// A request is worked on as long as the value is there.
+/// Marks a connection as busy until it is dropped.
 #[derive(Debug)]
 pub(crate) struct BusyGuard(Arc<ConnectionSlot>);
 
 impl Connections {
-    /// So many places; how many connections had to make room is counted.
+    /// Allows up to `max` connections, and counts evictions.
     pub(crate) fn new(max: usize, evictions: Counter) -> Arc<Self> {
         Arc::new(Self {
             free: Arc::new(Semaphore::new(max)),
@@ -53,14 +53,14 @@ impl Connections {
         })
     }
 
-    /// A place, for a connection that is idle until its first request. Where none is free the idlest connection is asked to
-    /// leave; where none is idle, the first that becomes so.
+    /// Acquires a slot for a connection, which is idle until its first request. Without a free slot it evicts the
+    /// idlest connection, or the first that becomes idle.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Arc<ConnectionSlot> {
         loop {
             let slot_expected = self.free.available_permits() > 0 || self.evict_idlest();
             tokio::select! {
                 () = self.became_idle.notified(), if !slot_expected => {}
-                // Never closed, hence never an error.
+                // The semaphore is never closed, so this cannot fail.
                 permit = Arc::clone(&self.free).acquire_owned() => {
                     if let Ok(permit) = permit {
                         return ConnectionSlot::new(self, permit);
@@ -70,7 +70,7 @@ impl Connections {
         }
     }
 
-    /// Returns when no connection is left.
+    /// Waits until no connection is left.
     pub(crate) async fn wait_empty(&self) {
         let all = u32::try_from(self.max).unwrap_or(u32::MAX);
         drop(self.free.acquire_many(all).await);
@@ -122,18 +122,18 @@ impl ConnectionSlot {
         }
     }
 
-    /// A request is worked on from now on.
+    /// Marks the connection as busy.
     pub(crate) fn start_request(self: &Arc<Self>) -> BusyGuard {
         self.unmark_idle();
         BusyGuard(Arc::clone(self))
     }
 
-    /// Whether a request is worked on.
+    /// Returns whether a request is in progress.
     pub(crate) fn is_busy(&self) -> bool {
         self.since().is_none()
     }
 
-    /// Returns when the connection is to make room.
+    /// Waits until the connection is evicted.
     pub(crate) async fn eviction_requested(&self) {
         self.evict.notified().await;
     }
@@ -162,7 +162,7 @@ mod tests {
     const SOON: Duration = Duration::from_secs(10);
     const A_WHILE: Duration = Duration::from_millis(50);
 
-    /// What a connection does: it holds its place until it is asked to leave.
+    /// Holds a slot until it is evicted, as a connection does.
     fn held(slot: Arc<ConnectionSlot>) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move {
             slot.eviction_requested().await;
@@ -179,7 +179,7 @@ mod tests {
         let evictions = Counter::default();
         let connections = Connections::new(2, evictions.clone());
         let (first, second) = (take(&connections).await, take(&connections).await);
-        // The first one has had a request since the second one came.
+        // The first connection has had a request since the second one came.
         drop(first.start_request());
         let (first, second) = (held(first), held(second));
         let _third = take(&connections).await;

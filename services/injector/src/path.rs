@@ -1,16 +1,16 @@
-//! Environment that the webhook's path says for the proxy (services/docs/facts/istio-sidecar.md, 6.2): a cluster that is served by
-//! an injector elsewhere says there who it is.
+//! Parses the proxy environment in the webhook's path (services/docs/facts/istio-sidecar.md, 6.2): a remote cluster
+//! that uses this injector names itself there.
 
-/// The path of the webhook, and what every other begins with.
+/// Path of the webhook, and prefix of paths with variables.
 const INJECT: &str = "/inject";
 
-/// How a variable begins in the older form.
+/// Prefix of a variable in the older syntax.
 const ENV_MARKER: &str = ":ENV:";
 
-/// How a slash within a value is written.
+/// Escape of a slash in a value.
 const SLASH_ESCAPE: &str = "--slash--";
 
-/// The variables of a path, in their order; `None` where it is not the webhook's. A key without a value is passed over.
+/// Returns the variables of a path in their order, or `None` if it is not the webhook's. Skips keys without a value.
 pub fn environment(path: &str) -> Option<Vec<(String, String)>> {
     let rest = path.strip_prefix(INJECT)?;
     if rest.is_empty() {
@@ -48,7 +48,7 @@ fn variable(key: &str, value: &str) -> Option<(String, String)> {
     Some((name, value.replace(SLASH_ESCAPE, "/")))
 }
 
-/// `%2F` and the like as what they stand for; what stands for nothing stays.
+/// Decodes percent-encoding; invalid escapes remain as they are.
 fn percent_decode(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -1,7 +1,8 @@
-//! Certificate and configuration, followed without a restart: what cannot be used changes nothing and is told.
+//! Reloads certificate and configuration without a restart. An invalid file is reported, and the previous
+//! one stays in use.
 //!
-//! They are read every few seconds and compared. The kubelet changes a mounted volume by a rename that no watch of a file
-//! hears, and two files of some kilobytes are read in microseconds.
+//! The files are polled: the kubelet updates a mounted volume by a rename that a watch on the files misses, and reading
+//! a few kilobytes takes microseconds.
 
 use std::{
     io,
@@ -17,23 +18,22 @@ use crate::{
     metrics::Metrics,
 };
 
-/// What holds readiness up: there is a certificate to show and a configuration to go by, be they the newest or not.
-/// Otherwise one change that cannot be used would take every replica out of the Service.
+/// Readiness needs some usable certificate and configuration, not the newest ones: otherwise one invalid update would
+/// remove every replica from the Service.
 pub const SERVING: &str = "serving";
 
-/// Whether what was read last could be used.
+/// Conditions that report whether the newest files are usable.
 pub const CONDITIONS: [&str; 2] = ["certificate", "configuration"];
 
-/// What is in force.
+/// Certificate and configuration in use.
 #[derive(Debug, Default)]
 pub struct Current {
-    /// What handshakes show.
     pub certificate: Arc<CurrentCertificate>,
     injector: RwLock<Option<Arc<Injector>>>,
 }
 
 impl Current {
-    /// By what is injected; `None` until the configuration was read.
+    /// Returns the injector in use; `None` until a configuration has been read.
     pub fn injector(&self) -> Option<Arc<Injector>> {
         self.injector
             .read()
@@ -43,10 +43,10 @@ impl Current {
 
     fn serving(&self) -> Result<(), String> {
         if !self.certificate.is_loaded() {
-            return Err("no certificate could be used yet".to_owned());
+            return Err("no usable certificate yet".to_owned());
         }
         let injector = self.injector().map(drop);
-        injector.ok_or_else(|| "no configuration could be used yet".to_owned())
+        injector.ok_or_else(|| "no usable configuration yet".to_owned())
     }
 
     fn replace(&self, injector: Injector) {
@@ -58,14 +58,14 @@ impl Current {
     }
 }
 
-/// What was read last, whether or not it could be used.
+/// Files as last read, whether or not they were usable.
 #[derive(Debug, Default)]
 struct LastRead {
     files: Option<Files>,
     text: Option<String>,
 }
 
-/// Follows both for ever.
+/// Polls both files forever.
 pub(crate) async fn follow(
     config: Config,
     current: Arc<Current>,
@@ -87,8 +87,8 @@ fn record_result(
 ) {
     metrics.reloaded(what, if result.is_ok() { "used" } else { "refused" });
     match &result {
-        Ok(()) => tracing::info!(what, "Read"),
-        Err(why) => tracing::error!(what, why, "Cannot be used; what was in force stays"),
+        Ok(()) => tracing::info!(what, "Loaded"),
+        Err(why) => tracing::error!(what, why, "Cannot be used; the previous one stays in use"),
     }
     conditions.set(what, result);
 }
@@ -112,7 +112,7 @@ fn reload_certificate(
             );
             last.files = Some(files);
         }
-        // Between two contents of a volume; what is shown stays.
+        // The kubelet may be replacing the volume; the certificate in use stays.
         Err(error) => conditions.set(what, Err(error.to_string())),
     }
 }

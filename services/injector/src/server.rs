@@ -1,4 +1,5 @@
-//! How reviews are heard: HTTP/1.1 over TLS, a bound on everything (services/docs/facts/istio-sidecar.md, 6.2).
+//! HTTPS server of the webhook: HTTP/1.1 over TLS, with a limit on
+//! every resource (services/docs/facts/istio-sidecar.md, 6.2).
 
 use std::{
     convert::Infallible,
@@ -38,23 +39,23 @@ use crate::{
     review::{self, Answer, Outcome},
 };
 
-/// The longest body (services/docs/facts/istio-sidecar.md, 6.2); a pod of 3 MB, twice over, with its review.
+/// Limit of the request body (services/docs/facts/istio-sidecar.md, 6.2): an update carries the object, of up
+/// to 3 MB, twice.
 const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 
-/// How long a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a connection may wait for its next request: longer than an API server keeps one that is idle (90 s,
-/// client-go's transport), so that none is closed as a review is sent.
+/// Exceeds the 90 s after which an API server closes its idle connections (client-go's transport), so that the server
+/// never closes one just as a review arrives.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How long reviews under way may take when the process stops, or their connection is to make room.
+/// How long pending reviews may take at shutdown, or on an evicted connection.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the rest of an answer may take on a connection that is to make room.
+/// How long the rest of a response may take on an evicted connection.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The server of the webhook.
+/// Server of the webhook.
 #[derive(Clone, Debug)]
 pub struct Server(Arc<Inner>);
 
@@ -74,11 +75,11 @@ impl std::fmt::Debug for Inner {
     }
 }
 
-/// Takes the webhook's address.
+/// Binds the webhook's address.
 ///
 /// # Errors
 ///
-/// When it cannot be had.
+/// If the address is not available.
 pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = TcpListener::bind(address).await;
     let listener = listener
@@ -88,11 +89,11 @@ pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 }
 
 impl Server {
-    /// A server that shows the current certificate.
+    /// Creates a server that presents the current certificate.
     ///
     /// # Errors
     ///
-    /// When TLS cannot be had at all.
+    /// If the TLS configuration is invalid.
     pub fn new(config: &Config, current: Arc<Current>, metrics: Metrics) -> anyhow::Result<Self> {
         let tls = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
         let tls = tls
@@ -113,7 +114,7 @@ impl Server {
         })))
     }
 
-    /// Serves until the process is to stop, and a while longer; what is under way then is answered.
+    /// Serves until shutdown and for `linger_seconds` longer, then drains pending reviews.
     pub async fn serve(self, listener: TcpListener, shutdown: Shutdown) {
         let last = shutdown.clone();
         let linger = self.0.linger;
@@ -125,7 +126,7 @@ impl Server {
         loop {
             let accepted = async {
                 let accepted = listener.accept().await;
-                // What has no place yet waits, and those after it in the kernel.
+                // A connection without a slot waits here; later ones wait in the kernel's accept queue.
                 let slot = self.0.connections.acquire().await;
                 (accepted, slot)
             };
@@ -150,12 +151,12 @@ impl Server {
             .await
             .is_err()
         {
-            tracing::warn!("Connections did not end in time");
+            tracing::warn!("Connections did not close in time");
         }
     }
 
     async fn connection(self, stream: TcpStream, slot: Arc<ConnectionSlot>, shutdown: Shutdown) {
-        // A client that hangs or breaks off is its own affair.
+        // Handshake errors concern the client alone.
         let Some(stream) = self.handshake(stream, &slot).await else {
             return;
         };
@@ -178,7 +179,7 @@ impl Server {
             done = connection.as_mut() => drop(done),
             () = slot.eviction_requested() => {
                 connection.as_mut().graceful_shutdown();
-                // Its head may be half there, and the rest never come.
+                // The head of a request may be half received and never be completed.
                 let limit = if slot.is_busy() { DRAIN_TIMEOUT } else { FLUSH_TIMEOUT };
                 drop(timeout(limit, connection).await);
             }
@@ -201,7 +202,7 @@ impl Server {
         }
     }
 
-    /// One request, from its head to its answer.
+    /// Handles one request, from its head to its response.
     async fn serve_inject(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let began = Instant::now();
         let (response, outcome) = match self.review(request, began).await {
@@ -220,18 +221,17 @@ impl Server {
     }
 
     async fn review(&self, request: Request<Incoming>, began: Instant) -> Result<Answer, Refused> {
-        let environment = path::environment(request.uri().path()).ok_or_else(|| {
-            bad_request(StatusCode::NOT_FOUND, "reviews are asked for at /inject")
-        })?;
+        let environment = path::environment(request.uri().path())
+            .ok_or_else(|| bad_request(StatusCode::NOT_FOUND, "reviews are served at /inject"))?;
         if request.method() != Method::POST {
             return Err(bad_request(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "reviews are posted",
+                "reviews require POST",
             ));
         }
         let limit = self.review_timeout(request.uri().query());
         let until = (began + limit).into();
-        let late = |_| overloaded("the deadline came first");
+        let late = |_| overloaded("the deadline has passed");
         let is_json = request
             .headers()
             .get(header::CONTENT_TYPE)
@@ -248,15 +248,15 @@ impl Server {
         let permit = timeout_at(until, permit).await.map_err(late)?;
         let injector = self.0.current.injector();
         let injector = injector
-            .ok_or_else(|| overloaded("the configuration was not read yet, or cannot be used"))?;
-        // A large pod takes milliseconds, in which other connections are served.
+            .ok_or_else(|| overloaded("the configuration is not read yet or cannot be used"))?;
+        // A large pod takes milliseconds, which would block other connections.
         let work = tokio::task::spawn_blocking(move || {
             let answer = review::answer(&injector, &environment, &body);
             drop(permit);
             answer
         });
         work.await.map_err(|error| {
-            tracing::error!(%error, "A review was not answered");
+            tracing::error!(%error, "Failed to answer a review");
             Refused {
                 status: StatusCode::INTERNAL_SERVER_ERROR,
                 why: "the review could not be answered".to_owned(),
@@ -265,7 +265,7 @@ impl Server {
         })
     }
 
-    /// The API server says in the query how long it waits (`?timeout=10s`); what it cannot hear any more is not made.
+    /// Returns the shorter of the configured deadline and the API server's (`?timeout=10s`).
     fn review_timeout(&self, query: Option<&str>) -> Duration {
         let mut parameters = query.unwrap_or_default().split('&');
         let seconds = parameters.find_map(|it| {
@@ -280,7 +280,7 @@ impl Server {
     }
 }
 
-/// By the UID an answer is found again in the API server's audit log.
+/// The UID finds the review in the API server's audit log.
 fn log_review(answer: &Answer) {
     let Answer {
         body,
@@ -292,7 +292,7 @@ fn log_review(answer: &Answer) {
     tracing::debug!(uid, outcome, operations, bytes, "Reviewed");
 }
 
-/// A request that is answered by its status.
+/// A request that is answered with an HTTP error.
 struct Refused {
     status: StatusCode,
     why: String,

@@ -1,17 +1,17 @@
-//! How often a file is put back against a component that takes it away again.
+//! Backoff against a component that keeps removing inpod from the chain.
 
 use std::time::{Duration, Instant};
 
-/// So many rewrites are made at once.
+/// Rewrites without any delay.
 const MAX_IMMEDIATE: u32 = 5;
 
-/// The longest wait between two.
+/// Maximum delay between two rewrites.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// So long without a rewrite, and what was before is forgotten.
+/// After this time without a rewrite the backoff starts anew.
 const RESET_AFTER: Duration = Duration::from_secs(300);
 
-/// Allows a few rewrites at once, then fewer and fewer, one a minute at last.
+/// Allows a few immediate rewrites, then delays each twice as long as the one before, up to a minute.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Backoff {
     streak: u32,
@@ -19,7 +19,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// How long the next rewrite has to wait.
+    /// Returns how long the next rewrite has to wait.
     pub fn delay(&self, now: Instant) -> Duration {
         let since = self.since(now);
         let over = self.streak.saturating_sub(MAX_IMMEDIATE);
@@ -32,7 +32,6 @@ impl Backoff {
             .saturating_sub(since)
     }
 
-    /// A rewrite was made.
     pub fn record_rewrite(&mut self, now: Instant) {
         self.streak = if self.since(now) >= RESET_AFTER {
             1
@@ -42,12 +41,12 @@ impl Backoff {
         self.last = Some(now);
     }
 
-    /// Whether this is more than a component's update: it is being fought over.
+    /// Returns whether there were more rewrites than an update of another component explains.
     pub fn is_contested(&self, now: Instant) -> bool {
         self.streak > MAX_IMMEDIATE && self.since(now) < RESET_AFTER
     }
 
-    /// How many rewrites there were without a quiet time between them.
+    /// Returns the number of rewrites since the last reset.
     pub fn streak(&self) -> u32 {
         self.streak
     }

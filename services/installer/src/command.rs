@@ -1,4 +1,4 @@
-//! What a person has done by hand on a node, with the settings of the service.
+//! Commands that an operator runs on a node, with the settings of the service.
 
 use std::{
     ffi::OsString,
@@ -13,7 +13,7 @@ use crate::{
     SERVICE, config::Config, kill_switch, metrics::Metrics, reconcile::Installer, uninstall,
 };
 
-/// The word that the command line begins with.
+/// First argument of the command line.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Command {
     Disable,
@@ -33,7 +33,7 @@ impl Command {
     }
 }
 
-/// Does it and says what was done.
+/// Runs the command and prints its result.
 pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
     let message = inpod_service::configure::<Config>(&SERVICE, arguments)
         .and_then(|config| config.map(|config| run(command, config)).transpose());
@@ -47,7 +47,7 @@ pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
             (ExitCode::FAILURE, Some(writeln!(io::stderr(), "{line}")))
         }
     };
-    // Nobody is left to tell when this fails.
+    // There is no other way to report this error.
     told.unwrap_or(Ok(())).unwrap_or_default();
     code
 }
@@ -60,7 +60,7 @@ fn run(command: Command, config: Config) -> anyhow::Result<String> {
     };
     match command {
         Command::Disable => kill_switch::disable(&state_dir)
-            .map(|was| message(was, "disabled: it passes every call")),
+            .map(|was| message(was, "disabled: it passes every call through")),
         Command::Enable => kill_switch::enable(&state_dir).map(|was| message(was, "enabled")),
         Command::Leave(how) => return leave_node(config, how),
     }

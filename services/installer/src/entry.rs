@@ -1,4 +1,4 @@
-//! Our entry in the chain, made of settings.
+//! Renders the settings as inpod's entry in the conflist.
 
 use inpod_cni::config::{AgentUnavailable, Level};
 use inpod_cni_config::{Entry, INPOD_CNI};
@@ -6,10 +6,11 @@ use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 
-/// The version of the spec that a file of our own speaks: the incumbent's, which every runtime knows.
+/// Spec version of a file of inpod's own: the one that istio-cni uses and every runtime supports.
 const STANDALONE_VERSION: &str = "0.3.1";
 
-/// Our entry: every key that the plugin reads (`inpod_cni::config::Settings`), so that what is in force can be read there.
+/// Renders every key that the plugin reads (`inpod_cni::config::Settings`), so that the conflist shows
+/// the values in force.
 pub fn entry(config: &Config) -> Entry {
     Entry {
         kind: INPOD_CNI.to_owned(),
@@ -17,7 +18,7 @@ pub fn entry(config: &Config) -> Entry {
     }
 }
 
-/// The file of mode standalone: a list where its name says so, else a single configuration.
+/// Renders the file of mode standalone: a list if its name ends in `.conflist`, else a single configuration.
 pub fn standalone(config: &Config, entry: &Entry) -> Vec<u8> {
     let mut file = Map::new();
     file.insert("cniVersion".to_owned(), STANDALONE_VERSION.into());

@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all, also after a power failure, and whose owners lose nothing.
+//! Atomic, durable file changes that lose no concurrent change of a file's owner.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -9,26 +9,25 @@ use std::{
 
 use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
 
-/// What a file is called while it is written: no runtime loads it.
+/// Suffix of temporary files; runtimes do not load it.
 const TEMPORARY_SUFFIX: &str = ".inpod.tmp";
 
-/// Why a file was not replaced.
+/// Reason why a file was not replaced.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplaceError {
-    /// It holds something else than was read of it.
-    #[error("it was changed at the same moment")]
+    /// Its content is not the expected one.
+    #[error("it was changed at the same time")]
     Raced,
-    /// It cannot be written.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Puts a file of our own in place; nobody else may read it.
+/// Writes a file of inpod's own with mode 0600.
 pub(crate) fn write_private(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     write_with_mode(dir, name, content, None)
 }
 
-/// Puts a file in place, with the permissions that it had before.
+/// Writes a file with the mode that it had before.
 pub(crate) fn write_with_mode(
     dir: &Path,
     name: &str,
@@ -45,8 +44,8 @@ pub(crate) fn write_with_mode(
     sync_dir(dir)
 }
 
-/// Replaces a file that holds what is expected; its mode and owner stay. What its owner puts there at the same moment is
-/// not lost: the two files change places, and what comes out is looked at.
+/// Replaces a file of the expected content and keeps mode and owner. A concurrent write by its owner is not lost: the
+/// two files are exchanged, and the old content is verified afterwards.
 pub(crate) fn replace(
     dir: &Path,
     name: &str,
@@ -56,7 +55,7 @@ pub(crate) fn replace(
     let (temporary, target) = (temporary_path(dir, name), dir.join(name));
     let replaced = exchange_or_rename(&temporary, &target, expected, content);
     remove_on_error(replaced, &temporary)?;
-    // What came out.
+    // The temporary name now holds the old content.
     remove(&temporary)?;
     sync_dir(dir)?;
     Ok(())
@@ -75,7 +74,7 @@ fn exchange_or_rename(
     write_synced(temporary, content, Some(&found))?;
     match exchange(temporary, target) {
         Ok(()) => {}
-        // A file system that cannot do it (NFS, some FUSE): then the last moment before counts.
+        // Some file systems do not support the exchange (NFS, some FUSE): compare just before the rename.
         Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) => {
             if fs::read(target)? != expected {
                 return Err(ReplaceError::Raced);
@@ -88,7 +87,7 @@ fn exchange_or_rename(
     if fs::read(temporary)? == expected {
         return Ok(());
     }
-    // What its owner put there goes back; if he was there again meanwhile, what he put there last.
+    // Restores what the owner wrote; if the owner wrote again meanwhile, the last content wins.
     exchange(temporary, target).map_err(io::Error::from)?;
     if fs::read(temporary)? != content {
         exchange(temporary, target).map_err(io::Error::from)?;
@@ -100,7 +99,7 @@ fn exchange(one: &Path, other: &Path) -> nix::Result<()> {
     renameat2(AT_FDCWD, one, AT_FDCWD, other, RenameFlags::RENAME_EXCHANGE)
 }
 
-/// Takes a file away that may be gone already.
+/// Removes a file that may be gone already.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -108,13 +107,13 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes a file away for good.
+/// Removes a file durably.
 pub(crate) fn remove_synced(dir: &Path, name: &str) -> io::Result<()> {
     remove(&dir.join(name))?;
     sync_dir(dir)
 }
 
-/// Takes away what a killed writer has left in a directory.
+/// Removes temporary files that a killed writer left in a directory.
 pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -131,7 +130,7 @@ pub(crate) fn remove_temporaries(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The rename itself is on disk only when its directory is.
+/// fsync of the directory makes a rename durable.
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
@@ -140,7 +139,7 @@ pub(crate) fn temporary_path(dir: &Path, name: &str) -> PathBuf {
     dir.join(format!(".{name}{TEMPORARY_SUFFIX}"))
 }
 
-/// Writes a file, for us alone or with the mode and the owner of another.
+/// Writes a file with mode 0600, or with mode and owner of another file.
 fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) -> io::Result<()> {
     remove(path)?;
     let mut options = OpenOptions::new();
@@ -160,14 +159,14 @@ fn write_synced(path: &Path, content: &[u8], original: Option<&fs::Metadata>) ->
     file.sync_all()
 }
 
-/// Without the capability for it (`CAP_CHOWN`) the file becomes ours: a runtime reads it as root all the same.
+/// Without `CAP_CHOWN` the file belongs to this process's user; runtimes read it as root anyway.
 fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
     match fchown(file, Some(original.uid()), Some(original.gid())) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             tracing::warn!(
                 uid = original.uid(),
                 gid = original.gid(),
-                "Cannot keep a file's owner"
+                "Cannot keep the owner of a file"
             );
             Ok(())
         }
@@ -175,7 +174,8 @@ fn restore_owner(file: &File, original: &fs::Metadata) -> io::Result<()> {
     }
 }
 
-/// What is left aside of an act that failed would only be cleaned up later; the first error is the one to tell.
+/// Removes the temporary file of a failed operation. Best effort: a leftover is removed later, and the first error is
+/// the one to report.
 pub(crate) fn remove_on_error<T, E>(result: Result<T, E>, temporary: &Path) -> Result<T, E> {
     if result.is_err() {
         let _ignored = fs::remove_file(temporary);

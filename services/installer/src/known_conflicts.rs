@@ -1,10 +1,10 @@
-//! Who takes inpod out of the chain, and what helps.
+//! Components that are known to remove inpod from the chain, and the remedies.
 
 use std::{fs, path::Path};
 
 use inpod_cni_config::{Directory, ISTIO_CNI};
 
-/// What is known to help, by what is found in the directory; `None` where nothing is known.
+/// Returns the remedy for the component that the files in the directory point to, or `None` if none is known.
 pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static str> {
     let has_type = |kind: &str| {
         let mut lists = directory.files.iter().filter_map(|file| file.list());
@@ -15,21 +15,23 @@ pub fn remedy_for(directory: &Directory, others: &[String]) -> Option<&'static s
         files.chain(others).any(|name| name.contains(part))
     };
     if is_named("cilium") || has_type("cilium-cni") {
-        Some("Cilium takes all other configurations away: install it with cni.exclusive=false")
+        Some("Cilium removes all other configurations: install it with cni.exclusive=false")
     } else if is_named(ISTIO_CNI) || has_type(ISTIO_CNI) {
-        Some("the incumbent puts itself back: remove the DaemonSet istio-cni-node first")
+        Some("istio-cni restores its own entry: remove the DaemonSet istio-cni-node first")
     } else if is_named("multus") || has_type("multus") {
         Some(
-            "Multus writes its own file: set owned_file to a name before it, or mode=standalone with a NetworkAttachmentDefinition",
+            "Multus writes its own file: set owned_file to a name that sorts before it, or mode=standalone with a NetworkAttachmentDefinition",
         )
     } else if is_named("calico") || has_type("calico") {
-        Some("Calico's install-cni rewrites its own file: use mode=owned, which only follows it")
+        Some(
+            "Calico's install-cni rewrites its own file: use mode=owned, which leaves that file alone",
+        )
     } else {
         None
     }
 }
 
-/// The names in a directory that no runtime loads.
+/// Lists the files in a directory that runtimes do not load.
 pub(crate) fn unloaded_names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());

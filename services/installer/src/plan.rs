@@ -1,4 +1,4 @@
-//! What each file of the CNI directory is to be. Pure: the same files, settings and record give the same plan.
+//! Computes the desired state of the files in the CNI directory from files, settings and record, without I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,51 +18,41 @@ use crate::{
     removal::{self, Restore},
 };
 
-/// What a file is to be.
+/// Desired state of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FileState {
-    /// There, with this content.
     Content(Vec<u8>),
-    /// Not there.
     Absent,
 }
 
-/// What the files are to be. A file that is not named is left alone.
+/// Desired state of all files; files without an entry are left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// By name.
     pub files: BTreeMap<String, FileState>,
-    /// Files that are as their owners want them afterwards: nothing of them needs to be remembered.
+    /// Files that are then as their owners want them, and leave the record.
     pub forget: BTreeSet<String>,
 }
 
-/// Why there is no plan, or why it did not get inpod into the chain. Nothing is changed meanwhile.
+/// Reason why there is no plan, or why inpod is not in the chain after it was applied. Nothing is changed meanwhile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// Nothing to get into. What is there of ours stays, so that no pod slips past.
-    #[error(
-        "there is no valid network configuration yet that inpod could join: waiting for the primary CNI"
-    )]
+    /// There is no network to join. Files of inpod remain, so that no pod starts unenrolled.
+    #[error("no valid network configuration to join: waiting for the primary CNI")]
     NoPrimary,
-    /// The one that is asked for is not there.
-    #[error("{0} is not there or not valid: waiting for it; setting primary_file names it")]
+    /// The file that `primary_file` names is missing or invalid.
+    #[error("{0}, which the setting primary_file names, is missing or invalid: waiting for it")]
     NoSuchPrimary(String),
-    /// Runtimes would take the other file.
+    /// Runtimes would load another file first.
     #[error(
-        "owned_file {owned} does not sort before {other}, which runtimes would take: set owned_file to a name that does"
+        "owned_file {owned} does not sort before {other}, which runtimes would load: set owned_file to a name that does"
     )]
-    SortsBehind {
-        /// The file of our own.
-        owned: String,
-        /// The file that goes first.
-        other: String,
-    },
-    /// Another file decides.
-    #[error("runtimes take {0}, which inpod is not in")]
+    SortsBehind { owned: String, other: String },
+    /// Runtimes load a file without inpod's entry.
+    #[error("runtimes load {0}, which has no entry of inpod")]
     NotEffective(String),
 }
 
-/// What is aimed at.
+/// Desired chain, as the settings define it.
 #[derive(Clone, Debug)]
 pub struct DesiredChain {
     mode: Mode,
@@ -74,7 +64,6 @@ pub struct DesiredChain {
 }
 
 impl DesiredChain {
-    /// What the settings ask for.
     pub fn new(config: &Config) -> Self {
         let entry = entry::entry(config);
         Self {
@@ -87,12 +76,12 @@ impl DesiredChain {
         }
     }
 
-    /// Whether a file is ours altogether.
+    /// Returns whether a file belongs entirely to inpod.
     pub fn is_own(&self, name: &str) -> bool {
         name == self.owned_file || name == self.standalone_file
     }
 
-    /// Takes away what Cilium has made of our own files: a later Cilium would put it back.
+    /// Removes the backups that Cilium made of inpod's files: a later Cilium would restore them.
     pub(crate) fn remove_backups(&self, dir: &Path) -> io::Result<()> {
         for name in [&self.owned_file, &self.standalone_file] {
             files::remove(&dir.join(format!("{name}.cilium_bak")))?;
@@ -100,11 +89,11 @@ impl DesiredChain {
         Ok(())
     }
 
-    /// What the files are to be.
+    /// Computes the desired state of each file.
     ///
     /// # Errors
     ///
-    /// When there is nothing to get into, or the settings forbid it.
+    /// If there is no network to join, or the settings do not allow it.
     pub fn plan(&self, directory: &Directory, record: &Record) -> Result<Plan, PlanError> {
         let planner = Planner {
             desired: self,
@@ -122,11 +111,11 @@ impl DesiredChain {
         Ok(planner.with_reverts(files))
     }
 
-    /// Whether inpod is in the file that a runtime takes.
+    /// Checks that the file that runtimes load has inpod's entry.
     ///
     /// # Errors
     ///
-    /// When it is in none, or another.
+    /// If runtimes load no file, or one without the entry.
     pub fn check_effective(&self, directory: &Directory) -> Result<(), PlanError> {
         if self.mode == Mode::Standalone {
             let file = directory.file(&self.standalone_file);
@@ -143,7 +132,7 @@ impl DesiredChain {
     }
 }
 
-/// What is looked at for one plan.
+/// Inputs of one plan.
 struct Planner<'a> {
     desired: &'a DesiredChain,
     directory: &'a Directory,
@@ -174,7 +163,7 @@ impl<'a> Planner<'a> {
         let mut files = BTreeMap::new();
         let stem = stem(&file.name);
         for single in [format!("{stem}.conf"), format!("{stem}.json")] {
-            // One that a list stands for stays away.
+            // The single configuration that the list replaces must not come back.
             if file.name == single || self.is_removed(&single) {
                 files.insert(single, FileState::Absent);
             }
@@ -188,7 +177,7 @@ impl<'a> Planner<'a> {
         [(self.desired.standalone_file.clone(), content)].into()
     }
 
-    /// The files that are the incumbent's altogether: there now, or taken away before.
+    /// Returns the names of istio-cni's own files, present or already removed.
     fn istio_files(&self) -> Vec<String> {
         let there = self
             .directory
@@ -206,12 +195,12 @@ impl<'a> Planner<'a> {
         names
     }
 
-    /// The primary's file and its list.
+    /// Returns the primary's file and its list.
     fn primary(&self) -> Result<(&'a NetworkFile, &'a Conflist), PlanError> {
         let found = match &self.desired.primary_file {
             Some(name) => {
                 let is_it = |file: &&NetworkFile| file.name == *name;
-                // What became of it, or what its owner made of it.
+                // The owner may have changed its form, or the installer has turned it into a list.
                 let is_sibling = |file: &&NetworkFile| stem(&file.name) == stem(name);
                 let found = self.candidates().find(is_it);
                 let found = found.or_else(|| self.candidates().find(is_sibling));
@@ -224,7 +213,7 @@ impl<'a> Planner<'a> {
         found.and_then(list).ok_or(PlanError::NoPrimary)
     }
 
-    /// The single configuration that a list stands for, when its owner has written it anew.
+    /// Returns the single configuration that a list replaces, if its owner has written it anew.
     fn rewritten_single(&self, list: &NetworkFile) -> Option<&'a NetworkFile> {
         self.candidates().find(|file| {
             matches!(file.loaded, Ok(Loaded::Single(..)))
@@ -238,7 +227,7 @@ impl<'a> Planner<'a> {
         changed.is_some_and(|changed| changed.ours.is_none() && changed.before.is_some())
     }
 
-    /// The valid files that are neither ours nor the incumbent's, in the order of runtimes.
+    /// Returns the valid files of neither inpod nor istio-cni, in the order of runtimes.
     fn candidates(&self) -> impl Iterator<Item = &'a NetworkFile> {
         self.directory.files.iter().filter(|file| {
             let is_own = self
@@ -253,7 +242,7 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The plan that also takes back what an earlier one has made of files that this one does not name.
+    /// Adds the reversal of earlier changes to files that this plan does not name.
     fn with_reverts(&self, mut files: BTreeMap<String, FileState>) -> Plan {
         let mut forget = BTreeSet::new();
         for (name, changed) in &self.record.files {
@@ -271,7 +260,7 @@ impl<'a> Planner<'a> {
 }
 
 impl Plan {
-    /// What is to be remembered of the files that this plan changes or keeps.
+    /// Returns the record after this plan is applied.
     pub fn updated_record(
         &self,
         desired: &DesiredChain,
@@ -314,7 +303,7 @@ fn changed_file(
         .and_then(|list| list.plugin(ISTIO_CNI));
     ChangedFile {
         before,
-        // Read from the file when the record is written.
+        // Filled from the file when the record is written.
         mode: known.and_then(|known| known.mode),
         own,
         ours: match state {
@@ -327,7 +316,7 @@ fn changed_file(
     }
 }
 
-/// Whether a file is the incumbent's altogether: its own copy of a chain, or its plugin alone.
+/// Returns whether a file belongs to istio-cni: its copy of a chain, or its plugin alone.
 pub(crate) fn is_istio_file(file: &NetworkFile) -> bool {
     file.list().is_some_and(|list| {
         let is_alone = list.plugins().all(|plugin| plugin.kind == ISTIO_CNI);

@@ -1,4 +1,4 @@
-//! One look at everything, and what is to be done after it.
+//! Brings plugin and chain into the desired state, one reconcile at a time.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -26,13 +26,13 @@ use crate::{
     steps::{self, Cause, Step},
 };
 
-/// What happens within this is answered in one go.
+/// Events within this time lead to one reconcile.
 pub(crate) const COALESCE_DELAY: Duration = Duration::from_millis(5);
 
-/// How soon an act that failed is tried again.
+/// Delay before a failed operation is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A node's CNI directories, and what was changed there.
+/// The node's CNI directories and the changes made to them.
 #[derive(Debug)]
 pub struct Installer {
     pub(crate) config: Config,
@@ -41,52 +41,50 @@ pub struct Installer {
     pub(crate) dirs: Dirs,
     metrics: Metrics,
     backoff: Backoff,
-    /// What was last said to stand in the way.
+    /// Last problem that was logged.
     last_problem: String,
-    /// The plugin that was found to be the right one.
+    /// Metadata at which the installed plugin was found to be current.
     verified: Option<FileStamps>,
-    /// Nobody else changes this node while this lives.
+    /// Excludes other installers on this node.
     _lock: Flock<fs::File>,
 }
 
-/// The two directories, as paths of the host.
+/// The two CNI directories, as paths of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirs {
-    /// Network configurations.
     pub conf: PathBuf,
-    /// Plugins.
     pub bin: PathBuf,
 }
 
-/// How things stand after a cycle.
+/// State after a reconcile.
 #[derive(Debug)]
 pub struct Outcome {
     pub(crate) binary: Result<(), String>,
     pub(crate) chain: Result<(), String>,
-    /// Whether containerd can use the directory. Other runtimes pass over what stands in its way.
+    /// Whether containerd can load the directory. Other runtimes skip invalid files.
     pub(crate) directory: Result<(), String>,
-    /// When to look again although nothing happens.
+    /// When to reconcile again without an event.
     pub(crate) again: Option<Duration>,
 }
 
 impl Installer {
-    /// Takes the node over from an earlier installer, by its record.
+    /// Takes over from an earlier installer by means of its record.
     ///
     /// # Errors
     ///
-    /// When another one is at work, or the record cannot be used.
+    /// If another installer runs, or the record cannot be used.
     pub fn new(config: Config, metrics: Metrics) -> anyhow::Result<Self> {
         let dir = config.record_dir();
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         made.with_context(|| {
             format!(
-                "cannot make {}; is it mounted, and writable?",
+                "cannot create {}; check that it is mounted and writable",
                 dir.display()
             )
         })?;
         let lock = lock(&dir)?;
         files::remove_temporaries(&dir)
-            .with_context(|| format!("cannot look through {}", dir.display()))?;
+            .with_context(|| format!("cannot clean up {}", dir.display()))?;
         Ok(Self {
             _lock: lock,
             record: Record::read(&dir)?,
@@ -100,15 +98,15 @@ impl Installer {
         })
     }
 
-    /// Looks at everything and does what is to be done.
+    /// Brings plugin and chain into the desired state.
     pub(crate) fn reconcile(&mut self, now: Instant) -> Outcome {
         self.dirs = dirs(&self.config);
         let binary = self.binary().map_err(|error| with_causes(&error));
-        // An entry without a plugin fails every pod: the chain waits for the plugin, unless it is in there already.
+        // An entry without a plugin fails every pod: wait for the plugin, unless the entry exists already.
         let chain = if binary.is_ok() || !self.record.files.is_empty() {
             self.chain(now)
         } else {
-            Ok(Err("waiting for the plugin".to_owned()))
+            Ok(Err("waiting for the plugin binary".to_owned()))
         };
         let (chain, again) = match chain {
             Ok(Ok(())) => (Ok(()), None),
@@ -117,7 +115,7 @@ impl Installer {
                 Some(self.backoff.delay(now)).filter(|wait| !wait.is_zero()),
             ),
             Err(ChainError::Raced(_)) => (
-                Err("a file was changed at the same moment".to_owned()),
+                Err("a file was changed at the same time".to_owned()),
                 Some(COALESCE_DELAY),
             ),
             Err(error) => (Err(with_causes(&error)), Some(RETRY_INTERVAL)),
@@ -132,11 +130,11 @@ impl Installer {
         }
     }
 
-    /// Says what stands in the way once, not at every look.
+    /// Logs a problem once, not at every reconcile.
     fn log_problem(&mut self, binary: &Result<(), String>, chain: &Result<(), String>) {
         let why = binary.as_ref().err().or_else(|| chain.as_ref().err());
         let why = why.map_or("", String::as_str);
-        // A wait that grows shorter is no news.
+        // A changed remaining delay is not a new problem.
         let stable_part = |text: &str| {
             text.split(", next in ")
                 .next()
@@ -144,7 +142,7 @@ impl Installer {
                 .to_owned()
         };
         if !why.is_empty() && stable_part(&self.last_problem) != stable_part(why) {
-            tracing::warn!(why, "inpod is not in its place");
+            tracing::warn!(why, "inpod is not installed completely");
         }
         self.last_problem = why.to_owned();
     }
@@ -154,7 +152,7 @@ impl Installer {
         match directory.blocking_files().next() {
             None => Ok(()),
             Some((name, why)) => Err(format!(
-                "containerd takes no network while {name} is there: {why}; mend or remove it"
+                "containerd loads no network while {name} is invalid: {why}; repair or remove it"
             )),
         }
     }
@@ -181,7 +179,7 @@ impl Installer {
         }
         let installed = binary::install(source, &dir);
         if installed.is_err() && !had {
-            // Nothing was put there: whoever does it now is not undone by us.
+            // Nothing was installed: a plugin that someone else installs now must not be removed by inpod.
             self.record.binary = None;
             self.save().unwrap_or_else(|error| {
                 tracing::warn!(why = with_causes(&error), "Cannot write the record");
@@ -200,7 +198,7 @@ impl Installer {
         Ok(())
     }
 
-    /// Brings inpod into the chain. The inner error is for a person to mend, or for time.
+    /// Brings inpod into the chain. The inner error needs an operator, or time.
     fn chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
         let conf = self.dirs.conf.display().to_string();
         if !self.record.files.is_empty() && self.record.conf_dir != conf {
@@ -238,7 +236,7 @@ impl Installer {
         Ok(Ok(()))
     }
 
-    /// Takes inpod out of the chain.
+    /// Removes inpod from the chain.
     pub(crate) fn leave_chain(&mut self, restore: Restore) -> Result<Vec<Step>, ChainError> {
         if !self.record.conf_dir.is_empty() {
             self.dirs.conf = PathBuf::from(&self.record.conf_dir);
@@ -290,7 +288,7 @@ impl Installer {
         self.remember(record)
     }
 
-    /// Writes the record as it is now.
+    /// Writes the current record to disk.
     pub(crate) fn save(&self) -> Result<(), crate::error::RecordError> {
         self.record.write(&self.config.record_dir())
     }
@@ -300,7 +298,7 @@ impl Installer {
     }
 }
 
-/// The record with the permissions of files that were not changed before.
+/// Adds the modes of files that were not changed before to the record.
 fn with_modes(mut record: Record, dir: &Path) -> Record {
     for (name, changed) in &mut record.files {
         if changed.mode.is_none() && changed.before.is_some() {
@@ -311,7 +309,7 @@ fn with_modes(mut record: Record, dir: &Path) -> Record {
     record
 }
 
-/// Only one installer may change a node, whatever container it runs in.
+/// Locks the record: only one installer may change a node, whatever container it runs in.
 fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     let path = dir.join("lock");
     let mut options = OpenOptions::new();
@@ -322,7 +320,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
         .mode(0o600)
         .open(&path);
     let mut file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    // A child of one that was killed holds the lock until it executes its program.
+    // A child of a killed installer holds the lock until it calls execve.
     let deadline = Instant::now() + Duration::from_secs(2);
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -337,7 +335,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     }
 }
 
-/// The directories that are asked for, else those of the runtime.
+/// Returns the configured directories, else those of the runtime.
 fn dirs(config: &Config) -> Dirs {
     let (found, unread) = inpod_cni_config::find_dirs(&config.host_root);
     for (path, why) in unread {
@@ -353,10 +351,11 @@ fn dirs(config: &Config) -> Dirs {
 
 fn contention_message(steps: &[Step], streak: u32, wait: Duration, remedy: Option<&str>) -> String {
     let names: Vec<_> = steps.iter().map(|step| step.name.as_str()).collect();
-    let remedy =
-        remedy.unwrap_or("find the component that writes there (inotifywait, auditd) and stop it");
+    let remedy = remedy.unwrap_or(
+        "find the component that writes to the directory (inotifywait, auditd) and stop it",
+    );
     format!(
-        "somebody undoes the change of {}: made {streak} times, next in {} s; {remedy}",
+        "another component keeps reverting {}: rewritten {streak} times, next in {} s; {remedy}",
         names.join(", "),
         wait.as_secs().max(1)
     )

@@ -1,4 +1,4 @@
-//! What each file is to be when inpod goes. Pure.
+//! Computes the state of the files in the CNI directory without inpod, without I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,20 +9,18 @@ use crate::{
     record::{ChangedFile, Content, Record},
 };
 
-/// What becomes of the incumbent's entry.
+/// Content that is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restore {
-    /// Every byte comes back, the incumbent's with the others.
+    /// Every file as it was, istio-cni's included.
     Everything,
-    /// Without the incumbent's entry, and without the files that are its altogether: its plugin is gone, and an entry
-    /// without a plugin fails every pod.
+    /// All but istio-cni's entry and files: its plugin is gone, and an entry without a plugin fails every pod.
     ExceptIstioCni,
-    /// With the incumbent's entry, also where the file's owner has written it anew without.
+    /// Also istio-cni's entry, even if the file's owner has rewritten the file without it.
     WithIstioCni,
 }
 
-/// What the files are to be without inpod: as they were, if they are still what we made of them, else as they are
-/// without our entry.
+/// Restores each file that still has inpod's content, and removes inpod's entry from the others.
 pub fn plan(
     directory: &Directory,
     record: &Record,
@@ -34,7 +32,7 @@ pub fn plan(
         let state = revert(changed, directory.file(name), restore);
         files.extend(state.map(|state| (name.clone(), state)));
     }
-    // What no record knows of, because it was lost.
+    // Files with inpod's entry that are not in the record, because it was lost.
     for file in &directory.files {
         if record.files.contains_key(&file.name) {
             continue;
@@ -52,7 +50,7 @@ pub fn plan(
     Plan { files, forget }
 }
 
-/// What a file is to be without what we made of it; `None` if it is so already.
+/// Reverts the change to a file; `None` if nothing is left to do.
 pub fn revert(
     changed: &ChangedFile,
     file: Option<&NetworkFile>,
@@ -62,14 +60,14 @@ pub fn revert(
         return file.map(|_| FileState::Absent);
     }
     match (&changed.ours, &changed.before, file) {
-        // A list that was taken away is the incumbent's copy of the primary, which nobody keeps up without it.
+        // A removed list is istio-cni's copy of the primary, which no process would update without istio-cni.
         (None, Some(before), None)
             if restore == Restore::ExceptIstioCni && has_istio_entry(before) =>
         {
             None
         }
         (None, Some(before), None) => restored(before, changed, restore),
-        // Its owner has put another one there, or there never was one.
+        // The owner has written another file, or there never was one.
         (None, _, _) | (Some(_), _, None) => None,
         (Some(_), Some(before), Some(file)) if before.bytes() == file.content => None,
         (Some(ours), before, Some(file)) if ours.bytes() == file.content => match before {
@@ -86,7 +84,7 @@ pub fn revert(
     }
 }
 
-/// A content that comes back; `None` where nothing of it does.
+/// Returns the content to restore; `None` if nothing is left of it.
 fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option<FileState> {
     let unchanged = || Some(FileState::Content(before.bytes().to_owned()));
     match restore {
@@ -106,7 +104,7 @@ fn restored(before: &Content, changed: &ChangedFile, restore: Restore) -> Option
     }
 }
 
-/// A file without our entry; with the incumbent's in its place where it is given. `None` if ours is not in it.
+/// Removes inpod's entry from a file, or replaces it by istio-cni's. `None` if the file does not have it.
 fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState> {
     match file.loaded.as_ref().ok()? {
         Loaded::Single(conf, _) => (conf.kind() == INPOD_CNI).then_some(FileState::Absent),
@@ -121,7 +119,7 @@ fn remove_entry(file: &NetworkFile, entry: Option<&Content>) -> Option<FileState
     }
 }
 
-/// A file's content without our entry.
+/// Returns a file's content without inpod's entry.
 pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
     match file.list() {
         Some(list) if list.text() == file.content && list.plugin(INPOD_CNI).is_some() => {
@@ -131,19 +129,19 @@ pub(crate) fn without_inpod(file: &NetworkFile) -> Vec<u8> {
     }
 }
 
-/// A list of which something is left.
+/// Returns the content of a list, or `None` if it has no plugin left.
 fn if_not_empty(text: Vec<u8>) -> Option<FileState> {
     Conflist::parse(&text)
         .is_ok()
         .then_some(FileState::Content(text))
 }
 
-/// Whether a list has the incumbent's entry.
+/// Returns whether a list has istio-cni's entry.
 fn has_istio_entry(content: &Content) -> bool {
     Conflist::parse(content.bytes()).is_ok_and(|list| list.plugin(ISTIO_CNI).is_some())
 }
 
-/// Whether a single configuration is the incumbent's.
+/// Returns whether a single configuration is istio-cni's.
 fn is_istio_conf(text: &[u8]) -> bool {
     inpod_cni_config::Conf::parse(text).is_ok_and(|conf| conf.kind() == ISTIO_CNI)
 }

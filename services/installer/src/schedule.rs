@@ -1,4 +1,4 @@
-//! When it is looked again: something happened in a directory, some time has passed, or inpod is to leave.
+//! Triggers reconciles: on an event in a CNI directory, periodically, and when inpod is to leave the node.
 
 use std::{
     path::Path,
@@ -17,14 +17,14 @@ use crate::{
     watcher::Watcher,
 };
 
-/// How often it is looked whether inpod is to leave. Kubernetes takes about a minute to show a changed ConfigMap.
+/// Poll interval of `leave_file`. Kubernetes takes about a minute to update a mounted ConfigMap.
 const LEAVE_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Works until inpod has left the node.
+/// Reconciles until inpod has left the node.
 ///
 /// # Errors
 ///
-/// When another installer is at work on the node, or the record cannot be used.
+/// If another installer runs on this node, or the record cannot be used.
 pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> anyhow::Result<()> {
     let marker = Marker::of(&daemon.directory(SERVICE.name));
     wait_while_left(&config.leave_file, &marker, daemon).await;
@@ -37,7 +37,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         }
         marker
             .clear()
-            .context("cannot forget that this node was left")?;
+            .context("cannot clear the marker of a node that inpod has left")?;
         let (conf, bin) = (
             installer.conf_dir(),
             installer.config.on_host(&installer.dirs.bin),
@@ -47,7 +47,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
             .as_ref()
             .is_some_and(|watcher: &Watcher| watcher.is_watching(&watched))
         {
-            // Without a watch the sweep sees it, later.
+            // Without a watch, changes are found by the periodic reconcile.
             watcher = Watcher::open(&watched)
                 .inspect_err(|error| tracing::warn!(%error, "Cannot watch the CNI directories"))
                 .ok();
@@ -60,7 +60,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
             (installer, outcome)
         })
         .await
-        .context("a cycle ended in a panic")?;
+        .context("a reconcile panicked")?;
         installer = back;
         let sweep = installer.config.sweep();
         let again = outcome.again.unwrap_or(sweep).min(sweep);
@@ -76,15 +76,15 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
     }
 }
 
-/// While inpod has left and is not to come back, nothing is touched.
+/// Changes nothing while inpod has left the node.
 async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     let mut is_logged = false;
     while let Some(how) =
         uninstall::requested_leave(leave_file, marker).filter(|how| marker.is_set(*how))
     {
-        // What says so is needed until Kubernetes takes this pod away.
+        // The marker is needed until Kubernetes deletes this pod.
         daemon.forget(how == Leave::Uninstall);
-        let why = format!("inpod has left this node as it was asked to ({how})");
+        let why = format!("inpod has left this node as requested ({how})");
         if !std::mem::replace(&mut is_logged, true) {
             tracing::warn!("{why}");
         }
@@ -96,7 +96,7 @@ async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     daemon.forget(false);
 }
 
-/// Waits until something has happened, it is time, or inpod is to leave.
+/// Waits for an event, for the next periodic reconcile, or until inpod is to leave.
 async fn wait(
     mut watcher: Option<&mut Watcher>,
     again: Duration,

@@ -1,4 +1,4 @@
-//! From what the files are to what they are to be, one rename at a time.
+//! Turns a plan into single steps, and applies each with one rename.
 
 use std::path::Path;
 
@@ -14,48 +14,40 @@ use crate::{
 /// One change of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The file.
     pub name: String,
-    /// What is done.
     pub action: Action,
-    /// Why.
     pub cause: Cause,
 }
 
-/// What is done to a file.
+/// Change of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is put there, where there is none.
     Create {
-        /// What it is to hold.
         content: Vec<u8>,
-        /// Its permissions, where there was such a file before.
+        /// Mode of the file, if there was one of this name before.
         mode: Option<u32>,
     },
-    /// It is replaced, if it still holds what was read of it.
+    /// Replaces a file, if it still has the expected content.
     Replace {
-        /// What was read of it.
         expected: Vec<u8>,
-        /// What it is to hold.
         content: Vec<u8>,
     },
-    /// It is taken away.
     Remove,
 }
 
-/// Why a file is changed.
+/// Reason of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// It was never changed before.
+    /// The file was never changed before.
     First,
-    /// It is as we left it, but is to be something else: the primary or a setting has changed.
+    /// The file is as inpod left it; the primary or a setting has changed.
     Followed,
-    /// Somebody has changed what we left.
+    /// Another component has changed what inpod wrote.
     TakenAway,
 }
 
 impl Cause {
-    /// The word in the metrics.
+    /// Returns the value of the metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::First => "first",
@@ -65,8 +57,7 @@ impl Cause {
     }
 }
 
-/// The changes that a plan needs: what is put somewhere first, what is taken away last, so that a runtime finds one or
-/// the other at any time.
+/// Returns the steps that lead to a plan. Removals come last, so that runtimes find a network at any time.
 pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
     let step = |(name, state): (&String, &FileState)| {
         let file = directory.file(name);
@@ -107,11 +98,11 @@ pub fn diff(plan: &Plan, directory: &Directory, record: &Record) -> Vec<Step> {
     steps
 }
 
-/// Makes one change.
+/// Applies one step to the directory.
 ///
 /// # Errors
 ///
-/// When it cannot be made, or the file's owner was faster.
+/// If the change fails, or the file's owner was faster.
 pub fn apply(dir: &Path, step: &Step) -> Result<(), ChainError> {
     let path = dir.join(&step.name);
     let write = |source| ChainError::Write {

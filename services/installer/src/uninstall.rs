@@ -1,4 +1,4 @@
-//! Leaving the node, step by step. Each step is repeatable, and a stop between two of them loses nothing.
+//! Removes inpod from the node in repeatable steps: an interruption between two of them loses nothing.
 
 use std::{
     fs,
@@ -13,13 +13,13 @@ use inpod_service::leave::{self, Leave, Marker};
 
 use crate::{error::ChainError, files, reconcile::Installer, record::Record, removal::Restore};
 
-/// How long pod-events may take to withdraw every pod.
+/// How long pod-events may take to withdraw all pods.
 const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How often a file is tried whose owner writes it at the same moment.
+/// Attempts at a file that its owner writes at the same time.
 const MAX_ATTEMPTS: usize = 10;
 
-/// What was done, for the receipt.
+/// Result of an uninstall or handover.
 #[derive(Debug)]
 pub(crate) struct Left {
     how: Leave,
@@ -28,21 +28,21 @@ pub(crate) struct Left {
 }
 
 impl Left {
-    /// The one line.
     pub(crate) fn line(&self) -> String {
         leave::line(self.how, &self.steps.join(", "))
     }
 }
 
-/// Whether inpod is to leave. What cannot be read, or is no such word, means stay.
+/// Returns whether inpod is to leave the node. A file that cannot be read or parsed means stay.
 pub(crate) fn requested_leave(file: &Path, marker: &Marker) -> Option<Leave> {
     leave::read(file, marker).unwrap_or_else(|error| {
-        tracing::error!(error, "Staying");
+        tracing::error!(error, "Cannot read whether to leave the node; staying");
         None
     })
 }
 
-/// Leaves the node: the chain first, the plugin when no call can be under way any more, its state when no pod needs it.
+/// Leaves the node: first the chain; then the plugin, once no call can be in progress; then its state, once
+/// no pod needs it.
 pub(crate) async fn leave_node(mut installer: Installer, how: Leave) -> anyhow::Result<Left> {
     tracing::warn!(%how, "Leaving the node");
     let mut steps = vec![leave_chain(&mut installer, how).await?];
@@ -58,20 +58,20 @@ pub(crate) async fn leave_node(mut installer: Installer, how: Leave) -> anyhow::
     })
 }
 
-/// Writes the receipt, and remembers that it is written.
+/// Writes the receipt and sets the marker.
 pub(crate) fn write_receipt(left: &Left, marker: &Marker) -> anyhow::Result<()> {
     let done = left.steps.join(", ");
-    tracing::warn!(how = %left.how, done, "Has left the node");
+    tracing::warn!(how = %left.how, done, "Left the node");
     let written = leave::receipt(&left.receipt, left.how, &done);
     written.with_context(|| format!("cannot write {}", left.receipt.display()))?;
     marker
         .set(left.how)
-        .context("cannot remember that this node was left")
+        .context("cannot set the marker of a node that inpod has left")
 }
 
 async fn leave_chain(installer: &mut Installer, how: Leave) -> anyhow::Result<String> {
     let restore = match how {
-        // The incumbent's own pod is one of those that could not start.
+        // istio-cni's own pod would be one of those that cannot start.
         _ if !installer.has_istio_cni() => Restore::ExceptIstioCni,
         Leave::Handover => Restore::WithIstioCni,
         Leave::Uninstall => Restore::Everything,
@@ -88,21 +88,21 @@ async fn leave_chain(installer: &mut Installer, how: Leave) -> anyhow::Result<St
         }
     }
     Ok(if changed.is_empty() {
-        "the chain was left already".to_owned()
+        "inpod was not in the chain".to_owned()
     } else {
-        format!("out of the chain ({})", changed.join(", "))
+        format!("removed from the chain ({})", changed.join(", "))
     })
 }
 
 async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
     let dir = installer.config.on_host(&installer.dirs.bin);
     files::remove_temporaries(&dir)
-        .with_context(|| format!("cannot look through {}", dir.display()))?;
+        .with_context(|| format!("cannot clean up {}", dir.display()))?;
     let Some(path) = installer.record.binary.clone().map(PathBuf::from) else {
-        return Ok("no plugin of ours to remove".to_owned());
+        return Ok("no plugin to remove".to_owned());
     };
     if installer.config.keep_binary {
-        return Ok(format!("the plugin stays in {}", path.display()));
+        return Ok(format!("plugin kept in {}", path.display()));
     }
     tokio::time::sleep(installer.config.binary_grace()).await;
     let there = installer.config.on_host(&path);
@@ -110,10 +110,10 @@ async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
     removed.with_context(|| format!("cannot remove {}", there.display()))?;
     installer.record.binary = None;
     installer.save()?;
-    Ok("the plugin is removed".to_owned())
+    Ok("plugin removed".to_owned())
 }
 
-/// Waits until no namespace is enrolled; says so where that does not come.
+/// Waits until no namespace is enrolled; returns a note if that does not happen in time.
 async fn wait_withdrawn(installer: &Installer) -> Option<String> {
     let dir = installer
         .config
@@ -133,7 +133,7 @@ async fn wait_withdrawn(installer: &Installer) -> Option<String> {
     }
 }
 
-/// Removes what is in the plugin's directory and the record. The directories themselves may be mounts.
+/// Removes the plugin's state and the record. The directories themselves may be mounts.
 fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let config = &installer.config;
     let plugins = config.on_host(config.plugin_state_dir());
@@ -143,13 +143,13 @@ fn remove_state(installer: &Installer) -> anyhow::Result<String> {
     let dir = config.record_dir();
     Record::remove(&dir)?;
     files::remove(&dir.join("lock")).with_context(|| format!("cannot empty {}", dir.display()))?;
-    // Others may keep something there, and a mount cannot be removed from within.
+    // Others may keep files there, and a mount cannot be removed from within.
     drop(fs::remove_dir(&dir));
-    Ok("nothing of it is left".to_owned())
+    Ok("state removed".to_owned())
 }
 
 impl Installer {
-    /// Whether the incumbent's plugin is still on the node.
+    /// Returns whether istio-cni's plugin is still installed.
     fn has_istio_cni(&self) -> bool {
         let dir = self.config.on_host(&self.dirs.bin);
         dir.join(ISTIO_CNI).exists()

@@ -1,4 +1,4 @@
-//! The watch on the two directories. It only tells that something happened; whoever hears it looks for himself.
+//! Watches the CNI directories with inotify. An event only triggers a reconcile, which reads the files.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use inpod_cni_config::INPOD_CNI;
 
 type Identity = (u64, u64);
 
-/// Sees what happens in directories that may be replaced, and come and go.
+/// Watch on directories that may be replaced, removed and created.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     events: EventStream<[u8; 4096]>,
@@ -20,7 +20,7 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Watches the directories that are there. Whole files only: a file that is being written shows when it is closed.
+    /// Watches the directories that exist. A file that is being written triggers an event when it is closed.
     pub(crate) fn open(dirs: &[&Path]) -> io::Result<Self> {
         let inotify = Inotify::init()?;
         let mask = WatchMask::CLOSE_WRITE
@@ -33,7 +33,7 @@ impl Watcher {
             | WatchMask::ONLYDIR;
         let mut watched = Vec::new();
         for dir in dirs {
-            // Looked at before it is watched: one that is replaced in between is taken for another one at the next check.
+            // Identified before the watch is added: a directory that is replaced in between differs at the next check.
             let Ok(identity) = identity_of(dir) else {
                 continue;
             };
@@ -47,7 +47,7 @@ impl Watcher {
         Ok(Self { events, watched })
     }
 
-    /// Whether it sees exactly these directories, as far as they are there.
+    /// Returns whether exactly these directories, as far as they exist, are watched.
     pub(crate) fn is_watching(&self, dirs: &[&Path]) -> bool {
         let there = dirs
             .iter()
@@ -55,11 +55,11 @@ impl Watcher {
         there.eq(self.watched.iter().cloned())
     }
 
-    /// Waits until something has happened that may matter.
+    /// Waits for a relevant event.
     pub(crate) async fn changed(&mut self) {
         loop {
             let Some(event) = self.events.next().await else {
-                // There is no end of an inotify; if there were, it would be no change.
+                // The stream of inotify events does not end; an end would not be a change.
                 return std::future::pending().await;
             };
             if is_relevant(&event) {
@@ -68,13 +68,13 @@ impl Watcher {
         }
     }
 
-    /// Takes what has happened by now without waiting for more: a read that follows shows all of it.
+    /// Discards pending events: a read that follows sees their changes.
     pub(crate) fn drain(&mut self) {
         while let Some(Some(_)) = self.events.next().now_or_never() {}
     }
 }
 
-/// Other plugins and files that no runtime loads come and go without a meaning.
+/// Other plugins, and files that runtimes do not load, are irrelevant.
 fn is_relevant(event: &io::Result<EventOwned>) -> bool {
     let Ok(event) = event else { return true };
     let name = event.name.as_ref().map(|name| name.to_string_lossy());

@@ -13,7 +13,7 @@ const INCUMBENTS: &str =
     r#"{"name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni","x":1}]}"#;
 const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
 
-/// A directory in memory that plans are carried out in.
+/// A directory in memory to which plans are applied.
 struct World {
     desired: DesiredChain,
     files: BTreeMap<String, String>,
@@ -53,7 +53,7 @@ impl World {
                 }
                 Action::Remove => drop(self.files.remove(&step.name)),
             }
-            // At any moment the runtime has a network.
+            // The runtime must have a network at any time.
             assert!(self.directory().first().is_some(), "after {step:?}");
         }
         record.files.retain(|name, _| !plan.forget.contains(name));
@@ -61,7 +61,7 @@ impl World {
         steps.len()
     }
 
-    /// Until nothing is left to do. How many changes were made.
+    /// Applies plans until nothing changes, and returns the number of changes.
     fn settle(&mut self) -> usize {
         let mut made = 0;
         for _ in 0..5 {
@@ -140,7 +140,7 @@ fn the_owned_copy_is_the_primary_and_us_and_follows_every_change() {
         world.files["02-inpod.conflist"].contains("1e401")
             && world.files["02-inpod.conflist"].contains("1.1.0")
     );
-    // Another CNI takes over.
+    // Another CNI becomes the primary.
     world.files.remove("10-a.conflist");
     world.files.insert(
         "05-cilium.conflist".to_owned(),
