@@ -1,4 +1,4 @@
-//! Which directories the runtime of a node uses.
+//! Finds the CNI directories of a node's container runtime.
 
 use std::{
     fs, io,
@@ -10,31 +10,28 @@ use crate::{
     runtimes::{containerd, crio},
 };
 
-/// The CNI directories of a node, as paths of the host.
+/// CNI directories of a node, as paths of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CniDirs {
-    /// Network configurations.
     pub conf_dir: PathBuf,
-    /// Plugins; the runtime looks in the first one first.
+    /// Plugin directories; the runtime searches the first one first.
     pub bin_dirs: Vec<PathBuf>,
-    /// How many networks each pod gets, where containerd's `max_conf_num` says so; 0 for all.
+    /// Number of networks per pod, if containerd's `max_conf_num` is set; 0 for all.
     pub max_networks: Option<i64>,
-    /// Who says so.
     pub origin: Origin,
 }
 
-/// Who says where the directories are.
+/// Source of the directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// A runtime's configuration file, as a path of the host.
     File(PathBuf),
-    /// Nobody: a known platform's conf directory is there.
+    /// No runtime configuration; the directories of a known platform exist.
     Platform(&'static str),
-    /// Nobody.
     Default,
 }
 
-/// Configuration files of containerd, in the order in which they are looked for.
+/// Configuration files of containerd, in the order of the search.
 const CONTAINERD: &[&str] = &[
     "/var/lib/rancher/k3s/agent/etc/containerd/config.toml",
     "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",
@@ -42,13 +39,13 @@ const CONTAINERD: &[&str] = &[
     "/etc/containerd/config.toml",
 ];
 
-/// Configuration files of CRI-O; those of the directory later, by name (crio.conf(5)).
+/// Configuration files of CRI-O; those in the directory follow by name (crio.conf(5)).
 const CRIO: &str = "/etc/crio/crio.conf";
 const CRIO_DIR: &str = "/etc/crio/crio.conf.d";
 
-/// Looks below a host's root for the directories that its runtime uses: its configuration, else the conf directory of a
-/// known platform, else the defaults. Of several runtimes the one whose conf directory is there is taken. A file that
-/// cannot be read or is no TOML is as good as none: its path and why are given back beside.
+/// Finds the CNI directories below a host's root: in the runtime's configuration, else by a known platform, else the
+/// defaults. With several runtimes, the one whose conf directory exists wins. Files that cannot be read or parsed are
+/// skipped and returned with the error.
 pub fn find_dirs(root: &Path) -> (CniDirs, Vec<(PathBuf, String)>) {
     let mut unreadable = Vec::new();
     let mut found: Vec<_> = CONTAINERD
@@ -67,14 +64,14 @@ pub fn find_dirs(root: &Path) -> (CniDirs, Vec<(PathBuf, String)>) {
     (dirs, unreadable)
 }
 
-/// A path of the host as it is seen here.
+/// Maps a path of the host to this mount namespace.
 fn on_host(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 type Unreadable = Vec<(PathBuf, String)>;
 
-/// The text of a file of the host; `None` where there is none.
+/// Reads a file of the host; `None` if it does not exist.
 fn read_text(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Option<String> {
     match fs::read_to_string(on_host(root, path)) {
         Ok(text) => Some(text),
@@ -114,9 +111,9 @@ fn containerd_dirs(root: &Path, path: &Path, unreadable: &mut Unreadable) -> Opt
     Some(cni_dirs(config, path))
 }
 
-/// The files that an entry of `imports` names, in order. Only the last component may hold `*`.
+/// Returns the files that an entry of `imports` matches, sorted. Only the last component may contain `*`.
 fn matching_files(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
-    // A relative one is beside the file (containerd, config import).
+    // Relative imports are relative to the file's directory (containerd, config import).
     let pattern = file.parent().unwrap_or(file).join(pattern);
     let (Some(dir), Some(name)) = (pattern.parent(), pattern.file_name()) else {
         return Vec::new();
@@ -132,7 +129,7 @@ fn matching_files(root: &Path, file: &Path, pattern: &str) -> Vec<PathBuf> {
     list_files(root, dir, matches)
 }
 
-/// The files of a directory of the host whose names are meant, in order.
+/// Lists the matching files of a directory of the host, sorted.
 fn list_files(root: &Path, dir: &Path, matches: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(on_host(root, dir))
         .into_iter()
@@ -159,7 +156,7 @@ fn crio_dirs(root: &Path, unreadable: &mut Unreadable) -> Option<CniDirs> {
         };
         let sets_dirs = config.conf_dir.is_some() || !config.bin_dirs.is_empty();
         all = Some(match all {
-            // The last file that says something is the one to name.
+            // The origin is the last file that sets a directory.
             Some((before, named)) => (
                 before.overridden_by(config),
                 if sets_dirs { file } else { named },
@@ -199,7 +196,7 @@ fn default_dirs() -> CniDirs {
     }
 }
 
-/// A platform whose two directories are both there, if they are its own.
+/// Returns the directories of a platform if both exist and differ from the defaults.
 fn platform_dirs(root: &Path) -> CniDirs {
     let is_there = |platform: &&Platform| {
         platform.name != "default"

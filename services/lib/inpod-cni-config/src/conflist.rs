@@ -1,4 +1,4 @@
-//! A list of plugins as it stands in a file.
+//! A plugin list as text with the position of each plugin.
 
 pub(crate) mod edit;
 
@@ -7,7 +7,7 @@ use crate::{
     json::{self, Member, Span},
 };
 
-/// A network configuration list (CNI spec, "Configuration format") with the place of each plugin in its text.
+/// A network configuration list (CNI spec, "Configuration format") with the position of each plugin in its text.
 #[derive(Clone, Debug)]
 pub struct Conflist {
     text: Vec<u8>,
@@ -15,7 +15,7 @@ pub struct Conflist {
     versions: Vec<String>,
     disable_check: bool,
     only_inlined: bool,
-    /// The array `plugins`, brackets included.
+    /// Array `plugins`, brackets included.
     plugins: Span,
     entries: Vec<PluginSpan>,
 }
@@ -23,18 +23,17 @@ pub struct Conflist {
 /// A plugin of the list, as it stands in the text.
 #[derive(Clone, Copy, Debug)]
 pub struct Plugin<'a> {
-    /// Its `type`: the name of the executable.
+    /// `type`: the name of the executable.
     pub kind: &'a str,
-    /// Its object, byte for byte.
+    /// The plugin's object, byte for byte.
     pub text: &'a [u8],
 }
 
-/// A plugin's object that is to stand in a list.
+/// A plugin's object to insert into a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its `type`.
     pub kind: String,
-    /// The whole object.
+    /// The whole object as JSON.
     pub text: Vec<u8>,
 }
 
@@ -45,12 +44,12 @@ struct PluginSpan {
 }
 
 impl Conflist {
-    /// Reads a list as libcni does (`NetworkConfFromBytes` of 1.3), which of two equal keys takes the later one.
+    /// Parses a list as libcni does (`NetworkConfFromBytes` of 1.3): the later of two equal keys wins.
     ///
     /// # Errors
     ///
-    /// When a runtime would refuse it. A list without a plugin of its own, which libcni 1.3 completes from a directory
-    /// of the network's name, is refused, too: nothing can be put behind those.
+    /// If a runtime would reject it. A list without plugins is rejected, too: libcni 1.3 loads them from a directory of
+    /// the network's name, and no entry can be appended to those.
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
@@ -73,32 +72,32 @@ impl Conflist {
         })
     }
 
-    /// The file's content.
+    /// Returns the content of the file.
     pub fn text(&self) -> &[u8] {
         &self.text
     }
 
-    /// The network's name.
+    /// Returns the name of the network.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `cniVersion` and `cniVersions`, as they stand there. A runtime takes the latest that it knows.
+    /// Returns `cniVersion` and `cniVersions` in their order. A runtime uses the latest that it supports.
     pub fn versions(&self) -> &[String] {
         &self.versions
     }
 
-    /// `disableCheck`: runtimes do not call CHECK.
+    /// Returns `disableCheck`: whether runtimes skip CHECK.
     pub fn disables_check(&self) -> bool {
         self.disable_check
     }
 
-    /// `loadOnlyInlinedPlugins`: no plugins are added from a directory of the network's name.
+    /// Returns `loadOnlyInlinedPlugins`: whether plugins in a directory of the network's name are ignored.
     pub fn loads_only_inlined(&self) -> bool {
         self.only_inlined
     }
 
-    /// The plugins in the order of their calls.
+    /// Returns the plugins in the order of their calls.
     pub fn plugins(&self) -> impl Iterator<Item = Plugin<'_>> {
         self.entries.iter().map(|plugin| Plugin {
             kind: &plugin.kind,
@@ -106,14 +105,14 @@ impl Conflist {
         })
     }
 
-    /// The first plugin of a type.
+    /// Returns the first plugin of a type.
     pub fn plugin(&self, kind: &str) -> Option<Plugin<'_>> {
         self.plugins().find(|plugin| plugin.kind == kind)
     }
 }
 
 impl Plugin<'_> {
-    /// The plugin with a text of its own.
+    /// Copies the plugin's text.
     pub fn to_entry(self) -> Entry {
         Entry {
             kind: self.kind.to_owned(),
@@ -127,7 +126,7 @@ pub(crate) fn object(text: &[u8]) -> Result<Vec<Member>, Malformed> {
     json::members(text, &value).ok_or(Malformed::NoObject)
 }
 
-/// Of equal keys the last one counts.
+/// Returns the last of equal keys, which is the one that counts.
 pub(crate) fn last<'a>(members: &'a [Member], key: &str) -> Option<&'a Span> {
     let found = members.iter().rev().find(|member| member.key == key);
     found.map(|member| &member.value)
@@ -137,7 +136,7 @@ pub(crate) fn wrong_type(key: &'static str, expected: &'static str) -> Malformed
     Malformed::Wrong { key, expected }
 }
 
-/// The `type` of a plugin's object. Go matches the keys of structs in any case.
+/// Returns the `type` of a plugin. Go matches keys of structs in any case.
 pub(crate) fn kind(text: &[u8], members: &[Member]) -> Option<String> {
     let named = |member: &&Member| member.key.eq_ignore_ascii_case("type");
     let value = &members.iter().rev().find(named)?.value;

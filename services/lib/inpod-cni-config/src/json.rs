@@ -1,6 +1,6 @@
-//! Where the parts of a JSON text are. It takes what Go's encoding/json takes, which is what runtimes parse with:
-//! strings need not be UTF-8, numbers may be of any size, nesting goes to 10,000. `serde_json`'s raw values do not
-//! suffice: they refuse the former and keep no places.
+//! Finds the positions of values in a JSON text. Accepts what Go's encoding/json accepts, with which runtimes parse:
+//! strings that are not UTF-8, numbers of any size, nesting up to 10,000 levels. `serde_json`'s raw values reject the
+//! first and have no positions.
 
 use std::ops::Range;
 
@@ -8,17 +8,17 @@ use crate::Malformed;
 
 pub(crate) type Span = Range<usize>;
 
-/// As deep as Go's parser goes.
+/// Limit of Go's parser.
 const MAX_DEPTH: usize = 10_000;
 
-/// A member of an object.
+/// A key of an object with the position of its value.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     pub(crate) key: String,
     pub(crate) value: Span,
 }
 
-/// The value that a text holds, with nothing but white space around it.
+/// Returns the position of the only value in a text; only white space may surround it.
 pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     let mut reader = Reader { text, at: 0 };
     if text.starts_with(b"\xef\xbb\xbf") {
@@ -33,7 +33,7 @@ pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     }
 }
 
-/// The members of an object in order, duplicates included; `None` if the value is another one.
+/// Returns the members of an object in order, duplicates included; `None` if the value is not an object.
 pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     let mut reader = Reader::inside(text, value, b'{')?;
     let mut members = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn members(text: &[u8], value: &Span) -> Option<Vec<Member>> {
     }
 }
 
-/// The elements of an array; `None` if the value is another one.
+/// Returns the elements of an array; `None` if the value is not an array.
 pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     let mut reader = Reader::inside(text, value, b'[')?;
     let mut elements = Vec::new();
@@ -73,18 +73,18 @@ pub(crate) fn elements(text: &[u8], value: &Span) -> Option<Vec<Span>> {
     }
 }
 
-/// What a string says; `None` if the value is another one. Bytes that are no text are replaced, as Go does.
+/// Decodes a string; `None` if the value is not one. Invalid UTF-8 is replaced, as in Go.
 pub(crate) fn string(text: &[u8], value: &Span) -> Option<String> {
     let quoted = text.get(value.clone())?;
     if quoted.first() != Some(&b'"') {
         return None;
     }
     let quoted = String::from_utf8_lossy(quoted);
-    // A surrogate without its other half is no text to Rust; whatever it stands in is no name that we know.
+    // Rust cannot represent a lone surrogate; no name with one is known here, so its raw text is returned.
     Some(serde_json::from_str(&quoted).unwrap_or_else(|_| quoted.into_owned()))
 }
 
-/// A yes or no, also as a text, as libcni takes it; `None` if the value is another one.
+/// Decodes a boolean, which libcni also accepts as a string; `None` for other values.
 pub(crate) fn boolean(text: &[u8], value: &Span) -> Option<bool> {
     let raw = text.get(value.clone())?;
     let text_value =
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads one value without recursion: what is nested is closed in the order of `open`.
+    /// Reads one value without recursion; `open` is the stack of closing brackets.
     fn value(&mut self) -> Result<Span, Malformed> {
         let start = self.at;
         let mut open = Vec::new();
@@ -148,7 +148,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a value that holds no other, or enters one that does: then what will close it.
+    /// Reads a scalar, or enters an object or array and returns its closing bracket.
     fn enter_value(&mut self) -> Result<Option<u8>, Malformed> {
         match self.peek() {
             Some(b'{') => self.enter_container(b'}'),
@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
         Ok(Some(close))
     }
 
-    /// After a value: closes what ends with it. Whether a further value follows.
+    /// After a value: pops the containers that end with it. Returns whether another value follows.
     fn finish_value(&mut self, open: &mut Vec<u8>) -> Result<bool, Malformed> {
         while let Some(close) = open.last().copied() {
             self.skip_whitespace();

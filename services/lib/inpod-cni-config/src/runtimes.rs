@@ -1,22 +1,22 @@
-//! What the configuration of a runtime says of its CNI directories.
+//! Reads the CNI directories from the configuration of container runtimes.
 
 use toml::{Table, Value};
 
-/// What a runtime's configuration says, as far as it says it.
+/// CNI settings of a runtime; unset ones are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// Where network configurations are.
+    /// Directory of network configurations.
     pub conf_dir: Option<String>,
-    /// Where plugins are, the first one first.
+    /// Plugin directories in the order of the search.
     pub bin_dirs: Vec<String>,
-    /// containerd's `max_conf_num`: how many networks each pod is attached to; 0 for all that are there.
+    /// containerd's `max_conf_num`: number of networks per pod; 0 for all.
     pub max_networks: Option<i64>,
-    /// containerd's `imports`: further files, which may hold `*`.
+    /// containerd's `imports`: further files, which may contain `*`.
     pub imports: Vec<String>,
 }
 
 impl RuntimeConfig {
-    /// Takes over what a later file says.
+    /// Overrides settings with those that a later file sets.
     #[must_use]
     pub fn overridden_by(mut self, later: Self) -> Self {
         self.conf_dir = later.conf_dir.or(self.conf_dir);
@@ -29,19 +29,19 @@ impl RuntimeConfig {
     }
 }
 
-/// The plugins of containerd that hold the table `cni`: of configuration version 3, 2 and 1
-/// (containerd, docs/cri/config.md).
+/// containerd plugins that have a table `cni`: of configuration versions 3, 2 and 1 (containerd's page on the
+/// configuration of its CRI plugin).
 const CRI: [&str; 3] = [
     "io.containerd.cri.v1.runtime",
     "io.containerd.grpc.v1.cri",
     "cri",
 ];
 
-/// Reads a configuration file of containerd, of any version.
+/// Parses a configuration file of containerd, of any version.
 ///
 /// # Errors
 ///
-/// When it is no TOML.
+/// If it is not valid TOML.
 pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let plugins = file.get("plugins").and_then(Value::as_table);
@@ -62,11 +62,11 @@ pub fn containerd(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     })
 }
 
-/// Reads a configuration file of CRI-O (crio.conf(5), table `crio.network`).
+/// Parses a configuration file of CRI-O (crio.conf(5), table `crio.network`).
 ///
 /// # Errors
 ///
-/// When it is no TOML.
+/// If it is not valid TOML.
 pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     let file: Table = text.parse()?;
     let network = file.get("crio").and_then(|crio| crio.get("network"));
@@ -80,7 +80,7 @@ pub fn crio(text: &str) -> Result<RuntimeConfig, toml::de::Error> {
     })
 }
 
-/// An empty text is as good as none.
+/// An empty string counts as unset.
 fn string_of(value: Option<&Value>) -> Option<String> {
     let text = value?.as_str()?.trim_end_matches('/');
     (!text.is_empty()).then(|| text.to_owned())

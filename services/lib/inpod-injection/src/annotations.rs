@@ -1,5 +1,5 @@
-//! The annotations of a pod that is to be injected, checked before anything is made of them (services/docs/facts/istio-sidecar.md,
-//! 6.5). The lists are read by the same code as on the node.
+//! Validates the annotations of a pod before injection (services/docs/facts/istio-sidecar.md, 6.5). Lists are parsed by
+//! the same code as on the node.
 
 use inpod_types::{keys, lists};
 use serde_json::Value;
@@ -12,7 +12,7 @@ use crate::{
 
 type Check = fn(&str) -> Result<(), String>;
 
-/// What is checked, in its order: the first that is malformed is told.
+/// Checks in their order; the first invalid annotation is reported.
 const CHECKS: &[(&str, Check)] = &[
     (keys::INTERCEPTION_MODE, mode),
     (keys::STATUS_PORT, port),
@@ -45,11 +45,11 @@ const CHECKS: &[(&str, Check)] = &[
     (keys::AGENT_LOG_LEVEL, levels),
 ];
 
-/// Checks every annotation that injection reads.
+/// Validates every annotation that injection reads.
 ///
 /// # Errors
 ///
-/// When one does not say what it should.
+/// Names the first invalid annotation.
 pub fn check(pod: &Value) -> Result<(), InjectError> {
     for (name, check) in CHECKS {
         if let Some(text) = json::annotation(pod, name) {
@@ -129,7 +129,7 @@ fn yes_or_no(text: &str) -> Result<(), String> {
     require(is_one, text, "truth value", "true or false")
 }
 
-/// An object of YAML. What it says of Istio is Istio's to check.
+/// Requires a YAML map. Its fields are validated by Istio.
 fn proxy_config(text: &str) -> Result<(), String> {
     let found: Result<Value, _> = serde_saphyr::from_str(text);
     let found = found.map_err(|error| format!("it is no YAML: {}", yaml_error(&error)))?;
@@ -139,7 +139,8 @@ fn proxy_config(text: &str) -> Result<(), String> {
     Err("it is no map of YAML, like {holdApplicationUntilProxyStarts: true}".to_owned())
 }
 
-/// A Kubernetes quantity (apimachinery, resource.Quantity), not negative: `1`, `0.5`, `100m`, `1Gi`, `1e3`.
+/// Requires a Kubernetes quantity (apimachinery, resource.Quantity) that is not negative: `1`,
+/// `0.5`, `100m`, `1Gi`, `1e3`.
 fn quantity(text: &str) -> Result<(), String> {
     let end = text
         .find(|c: char| !(c.is_ascii_digit() || c == '.'))
@@ -164,7 +165,7 @@ fn quantity(text: &str) -> Result<(), String> {
     )
 }
 
-/// Neither blank nor control character, which no name of an image has.
+/// Rejects white space and control characters, which no image name has.
 fn image(text: &str) -> Result<(), String> {
     let is_image = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
     require(is_image, text, "image", "one like registry/name:tag")

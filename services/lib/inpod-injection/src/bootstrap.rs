@@ -1,9 +1,10 @@
-//! The bootstrap of an Envoy that has no control plane: it is told here once what istiod tells Istio's proxy for inbound
-//! forwarding (services/docs/facts/istio-sidecar.md, 7), and nothing else. What the client dialled is dialled on, from 127.0.0.6 or
-//! ::6, which the node's rules let pass; outbound connections go where they were going.
+//! Bootstrap of an Envoy without a control plane: the static equivalent of istiod's configuration for inbound
+//! forwarding (services/docs/facts/istio-sidecar.md, 7). Inbound connections are forwarded to their original
+//! destination from 127.0.0.6 or ::6, which the node's rules do not redirect again; outbound connections go
+//! to their original destination.
 //!
-//! Names of fields are those of Envoy's API v3 (envoy/config/bootstrap/v3/bootstrap.proto and what it imports), those of
-//! listeners and clusters Istio's. It is handed over as JSON in one argument: a pod needs no file and no ConfigMap for it.
+//! Field names are those of Envoy's API v3 (`envoy.config.bootstrap.v3` and its imports); listeners and clusters are
+//! named as by Istio. The bootstrap is JSON in one argument, so that a pod needs no file and no ConfigMap for it.
 
 mod drain;
 mod endpoints;
@@ -22,26 +23,26 @@ use crate::{
 };
 use endpoints::Endpoint;
 
-/// What a template names it by, and what it is.
+/// Name and description of the template variable.
 pub(crate) const VARIABLE: (&str, &str) = (
     "proxy.bootstrap",
     "JSON: the bootstrap of an Envoy without a control plane and without an agent; INSTANCE_IP has to be in its environment",
 );
 
-/// Where outbound connections are led, and inbound ones (services/docs/facts/istio-sidecar.md, 4.1).
+/// Ports to which outbound and inbound connections are redirected (services/docs/facts/istio-sidecar.md, 4.1).
 const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 
-/// Envoy's administration: at localhost alone. Two paths of it are answered at the ports that follow.
+/// Envoy's admin interface listens on localhost only; the next two ports expose one path of it each.
 const ADMIN: u16 = 15000;
 const HEALTH: u16 = 15021;
 const PROMETHEUS: u16 = 15090;
 
-/// Sources by which the node's rules know what the proxy has had already (7.2).
+/// Source addresses that exempt the proxy's connections from redirection (7.2).
 const SOURCE_IPV4: &str = "127.0.0.6";
 const SOURCE_IPV6: &str = "::6";
 
-/// The packet mark of connections that keep the client's address; with it they come back to the proxy (4.4.2).
+/// Packet mark of connections that keep the client's address; it routes their replies back to the proxy (4.4.2).
 const TPROXY_MARK: u32 = 1337;
 
 const PASSTHROUGH: &str = "PassthroughCluster";
@@ -50,10 +51,10 @@ const INBOUND_IPV4: &str = "InboundPassthroughClusterIpv4";
 const INBOUND_IPV6: &str = "InboundPassthroughClusterIpv6";
 const ADMIN_CLUSTER: &str = "admin";
 
-/// What the kubelet writes the pod's address for (Kubernetes, "Define Dependent Environment Variables").
+/// Expanded by the kubelet to the pod's address (Kubernetes, "Define Dependent Environment Variables").
 const POD_ADDRESS: &str = "$(INSTANCE_IP)";
 
-/// What it is made for.
+/// Inputs of the bootstrap.
 struct Bootstrap {
     endpoints: BTreeMap<u16, Endpoint>,
     is_tproxy: bool,
@@ -61,11 +62,11 @@ struct Bootstrap {
     drain: u64,
 }
 
-/// The bootstrap for a pod.
+/// Renders the bootstrap for a pod.
 ///
 /// # Errors
 ///
-/// When the annotation of endpoints is malformed, or the interception mode does not let the proxy keep to it.
+/// If the annotation of endpoints is invalid or conflicts with the interception mode.
 pub(crate) fn render(
     pod: &Value,
     proxy: &ProxySettings,
@@ -88,11 +89,11 @@ pub(crate) fn render(
     Ok(bootstrap.document().to_string())
 }
 
-/// Refuses the annotation where no template makes anything of it.
+/// Rejects the annotation of endpoints if no template uses the bootstrap.
 ///
 /// # Errors
 ///
-/// When the pod names an endpoint.
+/// If the pod names an endpoint.
 pub(crate) fn reject_endpoints(pod: &Value) -> Result<(), InjectError> {
     let text = json::annotation(pod, keys::DEFAULT_ENDPOINTS);
     if text.is_none_or(|text| text.trim().is_empty()) {
@@ -124,8 +125,8 @@ impl Bootstrap {
         })
     }
 
-    /// A listener at a port of every address. A second one for IPv6 keeps IPv4's sockets apart: of those alone the kernel
-    /// tells where a connection was going.
+    /// Listens on a port of all addresses. IPv6 has a socket of its own, since the kernel returns the original
+    /// destination of IPv4 connections only for IPv4 sockets.
     fn listener(&self, name: &str, port: u16, rest: Value) -> Value {
         let mut listener = json!({"name": name, "address": tcp("0.0.0.0", port)});
         let more = self
@@ -169,7 +170,7 @@ impl Bootstrap {
         self.listener("virtualOutbound", OUTBOUND, rest)
     }
 
-    /// Whether it is ready, and, for the hook that holds its end up, when it has drained.
+    /// Serves readiness and, for the `preStop` hook, the end of draining.
     fn health(&self) -> Value {
         let ready = route("/healthz/ready", "/ready");
         let manager = if self.drain == 0 {
@@ -226,10 +227,10 @@ impl Bootstrap {
     }
 }
 
-/// How long connecting may take: Istio's default (`MeshConfig.connectTimeout`).
+/// Istio's default (`MeshConfig.connectTimeout`).
 const CONNECT_TIMEOUT: &str = "10s";
 
-/// What a port's cluster is called: as by Istio.
+/// Names a port's cluster as Istio does.
 fn cluster_name(port: u16) -> String {
     format!("inbound|{port}||")
 }
@@ -263,14 +264,14 @@ fn original_dst() -> Value {
     extension("envoy.filters.listener.original_dst", kind, json!({}))
 }
 
-/// Has the proxy connect from the client's address, and be met by its answers.
+/// Connects from the client's address, with a mark that routes the replies back.
 fn original_src() -> Value {
     let kind = "envoy.extensions.filters.listener.original_src.v3.OriginalSrc";
     let mark = json!({"mark": TPROXY_MARK});
     extension("envoy.filters.listener.original_src", kind, mark)
 }
 
-/// What answers requests, by these routes alone.
+/// An HTTP connection manager with only these routes.
 fn connection_manager(name: &str, routes: &[Value]) -> Value {
     let host = json!({"name": name, "domains": ["*"], "routes": routes});
     let kind = "envoy.extensions.filters.http.router.v3.Router";
@@ -281,12 +282,12 @@ fn connection_manager(name: &str, routes: &[Value]) -> Value {
     })
 }
 
-/// One path, answered by one of the administration's.
+/// Forwards one path to a path of the admin interface.
 fn route(path: &str, by: &str) -> Value {
     json!({"match": {"path": path}, "route": {"cluster": ADMIN_CLUSTER, "prefix_rewrite": by}})
 }
 
-/// Bytes as they are, to one cluster. An idle connection is the application's to end: Envoy would end it after an hour.
+/// Forwards TCP to one cluster. Without an idle timeout: Envoy's default would close connections after an hour.
 fn chain(name: &str, matcher: Option<Value>, cluster: &str) -> Value {
     let proxy = json!({"stat_prefix": cluster, "cluster": cluster, "idle_timeout": "0s"});
     let kind = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
@@ -298,7 +299,7 @@ fn chain(name: &str, matcher: Option<Value>, cluster: &str) -> Value {
     chain
 }
 
-/// A connection that was going to the listener itself would come back to it for ever.
+/// A connection to the listener's own port would loop forever.
 fn black_hole(name: &str, port: u16) -> Value {
     chain(name, Some(json!({"destination_port": port})), BLACK_HOLE)
 }
@@ -308,7 +309,7 @@ fn family_chain(any: &str, cluster: &str) -> Value {
     chain(cluster, Some(matcher), cluster)
 }
 
-/// Envoy's own limits (1024 of each) would turn away what an application alone takes.
+/// Envoy's default limits (1024 each) would reject connections that the application alone would accept.
 fn unlimited() -> Value {
     let thresholds = json!({
         "max_connections": u32::MAX,
@@ -318,7 +319,7 @@ fn unlimited() -> Value {
     json!({"thresholds": [thresholds]})
 }
 
-/// To where a connection was going.
+/// Forwards connections to their original destination.
 fn original_dst_cluster(name: &str, bind: Value) -> Value {
     let mut cluster = json!({
         "name": name,
@@ -331,7 +332,7 @@ fn original_dst_cluster(name: &str, bind: Value) -> Value {
     cluster
 }
 
-/// To one address.
+/// Forwards connections to one address.
 fn static_cluster(name: &str, address: &Value, bind: Value) -> Value {
     let endpoint = json!({"endpoint": {"address": address}});
     let mut cluster = json!({
@@ -345,7 +346,7 @@ fn static_cluster(name: &str, address: &Value, bind: Value) -> Value {
     cluster
 }
 
-/// From an address, any port of it; of two, Envoy takes the one of the family that it connects to.
+/// Binds to a source address; of two, Envoy uses the one of the destination's family.
 fn source_bind(source: &str, other: Option<&str>) -> Value {
     let any = |address: &str| json!({"address": address, "port_value": 0});
     let mut bind = json!({"source_address": any(source)});

@@ -1,5 +1,6 @@
-//! Whether a pod is injected: Istio's selection policy, in its order (services/docs/facts/istio-sidecar.md, 6.3). Labels of namespaces
-//! are asked by the API server's selectors, before the webhook is.
+//! Decides whether a pod is injected, by the rules of Istio's webhook in their order
+//! (services/docs/facts/istio-sidecar.md, 6.3). Namespace labels are matched earlier, by the selectors
+//! of the webhook's registration.
 
 use inpod_types::keys;
 use serde::Deserialize;
@@ -10,7 +11,6 @@ use crate::{
     json::{annotation, label},
 };
 
-/// Namespaces whose pods are never injected.
 pub const SYSTEM_NAMESPACES: [&str; 4] = [
     "kube-system",
     "kube-public",
@@ -18,43 +18,37 @@ pub const SYSTEM_NAMESPACES: [&str; 4] = [
     "local-path-storage",
 ];
 
-/// What becomes of pods that say nothing.
+/// Default for pods without a label or annotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Policy {
-    /// They are injected.
     #[default]
     Enabled,
-    /// They are not.
     Disabled,
 }
 
-/// Whether a pod is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It is.
     Inject,
-    /// It is not.
     Skip(SkipReason),
 }
 
-/// Why a pod is not injected.
+/// Reason why a pod is not injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SkipReason {
-    /// It shares the node's network.
     HostNetwork,
-    /// Its namespace is one of [`SYSTEM_NAMESPACES`].
+    /// Its namespace is in [`SYSTEM_NAMESPACES`].
     SystemNamespace,
-    /// Its label or annotation says so.
+    /// Its label or annotation opts out.
     OptedOut,
-    /// `neverInjectSelector` selects it.
+    /// `neverInjectSelector` matches it.
     NeverSelected,
-    /// It says nothing, and the policy is `disabled`.
+    /// It has neither label nor annotation, and the policy is `disabled`.
     Policy,
 }
 
 impl SkipReason {
-    /// In a word, as metrics have it.
+    /// Returns the value of the metric's label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::HostNetwork => "host-network",
@@ -65,7 +59,7 @@ impl SkipReason {
         }
     }
 
-    /// In words.
+    /// Describes the reason for people.
     pub fn describe(self) -> &'static str {
         match self {
             Self::HostNetwork => "it shares the node's network",
@@ -77,7 +71,7 @@ impl SkipReason {
     }
 }
 
-/// Decides, by what stands in the pod alone. A pod that is no object asks for nothing.
+/// Decides by the pod alone. A pod that is not an object is not injected.
 pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     if pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true)) {
         return Decision::Skip(SkipReason::HostNetwork);
@@ -92,7 +86,7 @@ pub fn decide(config: &Config, pod: &Value, namespace: &str) -> Decision {
     match requested {
         Some("true") => return Decision::Inject,
         Some("false") => return Decision::Skip(SkipReason::OptedOut),
-        // Anything else says nothing, as with Istio: a typing error turns nothing on or off.
+        // Other values count as absent, as with Istio: a typo neither enables nor disables injection.
         Some(_) | None => {}
     }
     by_default(config, pod)

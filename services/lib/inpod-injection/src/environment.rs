@@ -1,4 +1,4 @@
-//! Environment of the injected containers that no template says.
+//! Environment variables of the injected containers that are not in a template.
 
 use inpod_types::keys;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::{
     proxy::{ISTIO_INIT, ISTIO_PROXY, ISTIO_VALIDATION, ProxySettings},
 };
 
-/// Gives the injected containers the environment of `proxyMetadata`, and the proxy that of the webhook's path.
+/// Adds `proxyMetadata` to the injected containers, and the webhook path's variables to the proxy.
 pub(crate) fn set(
     pod: &mut Value,
     config: &Config,

@@ -1,10 +1,10 @@
-//! Manifests: where in an object the pod is, and of what it is.
+//! Injects into manifests: finds the pod template in an object, and its owner.
 
 use serde_json::Value;
 
 use crate::{InjectError, Injector, Outcome, Owner, Request, decide::SkipReason, json, patch};
 
-/// Where the template of a pod is in an object of a kind; a Pod is its own.
+/// JSON pointer to the pod template by kind; a Pod is its own.
 const TEMPLATE_POINTERS: &[(&str, &str)] = &[
     ("Pod", ""),
     ("Deployment", "/spec/template"),
@@ -18,29 +18,26 @@ const TEMPLATE_POINTERS: &[(&str, &str)] = &[
     ("Rollout", "/spec/template"),
 ];
 
-/// What came of one object of a file.
+/// Result for one object of a manifest.
 #[derive(Debug)]
 pub struct Injected {
-    /// Kind and name, for people.
+    /// Kind and name of the object.
     pub object: String,
-    /// Whether it was injected, and if not, why.
     pub result: Result<(), NotInjected>,
-    /// What leads from the object to what it is now.
+    /// Patch from the original object.
     pub patch: json_patch::Patch,
 }
 
-/// Why an object is as it was.
+/// Reason why an object is unchanged.
 #[derive(Debug)]
 pub enum NotInjected {
-    /// It makes no pods.
+    /// It has no pod template.
     NoPods,
-    /// Its pods are not injected.
     Skipped(SkipReason),
-    /// Its pods cannot be injected.
     Refused(InjectError),
 }
 
-/// Injects into the pods of an object of any kind, those of a List each for itself.
+/// Injects into the pods of an object of any kind; for a List, into each item.
 pub fn inject(injector: &Injector, object: &mut Value) -> Vec<Injected> {
     let kind = json::text(object, "/kind").unwrap_or_default().to_owned();
     if kind.ends_with("List") {
@@ -88,7 +85,8 @@ fn injected(injector: &Injector, kind: &str, object: &mut Value) -> Result<(), N
     }
 }
 
-/// What a person wrote. A Job and what else a controller made keep their own name: nothing tells whose they are.
+/// Returns the owner of the pods. Jobs and other objects that a controller may have created count as the owner: the
+/// manifest does not name theirs.
 fn owner(kind: &str, object: &Value) -> Option<Owner> {
     if kind == "Pod" {
         return None;
@@ -101,11 +99,11 @@ fn owner(kind: &str, object: &Value) -> Option<Owner> {
     })
 }
 
-/// Objects as the documents of one manifest.
+/// Formats objects as the documents of one manifest.
 ///
 /// # Errors
 ///
-/// When YAML has no words for one, which no manifest holds.
+/// If an object cannot be represented as YAML, which none from a manifest does.
 pub fn to_yaml(objects: &[Value]) -> Result<String, InjectError> {
     let texts = objects.iter().map(serde_saphyr::to_string);
     let texts = texts.collect::<Result<Vec<_>, _>>();

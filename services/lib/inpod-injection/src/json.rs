@@ -1,14 +1,14 @@
-//! Looks into a pod that is a tree of JSON. What is not of the type that Kubernetes gives it counts as absent: the API
-//! server has checked it, and a file is checked by [`is_pod`].
+//! Accessors for a pod as a JSON value. A value of the wrong type counts as absent: the API server has validated the
+//! pod, and [`check_pod`] validates the pods of a manifest.
 
 use serde_json::{Map, Value};
 
 use crate::error::InjectError;
 
-/// The lists of containers of a pod, in the order in which they are started.
+/// Lists of containers in the order in which they start.
 pub(crate) const CONTAINER_LISTS: [&str; 2] = ["initContainers", "containers"];
 
-/// Whether what is injected into is what it should be.
+/// Checks the structure that injection relies on.
 pub(crate) fn check_pod(pod: &Value) -> Result<(), InjectError> {
     let objects = [
         "",
@@ -63,13 +63,13 @@ pub(crate) fn label<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     of_metadata(pod, "labels", key)
 }
 
-/// The items of a list of an object; none where there is no list.
+/// Returns the items of a list; none if it is missing.
 pub(crate) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     let items = value.get(key).and_then(Value::as_array);
     items.map_or(&[], Vec::as_slice)
 }
 
-/// A list of an object, made where there is none.
+/// Returns a list of an object, and creates it if it is missing.
 pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Vec<Value>> {
     let items = value.as_object_mut()?.entry(key).or_insert(Value::Null);
     if items.is_null() {
@@ -78,7 +78,7 @@ pub(crate) fn list_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Ve
     items.as_array_mut()
 }
 
-/// An object of an object, made where there is none.
+/// Returns a field that is an object, and creates it if it is missing.
 pub(crate) fn object_mut<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Value> {
     let object = value.as_object_mut()?.entry(key).or_insert(Value::Null);
     if object.is_null() {
@@ -95,13 +95,13 @@ pub(crate) fn containers<'a>(pod: &'a Value, key: &str) -> &'a [Value] {
     list(spec(pod), key)
 }
 
-/// Every container, init containers first, each with the name of its list.
+/// Returns all containers with the name of their list, init containers first.
 pub(crate) fn all_containers(pod: &Value) -> impl Iterator<Item = (&'static str, &Value)> {
     let of = |key: &'static str| containers(pod, key).iter().map(move |it| (key, it));
     CONTAINER_LISTS.into_iter().flat_map(of)
 }
 
-/// Does something to every container.
+/// Calls `act` for every container.
 pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, &mut Value)) {
     for key in CONTAINER_LISTS {
         let pointer = format!("/spec/{key}");
@@ -110,7 +110,7 @@ pub(crate) fn each_container(pod: &mut Value, mut act: impl FnMut(&'static str, 
     }
 }
 
-/// Sets a key of a map of the metadata.
+/// Sets a label or annotation.
 pub(crate) fn set_metadata(pod: &mut Value, map: &str, key: &str, value: &str) {
     let entries = object_mut(pod, "metadata").and_then(|metadata| object_mut(metadata, map));
     if let Some(entries) = entries.and_then(Value::as_object_mut) {
@@ -118,17 +118,15 @@ pub(crate) fn set_metadata(pod: &mut Value, map: &str, key: &str, value: &str) {
     }
 }
 
-/// Sets an annotation.
 pub(crate) fn annotate(pod: &mut Value, key: &str, value: &str) {
     set_metadata(pod, "annotations", key, value);
 }
 
-/// Sets a label.
 pub(crate) fn set_label(pod: &mut Value, key: &str, value: &str) {
     set_metadata(pod, "labels", key, value);
 }
 
-/// Removes keys from a map of the metadata, and the map when nothing is left.
+/// Removes labels or annotations, and the map once it is empty.
 pub(crate) fn remove_metadata<'a>(
     pod: &mut Value,
     map: &str,
@@ -146,14 +144,14 @@ pub(crate) fn remove_metadata<'a>(
     }
 }
 
-/// What an environment variable of a container says in plain.
+/// Returns the literal value of an environment variable.
 pub(crate) fn env_value<'a>(container: &'a Value, env_value: &str) -> Option<&'a str> {
     let mut all = list(container, "env").iter();
     let found = all.find(|it| name(it) == Some(env_value))?;
     found.get("value").and_then(Value::as_str)
 }
 
-/// Sets an environment variable, where it stands or at the end.
+/// Sets an environment variable, in place if it exists.
 pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) {
     let Some(all) = list_mut(container, "env") else {
         return;
@@ -165,7 +163,7 @@ pub(crate) fn set_variable(container: &mut Value, env_value: &str, value: &str) 
     }
 }
 
-/// A truth value as Go's `strconv.ParseBool` reads it.
+/// Parses a boolean as Go's `strconv.ParseBool` does.
 pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

@@ -1,8 +1,8 @@
-//! What an injection has laid over a pod, as marks: a short print of each field of its containers, labels and annotations.
+//! Remembers the last applied values: a hash of each injected field, label and annotation.
 //!
-//! An injector that is asked again, since a later webhook has changed the pod, has most to say that it said before. What it
-//! would only repeat it leaves as it is by now: another image of the proxy (a registry's mirror) or other resources (an
-//! autoscaler) are somebody's later word. Istio's injector takes both back.
+//! The API server calls the webhook again after a later webhook has changed the pod. A value that would only be
+//! repeated then stays as it is in the pod: another image (a registry mirror) or other resources (an autoscaler) were
+//! set on purpose since. Istio's injector reverts both.
 
 use std::collections::BTreeSet;
 
@@ -13,10 +13,10 @@ use crate::{
     status::Status,
 };
 
-/// Marks of what was laid over a pod.
+/// Hashes of the applied values.
 pub type FieldHashes = BTreeSet<String>;
 
-/// FNV-1a, 32 bits: the same in every release, and no secret (draft-eastlake-fnv).
+/// FNV-1a, 32 bits (draft-eastlake-fnv): stable across releases, and not a secret.
 fn fnv1a(parts: [&str; 3]) -> u32 {
     let bytes = parts.iter().flat_map(|part| part.bytes().chain([0]));
     bytes.fold(0x811c_9dc5, |hash, byte| {
@@ -24,7 +24,7 @@ fn fnv1a(parts: [&str; 3]) -> u32 {
     })
 }
 
-/// The mark of what stands in a place under a key; null is nothing.
+/// Hashes a value with its key and the container or map that it belongs to; null stands for absence.
 pub(crate) fn field_hash(owner: &str, key: &str, value: &Value) -> String {
     format!("{:08x}", fnv1a([owner, key, &value.to_string()]))
 }
@@ -33,7 +33,7 @@ fn fields(container: &Value) -> impl Iterator<Item = (&String, &Value)> {
     container.as_object().into_iter().flatten()
 }
 
-/// The marks of all fields of the containers of what is laid over a pod.
+/// Hashes all fields of the containers in `over`.
 pub(crate) fn container_hashes(over: &Value) -> FieldHashes {
     let all = json::all_containers(over).flat_map(|(_, container)| {
         let name = json::name(container).unwrap_or_default();
@@ -42,7 +42,8 @@ pub(crate) fn container_hashes(over: &Value) -> FieldHashes {
     all.collect()
 }
 
-/// What of `over` is not as it was laid over the pod the last time. A container that is not in the pod is laid whole.
+/// Removes from `over` the fields that were applied before with the same value. Containers that are missing in the
+/// pod are kept whole.
 pub(crate) fn without_repeated(mut over: Value, pod: &Value) -> Value {
     let applied = Status::read(pod).unwrap_or_default().last_applied;
     if applied.is_empty() {
@@ -148,6 +149,6 @@ mod tests {
         assert_ne!(field_hash("istio-prox", "yimage", &"i:1".into()), EXPECTED);
     }
 
-    /// By the definition of FNV-1a, computed elsewhere.
+    /// Computed with another implementation of FNV-1a.
     const EXPECTED: &str = "406f248b";
 }

@@ -1,10 +1,10 @@
-//! What is put into a pod that is to have a sidecar, as a value: no I/O, no Kubernetes, no clock.
+//! Computes the injection of a sidecar into a pod, without I/O, Kubernetes client or clock.
 //!
-//! The steps are those of Istio's webhook, by their names (`README.md` has the table): [`Injector::inject`] asks
-//! [`decide`] whether anything is to be done, checks the pod's annotations ([`annotations`]), gathers the facts and
-//! renders the templates (`Injector::injection_data`), merges them into the pod ([`merge`]), but for what it would only
-//! repeat ([`last_applied`]), leads scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status
-//! ([`status`]), puts containers into their order ([`order`]), and says it all as a patch ([`patch::create`]).
+//! The steps and their names are those of Istio's webhook (`README.md` has the table). [`Injector::inject`] decides
+//! whether to inject ([`decide`]), validates annotations ([`annotations`]), collects the variables and renders the
+//! templates (`Injector::injection_data`), merges them into the pod ([`merge`]) except for repeated values
+//! ([`last_applied`]), redirects scrapes and probes to the agent ([`prometheus`], [`probes`]), writes the status
+//! ([`status`]), orders the containers ([`order`]) and computes the patch ([`patch::create`]).
 
 pub mod annotations;
 mod bootstrap;
@@ -45,65 +45,62 @@ use crate::{
     variables::Variables,
 };
 
-/// What is asked for.
+/// One pod to inject into.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// The pod, or the template of one: an object with `metadata` and `spec`.
+    /// A pod or pod template: an object with `metadata` and `spec`.
     pub pod: &'a Value,
-    /// Its namespace; what the pod itself says comes first.
+    /// Namespace, unless the pod itself has one.
     pub namespace: &'a str,
-    /// What makes it, where that is known otherwise than by the pod's owner references.
+    /// Owner, if it is not to be taken from the pod's owner references.
     pub owner: Option<&'a Owner>,
-    /// Environment of the proxy besides, in order: that of the webhook's path.
+    /// Additional environment of the proxy, from the webhook's path.
     pub environment: &'a [(String, String)],
 }
 
-/// What came of it.
+/// Result of an injection.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// The pod is left as it is.
     Skipped(SkipReason),
-    /// The pod is to be changed; the patch is empty where it was injected before.
+    /// The pod changes; the patch is empty if it was injected before.
     Injected {
-        /// The pod as it is to be.
+        /// The pod after the injection.
         pod: Value,
-        /// What leads to it.
         patch: Patch,
     },
 }
 
-/// Configuration and templates, ready for use.
+/// Configuration and parsed templates.
 #[derive(Clone, Debug)]
 pub struct Injector {
     config: Config,
     templates: Vec<Named>,
 }
 
-/// A template by its name.
+/// A template with its name.
 type Named = (String, Template);
 
 impl Injector {
-    /// Checks a configuration and reads its templates.
+    /// Validates a configuration and parses its templates.
     ///
     /// # Errors
     ///
-    /// When something cannot be used; the message names it, with the line of a template.
+    /// Names the invalid field, or the template with its line.
     pub fn new(config: Config) -> Result<Self, InvalidConfig> {
         config.check()?;
         let templates = template::all(&config)?;
         Ok(Self { config, templates })
     }
 
-    /// What is configured.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What becomes of a pod. One that is not to be injected is not looked at any further, however malformed it is.
+    /// Injects into a pod. A pod that is not to be injected is not validated.
     ///
     /// # Errors
     ///
-    /// When the pod is to be injected and cannot be: an annotation or a field of it is not as it should be.
+    /// If an annotation or field of the pod is invalid.
     pub fn inject(&self, request: &Request<'_>) -> Result<Outcome, InjectError> {
         if let Decision::Skip(why) = decide::decide(&self.config, request.pod, request.namespace) {
             return Ok(Outcome::Skipped(why));
@@ -116,7 +113,7 @@ impl Injector {
     fn injected(&self, request: &Request<'_>) -> Result<Value, InjectError> {
         json::check_pod(request.pod)?;
         annotations::check(request.pod)?;
-        // What is templated looks at the pod as its author wrote it; what is merged into is the pod as it came.
+        // Templates see the pod as its author wrote it; they are merged into the pod as it arrived.
         let original = revert::strip(request.pod);
         let templates = self.selected(&original)?;
         let mut proxy = ProxySettings::of(&self.config, &original)?;
@@ -141,7 +138,7 @@ impl Injector {
         Ok(pod)
     }
 
-    /// The selected templates, rendered and merged in their order.
+    /// Renders the selected templates and merges them in their order.
     fn injection_data(
         &self,
         templates: &[&Named],
@@ -158,7 +155,7 @@ impl Injector {
         Ok(rendered)
     }
 
-    /// The bootstrap, where a template has it. The proxy has no agent then: probes stay as they are.
+    /// Renders the bootstrap if a template uses it. The proxy then has no agent, and probes stay as they are.
     fn bootstrap(
         &self,
         templates: &[&Named],
@@ -175,7 +172,7 @@ impl Injector {
         bootstrap::render(original, proxy, self.config.proxy.ipv6).map(Some)
     }
 
-    /// The pod's templates, aliases replaced.
+    /// Resolves the pod's template names and aliases.
     fn selected(&self, original: &Value) -> Result<Vec<&Named>, InjectError> {
         let requested = json::annotation(original, keys::TEMPLATES);
         let requested: Vec<String> = match requested {
@@ -198,19 +195,17 @@ impl Injector {
     }
 }
 
-/// Annotations that the configuration gives to every pod.
+/// Sets the configured annotations.
 fn annotate(pod: &mut Value, config: &Config) {
     for (name, value) in &config.injected_annotations {
         json::annotate(pod, name, value);
     }
 }
 
-/// Whether a container is the proxy.
 fn is_proxy(container: &Value) -> bool {
     json::name(container) == Some(ISTIO_PROXY)
 }
 
-/// The proxy's container of a pod.
 fn proxy_of(pod: &Value) -> Option<&Value> {
     let mut all = json::all_containers(pod).map(|(_, it)| it);
     all.find(|it| is_proxy(it))

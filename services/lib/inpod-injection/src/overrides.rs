@@ -1,4 +1,5 @@
-//! A container that a template has and the pod declares too: what the pod says wins (services/docs/facts/istio-sidecar.md, 6.4 step 8).
+//! Containers that both a template and the pod declare: the pod's fields win
+//! (services/docs/facts/istio-sidecar.md, 6.4 step 8).
 
 use inpod_types::keys;
 use serde_json::{Value, json};
@@ -10,14 +11,14 @@ use crate::{
     proxy::ProxySettings,
 };
 
-/// The image that stands for the template's.
+/// Stands for the image of the template.
 const AUTO: &str = "auto";
 
-/// The containers that the pod declares and the template has, by their lists, as they were written.
+/// Containers of the pod that a template also has, as written, with their list.
 #[derive(Debug)]
 pub(crate) struct Declared(Vec<(&'static str, Value)>);
 
-/// A volume that the pod has under a name of the template's stays the pod's: its own containers mount it.
+/// Removes volumes whose names the pod uses itself: its own containers mount them.
 pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Value {
     let own = json::containers(original, "volumes");
     let is_own = |volume: &Value| own.iter().any(|it| json::name(it) == json::name(volume));
@@ -30,8 +31,8 @@ pub(crate) fn without_own_volumes(mut rendered: Value, original: &Value) -> Valu
     rendered
 }
 
-/// Takes out of the pod what it declares of the template's containers, so that the template's come first. A native proxy
-/// that was declared among the containers is an init container from now on.
+/// Extracts the pod's declarations of template containers. A native proxy that was declared among
+/// `containers` moves to `initContainers`.
 pub(crate) fn extract(
     pod: &mut Value,
     original: &Value,
@@ -71,7 +72,7 @@ fn move_declared_proxy(pod: &mut Value) {
 }
 
 impl Declared {
-    /// Lays what the pod declared over what the templates say of the same containers.
+    /// Merges the pod's declarations over the template's containers.
     pub(crate) fn merged_over(&self, mut rendered: Value, proxy: &ProxySettings) -> Value {
         for (list, container) in &self.0 {
             let is_moved = proxy.is_native && is_proxy(container);
@@ -89,7 +90,7 @@ impl Declared {
         rendered
     }
 
-    /// Writes it down for the next time.
+    /// Stores the declarations in the annotation for the next injection.
     pub(crate) fn write(&self, pod: &mut Value) {
         let of = |wanted: &str| {
             let of_list = self.0.iter().filter(|(list, _)| *list == wanted);

@@ -1,29 +1,27 @@
-//! What makes a pod, as telemetry names it: by the controller that owns it, looked through to the object that a person
-//! wrote (services/docs/facts/istio-sidecar.md, 6.4 step 2).
+//! Workload of a pod, as telemetry names it: resolves the owning controller to the object that a person wrote
+//! (services/docs/facts/istio-sidecar.md, 6.4 step 2).
 
 use serde_json::Value;
 
 use crate::json;
 
-/// The object that a pod is of.
+/// The object that owns a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Its API version, like `apps/v1`.
+    /// API version such as `apps/v1`.
     pub api_version: String,
-    /// Its kind.
     pub kind: String,
-    /// Its name.
     pub name: String,
 }
 
-/// The label that a Deployment's ReplicaSets give their pods.
+/// Label on the pods of a Deployment's ReplicaSet.
 const TEMPLATE_HASH: &str = "pod-template-hash";
 
-/// The label that Argo's Rollouts give their pods.
+/// Label on the pods of an Argo Rollout's ReplicaSet.
 const ROLLOUT_HASH: &str = "rollouts-pod-template-hash";
 
 impl Owner {
-    /// What owns a pod; the pod itself where nothing does.
+    /// Returns the owner of a pod; the pod itself if it has none.
     pub fn of(pod: &Value) -> Self {
         let references = pod.pointer("/metadata/ownerReferences");
         let references = references.and_then(Value::as_array).into_iter().flatten();
@@ -83,7 +81,7 @@ impl Owner {
     }
 }
 
-/// A CronJob names its Jobs by the minute of their time: a number of eight digits or more.
+/// Returns the CronJob of a Job name, which ends in the scheduled minute: a number of eight digits or more.
 fn of_cron_job(name: &str) -> Option<&str> {
     let (name, time) = name.rsplit_once('-')?;
     let is_time = (8..=10).contains(&time.len()) && time.bytes().all(|byte| byte.is_ascii_digit());

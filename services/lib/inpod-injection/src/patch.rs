@@ -1,8 +1,7 @@
-//! What leads from one pod to another, as RFC 6902 operations: as few as there are differences, in an order that depends
-//! on the two pods alone.
+//! Computes the difference of two pods as RFC 6902 operations, minimal and deterministic.
 //!
-//! Items of a list that have a name are followed by it: one that is inserted before them is one `add`, one that is to stand
-//! elsewhere one `move`, and none of the others is touched.
+//! Items of lists with merge keys are matched by them: an inserted item is one `add`, a moved one is one `move`, and
+//! other items are not touched.
 
 use json_patch::{
     AddOperation, MoveOperation, Patch, PatchOperation, RemoveOperation, ReplaceOperation,
@@ -12,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::merge::{is_same, key_of};
 
-/// The operations that make `after` of `before`. None where they are equal.
+/// Returns the operations that turn `before` into `after`; none if they are equal.
 pub fn create(before: &Value, after: &Value) -> Patch {
     let mut operations = Vec::new();
     let mut path = Vec::new();
@@ -83,7 +82,7 @@ fn add(value: &Value, path: &[String], operations: &mut Vec<PatchOperation>) {
     operations.push(PatchOperation::Add(AddOperation { path, value }));
 }
 
-/// Whether the items of both lists have keys, each its own.
+/// Returns whether every item of both lists has a unique merge key.
 fn has_unique_keys(before: &[Value], after: &[Value], fields: &[&str]) -> bool {
     let unique = |items: &[Value]| {
         let mut all = items.iter().enumerate();
@@ -103,7 +102,7 @@ fn diff_lists(
     operations: &mut Vec<PatchOperation>,
 ) {
     let position = |item: &Value| after.iter().position(|it| is_same(fields, it, item));
-    // From behind, so that places before them do not move.
+    // From the end, so that earlier indices remain valid.
     for (at, item) in before.iter().enumerate().rev() {
         if position(item).is_none() {
             path.push(at.to_string());
@@ -113,7 +112,7 @@ fn diff_lists(
             path.pop();
         }
     }
-    // What is there by now; up to `at` it is as it is to be.
+    // Current state of the list; up to `at` it is final.
     let mut there: Vec<(usize, &Value)> = before
         .iter()
         .filter_map(|item| Some((position(item)?, item)))
@@ -135,7 +134,7 @@ fn diff_lists(
     }
 }
 
-/// Brings an item forward to its place; where only the one before it is in its way, that one goes back to its own.
+/// Moves an item forward to its index; if only its predecessor is in the way, moves that one back instead.
 fn move_item(
     there: &mut Vec<(usize, &Value)>,
     from: usize,

@@ -1,9 +1,9 @@
-//! Probes of the application, led through the proxy's agent, which asks the application at the pod's own address
+//! Redirects application probes to the proxy's agent, which probes the application at the pod's own address
 //! (services/docs/facts/istio-sidecar.md, 6.9): the kubelet has no certificate of the mesh.
 //!
-//! HTTP, TCP and gRPC probes and the HTTP and TCP hooks of a lifecycle become HTTP at the agent's port; what they were is
-//! told to the agent in [`PROBERS`]. A probe whose port has a name that its container does not declare is left alone:
-//! the agent could only answer with an error.
+//! HTTP, TCP and gRPC probes and HTTP and TCP lifecycle hooks become HTTP requests to the agent's port; [`PROBERS`]
+//! passes the originals to the agent. A probe of a port name that its container does not declare is left alone: the
+//! agent could only answer with an error.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use crate::{
     status::Status,
 };
 
-/// The variable by which the agent knows what it is to ask: JSON, by path.
+/// Environment variable with the agent's probes: JSON, by path.
 pub const PROBERS: &str = "ISTIO_KUBE_APP_PROBERS";
 
-/// Where a probe or hook stands in a container, the path that the agent answers it on, and the handlers that it may have.
+/// Fields of probes and hooks in a container, the path that the agent serves for each, and the supported handlers.
 const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
     (&["readinessProbe"], "app-health", "readyz", &PROBES),
     (&["livenessProbe"], "app-health", "livez", &PROBES),
@@ -42,11 +42,11 @@ const PROBE_FIELDS: [(&[&str], &str, &str, &[&str]); 5] = [
 const PROBES: [&str; 3] = ["httpGet", "tcpSocket", "grpc"];
 const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
 
-/// Has the agent asked instead of the application. What was rewritten before stays, its entry as well.
+/// Redirects probes to the agent. Probes that were redirected before stay, with their entries.
 ///
 /// # Errors
 ///
-/// When what an earlier injection told the agent cannot be read.
+/// If the probes of an earlier injection cannot be parsed.
 pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
     let Some(known) = proxy_of(pod) else {
         return Ok(());
@@ -86,7 +86,7 @@ fn probers(known: Option<&str>) -> Result<Map<String, Value>, InjectError> {
     serde_json::from_str(text).map_err(wrong)
 }
 
-/// Names of ports are written down in the status, which comes after.
+/// Saves port names in the status, which is written later.
 fn save_port_names(pod: &mut Value, names: BTreeMap<String, String>) {
     if names.is_empty() {
         return;
@@ -127,7 +127,7 @@ fn rewrite_container(
         let Some(number) = port(probe.get(*handler), &ports) else {
             continue;
         };
-        // The agent's own, or one that was led there before.
+        // The agent's own port, or a probe that was redirected before.
         if number == u64::from(status_port) {
             continue;
         }
@@ -142,7 +142,7 @@ fn rewrite_container(
     }
 }
 
-/// The number of a handler's port; `None` where it has a name that is not declared.
+/// Returns the number of a handler's port; `None` if its name is not declared.
 fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
     let value = handler?.get("port")?;
     if let Some(name) = value.as_str() {
@@ -152,7 +152,7 @@ fn port(handler: Option<&Value>, ports: &[Value]) -> Option<u64> {
     value.as_u64()
 }
 
-/// What the agent is told: the handler with a port that is a number, and how long it may take.
+/// Returns the agent's entry: the handler with a numeric port, and its timeout.
 fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value {
     let mut handler_value = probe.get(handler).cloned().unwrap_or_default();
     if let Some(fields) = handler_value.as_object_mut() {
@@ -165,7 +165,7 @@ fn prober_entry(probe: &Map<String, Value>, handler: &str, number: u64) -> Value
     entry.into()
 }
 
-/// What the kubelet asks now. Host and headers of an HTTP probe stay; the agent speaks no TLS to the kubelet.
+/// Returns the kubelet's request to the agent. Host and headers of an HTTP probe stay; the agent does not serve TLS.
 fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port: u16) -> Value {
     let mut handler_value = json!({});
     if handler == "httpGet" {
@@ -185,7 +185,7 @@ fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port:
     handler_value
 }
 
-/// Probes as they were before an injection.
+/// Restores the probes from before an injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
     let known = proxy_of(pod).and_then(|it| json::env_value(it, PROBERS));
     let known: Option<Map<String, Value>> = known.and_then(|text| serde_json::from_str(text).ok());

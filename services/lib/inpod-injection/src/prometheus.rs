@@ -1,5 +1,5 @@
-//! Metrics of application, proxy and agent at one address, the agent's (services/docs/facts/istio-sidecar.md, 6.8): Prometheus has no
-//! certificate of the mesh. Where the application's are is told to the agent in [`SCRAPED`].
+//! Serves the metrics of application, proxy and agent at the agent's port (services/docs/facts/istio-sidecar.md, 6.8),
+//! since Prometheus has no certificate of the mesh. [`SCRAPED`] passes the application's address to the agent.
 
 use inpod_types::{keys, lists};
 use serde_json::{Value, json};
@@ -12,20 +12,19 @@ use crate::{
     proxy_of,
 };
 
-/// The variable by which the agent knows where the application's metrics are: JSON.
+/// Environment variable with the application's scrape annotations: JSON for the agent.
 pub const SCRAPED: &str = "ISTIO_PROMETHEUS_ANNOTATIONS";
 
-/// The variable by which the proxy serves the same metrics with mutual TLS: a port.
+/// Environment variable with the port at which the proxy serves merged metrics with mutual TLS.
 const SECURE: &str = "ENVOY_SECURE_MERGED_METRICS_PORT";
 
-/// Where the agent answers.
+/// Path of the agent's metrics.
 const PATH: &str = "/stats/prometheus";
 
-/// Ports of proxy and agent, where no application's metrics are: of those that are never captured, and Envoy's
-/// administration, capture, tunnel and name resolution (6.8).
+/// Ports of proxy and agent that cannot be scrape targets: Envoy's admin interface, redirection, tunnel and DNS (6.8).
 const RESERVED: [u16; 6] = [15000, 15001, 15004, 15006, 15008, 15053];
 
-/// What the pod's author says of the application's metrics.
+/// Scrape settings in the annotations of the pod's author.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ScrapeAnnotations {
     scrape: String,
@@ -34,18 +33,18 @@ struct ScrapeAnnotations {
     targets: Vec<Target>,
 }
 
-/// Where the agent asks.
+/// Scrape target of the agent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     port: u16,
     path: String,
 }
 
-/// Leads Prometheus to the agent, which asks the application.
+/// Redirects Prometheus to the agent, which scrapes the application.
 ///
 /// # Errors
 ///
-/// When a target is the proxy's or the agent's own port.
+/// If a target is a port of the proxy or the agent.
 pub(crate) fn merge(
     pod: &mut Value,
     original: &Value,
@@ -63,7 +62,7 @@ pub(crate) fn merge(
     }
     let scrape_annotations = ScrapeAnnotations::read(original, proxy)?;
     let port = proxy.status_port.to_string();
-    // Not to be scraped, or led to the agent by its author.
+    // The author has disabled scraping, or has set the agent's port already.
     if json::parse_bool(&scrape_annotations.scrape) == Some(false)
         || scrape_annotations.port == port
     {
@@ -107,7 +106,7 @@ impl ScrapeAnnotations {
         })
     }
 
-    /// As the agent reads it (pilot-agent, PrometheusScrapeConfiguration).
+    /// Formats the settings for the agent (pilot-agent, PrometheusScrapeConfiguration).
     fn to_json(&self) -> String {
         let Self {
             scrape,
@@ -127,7 +126,7 @@ impl ScrapeAnnotations {
     }
 }
 
-/// Prometheus takes any mark for any other in the name of an annotation.
+/// Prometheus replaces every character of an annotation's name that is not alphanumeric by an underscore.
 fn sanitize(key: &str) -> String {
     let mark = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     key.chars().map(mark).collect()
@@ -138,7 +137,7 @@ fn annotations(pod: &Value) -> impl Iterator<Item = (&String, &Value)> {
     all.and_then(Value::as_object).into_iter().flatten()
 }
 
-/// What an annotation says in whatever spelling, the usual one first.
+/// Returns an annotation in any equivalent spelling, preferably the usual one.
 fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     let other = || {
         let mut all = annotations(pod);
@@ -148,14 +147,14 @@ fn find_annotation<'a>(pod: &'a Value, key: &str) -> Option<&'a str> {
     json::annotation(pod, key).or_else(other)
 }
 
-/// Every spelling that stands in a pod, of all three.
+/// Returns all spellings of the three annotations in a pod.
 fn matching_keys(pod: &Value) -> Vec<String> {
     let ours = [keys::SCRAPE, keys::SCRAPE_PATH, keys::SCRAPE_PORT].map(sanitize);
     let all = annotations(pod).filter(|(key, _)| ours.contains(&sanitize(key)));
     all.map(|(key, _)| key.clone()).collect()
 }
 
-/// `PORT:PATH`, with commas between them; `/metrics` where there is no path.
+/// Parses `PORT:PATH`, separated by commas; the path defaults to `/metrics`.
 pub(crate) fn targets(text: &str) -> Result<Vec<Target>, String> {
     let entries = text.split(',').map(str::trim);
     entries

@@ -1,4 +1,4 @@
-//! What a pod's proxy is to be: what is configured, with what the pod's annotations say over it.
+//! Settings of a pod's proxy: the configuration, overridden by the pod's annotations.
 
 use inpod_types::keys;
 use serde_json::{Map, Value, json};
@@ -11,31 +11,29 @@ use crate::{
     proxy_of,
 };
 
-/// The container of the proxy.
 pub const ISTIO_PROXY: &str = "istio-proxy";
 
-/// The container that redirects by itself.
+/// The init container that redirects traffic without CNI.
 pub const ISTIO_INIT: &str = "istio-init";
 
-/// The container that waits for the node's redirection.
+/// The init container that waits for the node's redirection.
 pub const ISTIO_VALIDATION: &str = "istio-validation";
 
-/// Istio's own user and group, which TPROXY runs with (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
+/// Istio's user and group ID, required by TPROXY (services/docs/facts/istio-sidecar.md, 6.6 and 6.7).
 const ISTIO_UID: u32 = 1337;
 
-/// How inbound TCP is led to the proxy.
+/// Interception of inbound TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interception {
     /// By destination NAT.
     Redirect,
-    /// With the client's address kept.
+    /// Keeps the client's address.
     Tproxy,
-    /// Not at all.
     None,
 }
 
 impl Interception {
-    /// As annotations have it.
+    /// Returns the value used in annotations.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Redirect => "REDIRECT",
@@ -45,40 +43,36 @@ impl Interception {
     }
 }
 
-/// What a pod's proxy is to be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProxySettings {
-    /// How inbound TCP is led to it.
     pub interception: Interception,
-    /// Where its agent answers; 0: nowhere.
+    /// Port of the agent's health checks; 0 if there is none.
     pub status_port: u16,
-    /// Whether it is an init container that goes on running.
+    /// Whether it is a native sidecar: an init container that keeps running.
     pub is_native: bool,
-    /// Whether the application waits for it.
+    /// Whether the application starts only after the proxy is ready.
     pub holds_application: bool,
-    /// How many seconds it goes on serving when its pod is to end, where that is not the agent's affair. 0 of a native
-    /// sidecar: it ends after the application.
+    /// Seconds that a proxy without an agent serves after its pod's deletion; 0 for a native sidecar, which
+    /// ends after the application.
     pub drain: u64,
-    /// Whether probes are led through its agent.
+    /// Whether probes are redirected to its agent.
     pub rewrites_probes: bool,
-    /// Its user, where traffic is told apart by it.
+    /// User ID that exempts the proxy's traffic from redirection.
     pub uid: u32,
-    /// Its group; with TPROXY Istio's own, by which traffic is told apart then (6.7).
+    /// Group ID; with TPROXY that of Istio, which exempts its traffic then (6.7).
     pub gid: u32,
-    /// Its image.
     pub image: String,
-    /// Its resources.
     pub resources: Map<String, Value>,
-    /// Istio's ProxyConfig for it.
+    /// Istio's ProxyConfig for this pod.
     pub config: Map<String, Value>,
 }
 
 impl ProxySettings {
-    /// What is configured and what the pod says.
+    /// Computes the settings from configuration and annotations.
     ///
     /// # Errors
     ///
-    /// When the pod's ProxyConfig says what it should not.
+    /// If the pod's ProxyConfig is invalid.
     pub fn of(config: &Config, pod: &Value) -> Result<Self, InjectError> {
         let proxy_config = proxy_config(config, pod)?;
         let native = match annotation(pod, keys::NATIVE_SIDECAR) {
@@ -106,7 +100,7 @@ impl ProxySettings {
         })
     }
 
-    /// The user that rules and the validating container take for the proxy's.
+    /// Returns the user ID that the rules and `istio-validation` treat as the proxy's.
     pub fn captured_uid(&self) -> u32 {
         match self.interception {
             Interception::Tproxy => ISTIO_UID,
@@ -115,7 +109,7 @@ impl ProxySettings {
     }
 }
 
-/// The mesh's ProxyConfig with the pod's over it; of maps in it, each key for itself.
+/// Merges the pod's ProxyConfig into that of the mesh; nested maps are merged by key.
 fn proxy_config(config: &Config, pod: &Value) -> Result<Map<String, Value>, InjectError> {
     let mut merged = config.proxy_config.clone();
     let Some(text) = annotation(pod, keys::PROXY_CONFIG) else {
@@ -174,7 +168,7 @@ fn status_port(
 /// Istio's default (`terminationDrainDuration` of ProxyConfig).
 const DEFAULT_DRAIN_SECONDS: u64 = 5;
 
-/// A part of a second is a whole one.
+/// Rounds fractions of a second up.
 fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
     let Some(requested) = config.get("terminationDrainDuration") else {
         return Ok(DEFAULT_DRAIN_SECONDS);
@@ -186,7 +180,7 @@ fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
     requested.as_str().and_then(seconds).ok_or_else(wrong)
 }
 
-/// As protobuf writes durations in JSON, rounded up.
+/// Parses a duration in protobuf's JSON form.
 fn seconds(text: &str) -> Option<u64> {
     let number = text.strip_suffix('s')?;
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
@@ -198,7 +192,7 @@ fn seconds(text: &str) -> Option<u64> {
     Some(seconds + u64::from(part.bytes().any(|digit| digit != b'0')))
 }
 
-/// Where any annotation says something of resources, annotations alone say it (6.6).
+/// If any annotation sets a resource, the annotations replace all configured resources (6.6).
 fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
     let requested = [
         ("requests", "cpu", keys::PROXY_CPU),
@@ -222,8 +216,8 @@ fn resources(config: &Config, pod: &Value) -> Map<String, Value> {
     resources
 }
 
-/// An annotation with a slash is an image in full, one without a name in the configured place; a type is an ending of the
-/// tag (6.6).
+/// Computes the image. An annotation with a slash is a full reference, one without replaces the name; a type is a
+/// suffix of the tag (6.6).
 fn image(config: &Config, pod: &Value) -> String {
     let configured = &config.proxy.image;
     let image = match annotation(pod, keys::PROXY_IMAGE) {
@@ -249,7 +243,7 @@ fn with_name(image: &str, name: &str) -> String {
 
 fn with_type(image: &str, kind: &str) -> String {
     let last = image.rsplit('/').next().unwrap_or(image);
-    // What a digest names is one image: there is no other build of it.
+    // A digest identifies one image; there is no variant of it.
     if image.contains('@') || !last.contains(':') {
         return image.to_owned();
     }
@@ -262,7 +256,7 @@ fn with_type(image: &str, kind: &str) -> String {
     format!("{bare}-{kind}")
 }
 
-/// A native proxy is an init container that goes on running; templates name it among the containers.
+/// Moves a native proxy, which templates declare among `containers`, to `initContainers`.
 pub(crate) fn move_native(mut rendered: Value, proxy: &ProxySettings) -> Value {
     if !proxy.is_native {
         return rendered;
@@ -291,8 +285,8 @@ fn id(value: Option<&Value>) -> Option<u64> {
     value.and_then(Value::as_u64).filter(|id| *id != 0)
 }
 
-/// The proxy, the rules and the validating container have to mean the same user: one that the pod gives its own
-/// `istio-proxy` is told to the others. With TPROXY the proxy is root, whatever the pod says (6.4 step 8).
+/// Gives proxy, rules and validation the same user: the one that the pod sets on its own `istio-proxy`. With TPROXY the
+/// proxy runs as root, whatever the pod sets (6.4 step 8).
 pub(crate) fn align_users(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
     let declared = proxy_of(original);
     let context = |key: &str| id(declared?.pointer(&format!("/securityContext/{key}")));
@@ -323,7 +317,7 @@ fn run_as(container: &mut Value, user: Option<u64>, group: Option<u64>) {
     }
 }
 
-/// `-u USER` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
+/// Sets `-u USER` of `istio-iptables` (services/docs/facts/istio-sidecar.md, 4.1).
 fn set_init_user(container: &mut Value, user: Option<u64>) {
     let arguments = container.get_mut("args").and_then(Value::as_array_mut);
     let (Some(arguments), Some(user)) = (arguments, user) else {

@@ -1,5 +1,5 @@
-//! An injection taken back: what its author wrote, of a pod that was injected. By it a second injection comes to the same
-//! as the first, and a person sees what was added.
+//! Reverts an injection to the pod that its author wrote. A second injection starts from there and leads to the same
+//! result as the first, and a person can see what was added.
 
 use inpod_types::keys;
 use serde_json::Value;
@@ -12,10 +12,10 @@ use crate::{
     status::{PreviousValues, Status},
 };
 
-/// The pod without what an injection added; a pod that was not injected, as it is.
+/// Returns the pod without an injection; a pod that was not injected stays as it is.
 ///
-/// What a custom template set of the spec beside containers, volumes and pull secrets stays: nothing tells that it is
-/// not the author's.
+/// Fields of the spec that a custom template sets, other than containers, volumes and pull secrets, remain: the status
+/// does not record them.
 pub fn strip(pod: &Value) -> Value {
     let Some(status) = Status::read(pod) else {
         return pod.clone();
@@ -81,7 +81,7 @@ fn restore_containers(pod: &mut Value, list: &str, containers: &[Value]) {
     }
 }
 
-/// A key that says something else than what was laid over it is somebody's later word, and stays.
+/// A value that differs from the applied one was set by someone else since, and stays.
 fn restore_metadata(pod: &mut Value, map: &str, before: &PreviousValues, applied: &FieldHashes) {
     let now = |key: &str| pod.get("metadata")?.get(map)?.get(key);
     let is_ours = |key: &str| {

@@ -1,7 +1,7 @@
-//! Templates: a part of a pod as YAML, in which `${NAME}` stands for a fact and `$when` says when something is there.
+//! Templates: partial pods as YAML, in which `${NAME}` is a variable and `$when` a condition.
 //!
-//! This is no language: a substitution is made in the values of the tree that the YAML was read into, so that nothing a
-//! pod's author says can become structure. Go templates are refused, with the line where one begins.
+//! Variables are replaced in the values of the parsed YAML, so that nothing in a pod can add structure. Go templates
+//! are rejected with the line of the first one.
 
 mod render;
 
@@ -18,20 +18,19 @@ use crate::{
 };
 use render::{Rendered, Rendering};
 
-/// The templates that are there without being configured: Istio's proxy, and an Envoy that asks nobody.
+/// Built-in templates: Istio's proxy, and an Envoy without a control plane.
 pub const BUILT_IN: [(&str, &str); 2] = [
     ("sidecar", include_str!("templates/sidecar.yaml")),
     ("standalone", include_str!("templates/standalone.yaml")),
 ];
 
-/// What says when a map of a template is there: a condition, or a list of which all have to hold; `!` before one turns
-/// it.
+/// Key with the condition of a map, or a list of conditions of which all must hold; `!` negates one.
 pub const WHEN: &str = "$when";
 
-/// What stands for a map that has nothing else but [`WHEN`].
+/// Key of the value of a map that otherwise has only [`WHEN`].
 pub const VALUE: &str = "$value";
 
-/// The conditions of [`WHEN`], and when each holds.
+/// Conditions for [`WHEN`] with their descriptions.
 pub const CONDITIONS: &[(&str, &str)] = &[
     ("cni", "the node redirects traffic"),
     (
@@ -52,14 +51,14 @@ pub const CONDITIONS: &[(&str, &str)] = &[
     ("network", "the cluster's network has a name"),
 ];
 
-/// The other keys of a template that begin with `$`: the directive of the merge.
+/// Merge directive, the only other key that may begin with `$`.
 const PATCH: &str = "$patch";
 
-/// A template that was read and found to name nothing unknown.
+/// A parsed template with only known variables and conditions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Template(Value);
 
-/// Which of [`CONDITIONS`] hold for a pod.
+/// Values of [`CONDITIONS`] for one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conditions(BTreeMap<&'static str, bool>);
 
@@ -85,11 +84,11 @@ impl Conditions {
     }
 }
 
-/// The built-in templates and the configured ones.
+/// Parses the built-in and the configured templates.
 ///
 /// # Errors
 ///
-/// When one cannot be used, or one is named that there is not.
+/// If a template is invalid, or a name refers to none.
 pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidConfig> {
     let mut texts = BTreeMap::from(BUILT_IN);
     let configured = config.templates.iter();
@@ -113,7 +112,7 @@ pub(crate) fn all(config: &Config) -> Result<Vec<(String, Template)>, InvalidCon
     texts.into_iter().map(parse).collect()
 }
 
-/// What is wrong with a template, and some of its text, by which the line is found.
+/// Error in a template, with a part of the text that locates its line.
 struct Fault {
     part: String,
     why: String,
@@ -127,11 +126,11 @@ fn fault(part: &str, why: impl Into<String>) -> Fault {
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
     ///
-    /// When it is no part of a pod, a Go template, or names what there is not; the line is told.
+    /// Names the line of a Go template, of an unknown name, or of anything that is not part of a pod.
     pub fn parse(name: &str, text: &str) -> Result<Self, InvalidConfig> {
         let invalid = |line: usize, why: String| InvalidConfig::Template {
             name: name.to_owned(),
@@ -158,17 +157,17 @@ impl Template {
         Ok(Self(document))
     }
 
-    /// Whether it names a fact.
+    /// Returns whether the template uses a variable.
     pub(crate) fn has(&self, variable: &str) -> bool {
         let is_it = |part| matches!(part, render::Part::Variable { name, .. } if name == variable);
         texts(&self.0).any(|text| render::parts(text).into_iter().any(is_it))
     }
 
-    /// What it comes to for a pod.
+    /// Renders the template for a pod.
     ///
     /// # Errors
     ///
-    /// When a fact that is a list or a map stands within a text.
+    /// If a variable that is a list or a map is part of a longer text.
     pub fn render(
         &self,
         name: &str,
@@ -192,7 +191,7 @@ impl Template {
     }
 }
 
-/// Every text below a value.
+/// Returns all strings in a value.
 fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match value {
         Value::String(text) => Box::new(std::iter::once(text.as_str())),
@@ -202,14 +201,14 @@ fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     }
 }
 
-/// The line, from 1, on which a part of a text first stands, comments left out.
+/// Returns the line, from 1, of the first occurrence of a text outside comments.
 fn line_of(text: &str, part: &str) -> Option<usize> {
     let mut lines = text.lines().zip(1..);
     let found = lines.find(|(line, _)| !line.trim_start().starts_with('#') && line.contains(part));
     found.map(|(_, number)| number)
 }
 
-/// A part of a pod has metadata and a spec; of the metadata, labels and annotations alone are a template's.
+/// Allows only metadata (labels and annotations) and spec.
 fn check_outline(document: &Value) -> Result<(), Fault> {
     let of = |value: &Value, known: &[&str]| {
         let fields = value.as_object().ok_or_else(|| fault("", "it is no map"))?;

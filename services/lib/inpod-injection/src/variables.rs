@@ -1,4 +1,4 @@
-//! What a template may name: a closed list ([`TABLE`]), each value known before any template is read.
+//! Variables of templates: a closed list ([`TABLE`]) of values that are computed before rendering.
 
 mod networks;
 mod pod;
@@ -13,7 +13,7 @@ use crate::{Request, config::Config, error::InjectError, proxy::ProxySettings};
 
 pub use table::TABLE;
 
-/// The values of [`TABLE`] for one pod; null is nothing.
+/// Values of [`TABLE`] for one pod; null if unset.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variables {
     values: BTreeMap<&'static str, Value>,
@@ -22,11 +22,11 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// Gathers what is known of a pod as its author wrote it.
+    /// Computes the variables from a pod as its author wrote it.
     ///
     /// # Errors
     ///
-    /// When its list of ports cannot be read.
+    /// If the pod's list of ports is invalid.
     pub fn gather(
         config: &Config,
         proxy: &ProxySettings,
@@ -56,7 +56,7 @@ impl Variables {
         })
     }
 
-    /// What a name stands for; `None` where it is nothing or not in the list, which reading the template has told.
+    /// Returns the value of a variable; `None` if it is unset. Unknown names are rejected when a template is parsed.
     pub fn get(&self, name: &str) -> Option<Value> {
         if let Some(key) = name.strip_prefix("annotation:") {
             return self.annotations.get(key).map(|text| text.as_str().into());
@@ -71,7 +71,7 @@ impl Variables {
     }
 }
 
-/// Whether a template may use a name.
+/// Returns whether a template may use a name.
 pub fn is_known(name: &str) -> bool {
     let of_pod = ["annotation:", "label:"]
         .into_iter()

@@ -1,5 +1,5 @@
-//! Twins of the injection goldens of Istio's tests that the template language covers (services/docs/facts/istio-sidecar.md, 10.2);
-//! README.md lists what it does not cover. `UPDATE_GOLDEN=1` writes them.
+//! Equivalents of the goldens of Istio's injection tests (services/docs/facts/istio-sidecar.md, 10.2); README.md lists
+//! what is not covered. `UPDATE_GOLDEN=1` rewrites them.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -17,7 +17,7 @@ fn directory() -> PathBuf {
         .collect()
 }
 
-/// The goldens' inputs by name.
+/// Returns the inputs of the goldens by name.
 fn inputs() -> BTreeSet<String> {
     let names = fs::read_dir(directory())
         .unwrap()
@@ -26,7 +26,7 @@ fn inputs() -> BTreeSet<String> {
     names.filter(|name| !name.ends_with(".injected")).collect()
 }
 
-/// An input and what it is injected with: a comment on its first lines may say it.
+/// Returns an input and its configuration, which a comment on the first lines may set.
 fn read(name: &str) -> (Injector, Vec<Value>) {
     let text = fs::read_to_string(directory().join(format!("{name}.yaml"))).unwrap();
     let config = text
@@ -107,7 +107,7 @@ fn pods(value: &Value) -> Vec<Value> {
 #[test]
 fn what_a_golden_was_given_is_taken_away_again() {
     for name in inputs() {
-        // A template of one's own may set what nothing tells from the pod's own.
+        // Reverting keeps what a custom template adds elsewhere in the spec.
         if name == "custom-template" {
             continue;
         }

@@ -1,17 +1,17 @@
-//! Edits of a list's text. What they do not mean stays byte for byte.
+//! Edits of a list's text that keep all other bytes.
 
 use serde_json::Value;
 
 use super::{Conflist, Entry};
 use crate::json::Span;
 
-/// A part of the text and what stands there afterwards.
+/// A part of the text and its replacement.
 struct Splice {
     span: Span,
     by: Vec<u8>,
 }
 
-/// What becomes of a plugin.
+/// Edit of one plugin.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PluginEdit<'a> {
     Keep,
@@ -20,19 +20,18 @@ enum PluginEdit<'a> {
 }
 
 impl Conflist {
-    /// The text with an entry in it: where there is one of its type behind the first plugin, in that one's place, else
-    /// behind all others. White space before it is as before the plugin that it follows. An entry that says the same
-    /// stays as it is written.
+    /// Returns the text with an entry: in place of a plugin of its type behind the first plugin, else appended with the
+    /// white space that precedes the last one. An equal entry keeps its formatting.
     pub fn with(&self, entry: &Entry) -> Vec<u8> {
         self.edit(&[], Some(entry))
     }
 
-    /// The text without the plugins of a type. For a list of nothing else that is an empty list, which no runtime takes.
+    /// Returns the text without the plugins of a type. The result may be an empty list, which runtimes reject.
     pub fn without(&self, kind: &str) -> Vec<u8> {
         self.edit(&[kind], None)
     }
 
-    /// The text with an entry in it and without the plugins of a type, in one.
+    /// Returns the text with an entry and without the plugins of a type.
     pub fn replaced(&self, kind: &str, entry: &Entry) -> Vec<u8> {
         self.edit(&[kind], Some(entry))
     }
@@ -46,7 +45,7 @@ impl Conflist {
         splice(&self.text, splices)
     }
 
-    /// What becomes of each plugin, and what is to follow all of them.
+    /// Returns the edit of each plugin, and the entry to append.
     fn plugin_edits<'a>(
         &self,
         remove: &[&str],
@@ -54,7 +53,8 @@ impl Conflist {
     ) -> (Vec<PluginEdit<'a>>, Option<&'a Entry>) {
         let is_removed = |kind: &str| remove.contains(&kind);
         let is_target = |kind: &str| put.is_some_and(|entry| entry.kind == kind);
-        // Where it may stay. The first plugin makes the network: none of ours can be it, unless there is no other.
+        // The first plugin creates the network, so that an entry of inpod must not be the first unless it
+        // is the only one.
         let first = usize::from(self.entries.iter().any(|plugin| !is_target(&plugin.kind)));
         let mut target = None;
         let edits = self.plugins().enumerate().map(|(index, plugin)| {
@@ -96,7 +96,7 @@ impl Conflist {
                         by: text.to_vec(),
                     });
                 }
-                // With the comma before it, or after it where nothing is kept before it.
+                // Removes the comma before the plugin, or the one after it if no plugin before it is kept.
                 (PluginEdit::Cut, Some(end)) if is_any_kept => {
                     splices.push(removal(end..plugin.span.end))
                 }
@@ -128,7 +128,7 @@ impl Conflist {
         Splice { span: at..at, by }
     }
 
-    /// The white space that ends at a place.
+    /// Returns the white space that ends at a position.
     fn whitespace_before(&self, at: usize) -> &[u8] {
         let before = self.text.get(..at).unwrap_or_default();
         let is_blank = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
@@ -137,7 +137,7 @@ impl Conflist {
     }
 }
 
-/// Whether two JSON texts say the same; white space and the order of keys say nothing.
+/// Returns whether two JSON texts are equal, ignoring white space and the order of keys.
 pub fn json_eq(one: &[u8], other: &[u8]) -> bool {
     if one == other {
         return true;
@@ -153,7 +153,7 @@ fn removal(span: Span) -> Splice {
     }
 }
 
-/// Replaces parts of a text, which do not overlap.
+/// Replaces parts of a text, which must not overlap.
 fn splice(text: &[u8], mut splices: Vec<Splice>) -> Vec<u8> {
     splices.sort_by_key(|splice| (splice.span.start, splice.span.end));
     let mut output = Vec::with_capacity(text.len());

@@ -198,7 +198,7 @@ fn value() -> impl Strategy<Value = String> {
     })
 }
 
-/// The members of an object: those that must be there among any others, also before and after them.
+/// An object with the required members among any others.
 fn object_with(needed: Vec<String>) -> impl Strategy<Value = String> {
     let other = (blank(), "[k-m]{1,3}", blank(), value());
     (
@@ -253,10 +253,10 @@ fn conflist() -> impl Strategy<Value = String> {
         })
 }
 
-/// What an edit may do to a list, whatever the list: add our entry and nothing else.
+/// Asserts that an edit of any list adds inpod's entry and changes nothing else.
 fn holds(text: &[u8]) -> Result<(), TestCaseError> {
     let Ok(list) = Conflist::parse(text) else {
-        // What a runtime would not take is not touched.
+        // Lists that runtimes reject are not edited.
         return Ok(());
     };
     let edited = list.with(&entry());

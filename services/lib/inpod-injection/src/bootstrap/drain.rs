@@ -1,18 +1,18 @@
-//! A path that is answered late, and does nothing else: whoever asks waits. The kubelet asks before it ends the proxy
-//! (`preStop`), so that the proxy goes on serving for as long as that. Every Kubernetes and every image can do this:
-//! `preStop.sleep` is known from 1.30 on, and `exec` needs a program beside Envoy.
+//! A path that responds late. The kubelet requests it in `preStop` and ends the proxy only after the response, so that
+//! the proxy serves that much longer. This works with every Kubernetes and every image: `preStop.sleep` needs 1.30, and
+//! `exec` needs a program beside Envoy.
 
 use serde_json::{Value, json};
 
 use super::{extend_object, extension, typed};
 
-/// As the template's hook names it.
+/// The path in the template's hook.
 const PATH: &str = "/drain";
 
 const FILTER: &str = "envoy.filters.http.fault";
 const KIND: &str = "envoy.extensions.filters.http.fault.v3.HTTPFault";
 
-/// How long Envoy lets any request wait for something to happen, by default: counted from the end of the delay.
+/// Envoy's default stream idle timeout, which starts at the end of the delay.
 const IDLE_SECONDS: u64 = 300;
 
 pub(super) fn route(seconds: u64) -> Value {
@@ -25,7 +25,7 @@ pub(super) fn route(seconds: u64) -> Value {
     })
 }
 
-/// With what delays answers where a route says so.
+/// Adds the filter that delays responses where a route asks for it.
 pub(super) fn connection_manager(mut manager: Value, seconds: u64) -> Value {
     if let Some(filters) = crate::json::list_mut(&mut manager, "http_filters") {
         filters.insert(0, extension(FILTER, KIND, json!({})));

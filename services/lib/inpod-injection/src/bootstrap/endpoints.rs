@@ -1,5 +1,5 @@
-//! Where the proxy leads connections to ports of the pod, as Istio's `Sidecar` has it (`ingress.defaultEndpoint`;
-//! services/docs/facts/istio-sidecar.md, 7.1).
+//! Endpoints for inbound ports of a pod, as `ingress.defaultEndpoint` of
+//! Istio's `Sidecar` (services/docs/facts/istio-sidecar.md, 7.1).
 
 use std::{
     collections::BTreeMap,
@@ -8,20 +8,19 @@ use std::{
 
 use crate::error::excerpt;
 
-/// How many ports an annotation may name: what comes of them has to fit into one argument of a process.
+/// Limits the bootstrap to the length of one process argument.
 pub(crate) const MAX_PORTS: usize = 64;
 
-/// Ports of the proxy and its agent: nothing of them is the application's, and who led connections to 15000 would give
-/// the proxy's administration to everybody.
+/// Ports of the proxy and its agent; forwarding to 15000 would expose the proxy's admin interface to every client.
 const RESERVED_PORTS: [u16; 6] = [15000, 15001, 15006, 15020, 15021, 15090];
 
-/// The longest path of a socket, in bytes (unix(7): 108 with the zero at its end).
+/// Maximum path of a Unix socket (unix(7): 108 bytes including the final NUL).
 const MAX_PATH_LENGTH: usize = 107;
 
-/// Where connections to a port are led.
+/// Destination of connections to a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
-    /// A port of localhost: 127.0.0.1 or ::1.
+    /// A port of 127.0.0.1 or ::1.
     Localhost(SocketAddr),
     /// A port of the pod's own address.
     Pod(u16),
@@ -29,11 +28,11 @@ pub(crate) enum Endpoint {
     Unix(String),
 }
 
-/// Reads `PORT=ENDPOINT`, with commas between them. A port that is not named keeps the address that the client dialled.
+/// Parses `PORT=ENDPOINT`, separated by commas. Other ports keep the address that the client dialled.
 ///
 /// # Errors
 ///
-/// What is wrong, and what to give.
+/// Names the problem and the expected form.
 pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
     let mut found = BTreeMap::new();
     for item in text.split(',').map(str::trim) {
@@ -103,7 +102,7 @@ fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     }
 }
 
-/// Neither a name in the abstract namespace nor anything that a kubelet or a parser could take for more than a path.
+/// Rejects abstract sockets, and characters to which the kubelet or a parser gives a meaning.
 fn parse_unix(path: &str) -> Result<Endpoint, String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
     let is_path = path.starts_with('/')

@@ -21,7 +21,8 @@ fn config(text: &str) -> Config {
 const NEVER: &str = "neverInjectSelector: [{matchLabels: {app: web}}]";
 const ALWAYS: &str = "alwaysInjectSelector: [{matchExpressions: [{key: app, operator: Exists}]}]";
 
-/// The policy matrix of Istio's own test (services/docs/facts/istio-sidecar.md, 10.1): configuration, label, annotation, outcome.
+/// The policy matrix of Istio's own test (services/docs/facts/istio-sidecar.md, 10.1):
+/// configuration, label, annotation, outcome.
 #[test]
 fn what_a_pod_says_beats_selectors_which_beat_the_policy() {
     use Decision::{Inject, Skip};

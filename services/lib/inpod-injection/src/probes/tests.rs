@@ -139,7 +139,7 @@ fn a_second_injection_adds_what_came_meanwhile_and_keeps_what_was_told() {
         "/app-health/late/livez": {"tcpSocket": {"port": 9}},
     });
     assert_eq!(excerpt(&again), expected);
-    // Where the variable was lost, it is made anew.
+    // Without the variable, it is computed anew.
     let mut lost = inject(&pod);
     let env = lost
         .pointer_mut("/spec/containers/1/env")

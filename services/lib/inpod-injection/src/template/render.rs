@@ -1,30 +1,30 @@
-//! What a template comes to.
+//! Renders a template for one pod.
 
 use serde_json::{Map, Value};
 
 use super::{Conditions, VALUE, WHEN};
 use crate::{bootstrap, variables::Variables};
 
-/// Whether something is there.
+/// Result of rendering a value.
 pub(super) enum Rendered {
     Present(Value),
     Omitted,
 }
 
-/// What a text is made of.
+/// A part of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part<'a> {
     Text(&'a str),
-    /// `${NAME}` or `${NAME|DEFAULT}`.
+    /// `${NAME}` or `${NAME|DEFAULT}` in a text.
     Variable {
         name: &'a str,
         default: Option<&'a str>,
     },
-    /// A `${` without an end.
+    /// A `${` without a closing brace.
     Open(&'a str),
 }
 
-/// The parts of a text. `$${` is `${` itself.
+/// Splits a text into parts. `$${` escapes `${`.
 pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut rest = text;
@@ -53,7 +53,7 @@ pub(super) fn parts(text: &str) -> Vec<Part<'_>> {
     parts
 }
 
-/// What stands at `$when`, as a list; `None` for what is no text.
+/// Returns the conditions of `$when` as a list; `None` for one that is not a string.
 pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     value.as_array().map_or_else(
         || vec![value.as_str()],
@@ -61,19 +61,19 @@ pub(super) fn conditions(value: &Value) -> Vec<Option<&str>> {
     )
 }
 
-/// Fields below which Kubernetes takes texts alone: a number there is written out.
+/// Fields in which Kubernetes accepts only strings: numbers are formatted there.
 const TEXTS: [&str; 5] = ["args", "command", "value", "labels", "annotations"];
 
-/// What a template is rendered with.
+/// Inputs of rendering.
 pub(super) struct Rendering<'a> {
     pub(super) variables: &'a Variables,
     pub(super) holds: &'a Conditions,
-    /// Made only where a template has it.
+    /// Rendered only if a template uses it.
     pub(super) bootstrap: Option<&'a str>,
 }
 
 impl Rendering<'_> {
-    /// A value with its facts in their places. A list or a map of which everything was left out is left out itself.
+    /// Replaces the variables in a value. A list or map of which every part is omitted is omitted itself.
     pub(super) fn value(&self, value: &Value, is_text: bool) -> Result<Rendered, String> {
         match value {
             Value::String(text) => self.text(text, is_text),
@@ -119,7 +119,8 @@ impl Rendering<'_> {
         Ok(Rendered::Present(rendered.into()))
     }
 
-    /// A text that is one fact has that fact's type, where a type is wanted; one with a fact that is nothing is left out.
+    /// A text that is a single variable keeps the variable's type where other types are allowed. A text with an
+    /// unset variable is omitted.
     fn text(&self, text: &str, is_text: bool) -> Result<Rendered, String> {
         let parts = parts(text);
         let get = |name: &str, default: Option<&str>| {

@@ -9,7 +9,7 @@ fn refused(text: &str) -> (usize, String) {
     }
 }
 
-/// What a template comes to for a small pod, put into its annotations.
+/// Renders a template for a small pod, as part of its annotations.
 fn rendered(text: &str) -> Value {
     let config = Config {
         templates: BTreeMap::from([("mine".to_owned(), text.to_owned())]),

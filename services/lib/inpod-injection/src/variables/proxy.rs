@@ -1,4 +1,4 @@
-//! What is known of the proxy and its mesh.
+//! Variables of the proxy and its mesh.
 
 use inpod_types::keys;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
-//! The list of what there is.
+//! The variables with their descriptions.
 
-/// The names that templates may use besides `annotation:KEY` and `label:KEY`, and what each is. One that is nothing leaves
-/// out what it stands in.
+/// Variables of templates besides `annotation:KEY` and `label:KEY`, with their descriptions. A text with an
+/// unset variable is omitted.
 pub const TABLE: &[(&str, &str)] = &[
     (
         "pod.name",

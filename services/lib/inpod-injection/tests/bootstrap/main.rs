@@ -1,6 +1,6 @@
-//! The bootstrap of the template `standalone`: by the schema of what Envoy takes (`model`), and by an Envoy where one is
-//! named: `ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored`.
-// cfg(test), so that clippy sees that all of this is a test.
+//! Tests the bootstrap of the template `standalone` against a schema of Envoy's API (`model`), and against a real Envoy
+//! if one is named: `ENVOY=/path/to/envoy cargo test -p inpod-injection --test bootstrap -- --ignored`.
+// cfg(test) marks all of this as test code for clippy.
 #![cfg(test)]
 
 mod model;
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 
 const KEY: &str = "inpod.io/default-endpoints";
 
-/// One of each form.
+/// Endpoints, one of each form.
 const ENDPOINTS: &str =
     "8080=127.0.0.1:80,8081=[::1]:81,8082=0.0.0.0:82,8083=[::]:83,8084=unix:///run/app.sock";
 
 const POD: &str = "10.0.0.9";
 
-/// What the injector makes of a pod with annotations.
+/// Injects into a pod with annotations.
 fn injected(config: &str, annotations: &Value) -> Result<Value, String> {
     let mut config = Config::parse(config).unwrap();
     if config.default_templates == ["sidecar"] && config.templates.is_empty() {
@@ -51,7 +51,7 @@ fn proxy(pod: &Value) -> &Value {
     containers.find(|it| it["name"] == "istio-proxy").unwrap()
 }
 
-/// The bootstrap as the kubelet hands it to the proxy of a pod with this address.
+/// Returns the bootstrap as the kubelet passes it to the proxy of a pod with this address.
 fn text(config: &str, annotations: &Value) -> String {
     let pod = injected(config, annotations).unwrap();
     let args = proxy(&pod)["args"].as_array().unwrap().clone();
@@ -66,7 +66,7 @@ fn document(config: &str, annotations: &Value) -> Value {
     serde_json::from_str(&text(config, annotations)).unwrap()
 }
 
-/// Reads a bootstrap as strictly as Envoy does.
+/// Parses a bootstrap as strictly as Envoy does.
 fn read(document: &Value) -> Result<Bootstrap, String> {
     let read: Bootstrap =
         serde_json::from_value(document.clone()).map_err(|error| error.to_string())?;
@@ -77,12 +77,12 @@ fn read(document: &Value) -> Result<Bootstrap, String> {
         .ok_or_else(|| faults.join("; "))
 }
 
-/// Annotations that say how long the proxy serves on.
+/// Annotations with the drain duration of the proxy.
 fn drains(duration: &str) -> Value {
     json!({"proxy.istio.io/config": format!("terminationDrainDuration: {duration}")})
 }
 
-/// Everything that can be made of it.
+/// Returns all variants of the bootstrap.
 fn variants() -> Vec<(&'static str, Value)> {
     let tproxy = json!({"sidecar.istio.io/interceptionMode": "TPROXY"});
     let each = ENDPOINTS
@@ -160,7 +160,7 @@ fn a_required_field_that_is_missing_is_found() {
     let mut count = 0;
     for place in places(&document, "").into_iter().skip(1) {
         let (parent, key) = place.rsplit_once('/').unwrap();
-        // Names of chains and routes, too, are Envoy's to give; so is a rewrite and a prefix's length.
+        // Envoy also permits chains and routes without a name, a route without a rewrite, and a range without a length.
         let is_name =
             key == "name" && (parent.contains("chain") || parent.ends_with("route_config"));
         let is_optional =
@@ -279,7 +279,7 @@ fn an_endpoint_that_no_template_takes_is_refused() {
     assert!(own.contains("inbound|80||"), "{own}");
 }
 
-/// Those of the port that tells whether the proxy is ready.
+/// Routes of the port that reports the proxy's readiness.
 fn routes(document: &Value) -> &Value {
     let place = "/static_resources/listeners/2/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
     document.pointer(place).unwrap()
@@ -340,7 +340,7 @@ fn a_proxy_without_an_agent_leaves_probes_alone_and_answers_its_own() {
     );
 }
 
-/// The longest argument of a process is 128 KiB (execve(2), MAX_ARG_STRLEN).
+/// Maximum length of a process argument, 128 KiB (execve(2), MAX_ARG_STRLEN).
 #[test]
 fn the_longest_bootstrap_fits_into_one_argument() {
     let path = "a".repeat(106);

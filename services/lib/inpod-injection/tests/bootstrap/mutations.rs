@@ -1,8 +1,8 @@
-//! A document that is wrong in one place.
+//! Mutations of a document, each wrong in one position.
 
 use serde_json::{Value, json};
 
-/// The places of all values of a document.
+/// Returns the positions of all values of a document.
 pub(crate) fn places(value: &Value, at: &str) -> Vec<String> {
     let below: Vec<_> = match value {
         Value::Object(fields) => fields
@@ -20,7 +20,7 @@ pub(crate) fn places(value: &Value, at: &str) -> Vec<String> {
     [vec![at.to_owned()], below].concat()
 }
 
-/// The document with one place of it changed, in every way that makes it wrong.
+/// Returns the document with one position changed in every way that makes it invalid.
 pub(crate) fn mutations(document: &Value, place: &str) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     let mut with = |what: &str, value: Value| {
