@@ -31,9 +31,11 @@ use crate::config::Config;
 
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "installer",
-    about: "Installs the plugin, adds inpod to the node's CNI chain, keeps both in place, and removes them without \
-            a trace. Commands: disable, enable (kill switch of the plugin), uninstall, handover (leave the node now); \
-            each takes the settings below.",
+    about: "Installs the plugin, adds inpod to the node's CNI chain, keeps both in\n\
+            place, and removes them without a trace.\n\n\
+            Commands, each with the options below:\n  \
+            disable, enable      set or remove the kill switch of the plugin\n  \
+            uninstall, handover  leave the node now",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };

@@ -28,11 +28,11 @@ impl Conf {
         let version = last(&members, "cniVersion");
         let version = version
             .map(|value| {
-                json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a text"))
+                json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a string"))
             })
             .transpose()?;
         Ok(Self {
-            name: json::string(text, name).ok_or_else(|| wrong_type("name", "a text"))?,
+            name: json::string(text, name).ok_or_else(|| wrong_type("name", "a string"))?,
             kind,
             version,
             text: text.to_owned(),

@@ -53,7 +53,7 @@ impl Conflist {
     pub fn parse(text: &[u8]) -> Result<Self, Malformed> {
         let members = object(text)?;
         let name = last(&members, "name").ok_or(Malformed::Missing("name"))?;
-        let name = json::string(text, name).ok_or_else(|| wrong_type("name", "a text"))?;
+        let name = json::string(text, name).ok_or_else(|| wrong_type("name", "a string"))?;
         let disable_check = boolean_member(text, &members, "disableCheck")?;
         let only_inlined = boolean_member(text, &members, "loadOnlyInlinedPlugins")?;
         let plugins = last(&members, "plugins").ok_or(Malformed::Missing("plugins"))?;
@@ -153,10 +153,11 @@ fn boolean_member(text: &[u8], members: &[Member], key: &'static str) -> Result<
 fn versions(text: &[u8], members: &[Member]) -> Result<Vec<String>, Malformed> {
     let mut versions = Vec::new();
     if let Some(value) = last(members, "cniVersion") {
-        versions.push(json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a text"))?);
+        versions
+            .push(json::string(text, value).ok_or_else(|| wrong_type("cniVersion", "a string"))?);
     }
     if let Some(value) = last(members, "cniVersions") {
-        let expected = wrong_type("cniVersions", "a list of texts");
+        let expected = wrong_type("cniVersions", "a list of strings");
         let items = json::elements(text, value).ok_or_else(|| expected.clone())?;
         for item in items {
             versions.push(json::string(text, &item).ok_or_else(|| expected.clone())?);
@@ -168,7 +169,7 @@ fn versions(text: &[u8], members: &[Member]) -> Result<Vec<String>, Malformed> {
 fn plugin_spans(text: &[u8], spans: Vec<Span>) -> Result<Vec<PluginSpan>, Malformed> {
     let plugin = |(index, span): (usize, Span)| {
         let malformed = |problem| Malformed::Plugin { index, problem };
-        let members = json::members(text, &span).ok_or_else(|| malformed("is no object"))?;
+        let members = json::members(text, &span).ok_or_else(|| malformed("is not an object"))?;
         let kind = kind(text, &members).ok_or_else(|| malformed("has no `type`"))?;
         Ok(PluginSpan { span, kind })
     };

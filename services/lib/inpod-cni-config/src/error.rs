@@ -3,12 +3,12 @@ use std::{io, path::PathBuf};
 /// Reason why runtimes reject a network configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    #[error("it is no JSON: line {line}: {problem}")]
+    #[error("invalid JSON: line {line}: {problem}")]
     Json { line: usize, problem: &'static str },
     /// Go's encoding/json, with which runtimes parse, rejects a byte order mark.
-    #[error("it begins with a byte order mark, which runtimes refuse; save it without")]
+    #[error("it begins with a byte order mark, which runtimes reject; save it without one")]
     ByteOrderMark,
-    #[error("it is no JSON object")]
+    #[error("it is not a JSON object")]
     NoObject,
     #[error("it has no `{0}`")]
     Missing(&'static str),
@@ -20,7 +20,7 @@ pub enum Malformed {
     #[error("plugin {index} of the list {problem}")]
     Plugin { index: usize, problem: &'static str },
     /// Runtimes parse `.conf` and `.json` as a single plugin, not as a list.
-    #[error("it has no `type`; a list of plugins belongs into a file that ends in .conflist")]
+    #[error("it has no `type`; a list of plugins needs a file name that ends in .conflist")]
     ListInConf,
     #[error("it has {0} bytes; runtimes read at most 2 MiB")]
     TooLarge(u64),

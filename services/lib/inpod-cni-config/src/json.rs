@@ -29,7 +29,7 @@ pub(crate) fn parse_value(text: &[u8]) -> Result<Span, Malformed> {
     reader.skip_whitespace();
     match reader.peek() {
         None => Ok(value),
-        Some(_) => Err(reader.error("something follows the value")),
+        Some(_) => Err(reader.error("unexpected data after the value")),
     }
 }
 
@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
         loop {
             self.skip_whitespace();
             if open.len() >= MAX_DEPTH && matches!(self.peek(), Some(b'{' | b'[')) {
-                return Err(self.error("it is nested too deeply"));
+                return Err(self.error("nested too deeply"));
             }
             if let Some(close) = self.enter_value()? {
                 open.push(close);
@@ -158,8 +158,8 @@ impl<'a> Reader<'a> {
             Some(b't') => self.literal(b"true").map(|()| None),
             Some(b'f') => self.literal(b"false").map(|()| None),
             Some(b'n') => self.literal(b"null").map(|()| None),
-            Some(_) => Err(self.error("a value was expected")),
-            None => Err(self.error("it ends where a value was expected")),
+            Some(_) => Err(self.error("expected a value")),
+            None => Err(self.error("unexpected end, expected a value")),
         }
     }
 
@@ -193,8 +193,8 @@ impl<'a> Reader<'a> {
                     self.at += 1;
                     open.pop();
                 }
-                Some(_) => return Err(self.error("a comma or a closing bracket was expected")),
-                None => return Err(self.error("it ends before it is closed")),
+                Some(_) => return Err(self.error("expected a comma or a closing bracket")),
+                None => return Err(self.error("unexpected end, expected a closing bracket")),
             }
         }
         Ok(false)
@@ -202,12 +202,12 @@ impl<'a> Reader<'a> {
 
     fn key(&mut self) -> Result<(), Malformed> {
         if self.peek() != Some(b'"') {
-            return Err(self.error("a key was expected"));
+            return Err(self.error("expected a key"));
         }
         self.string()?;
         self.skip_whitespace();
         if self.peek() != Some(b':') {
-            return Err(self.error("a colon was expected"));
+            return Err(self.error("expected a colon"));
         }
         self.at += 1;
         Ok(())
@@ -224,8 +224,8 @@ impl<'a> Reader<'a> {
                 }
                 Some(b'\\') => self.escape()?,
                 Some(0x20..) => self.at += 1,
-                Some(_) => return Err(self.error("a control character is in a string")),
-                None => return Err(self.error("a string does not end")),
+                Some(_) => return Err(self.error("control character in a string")),
+                None => return Err(self.error("unterminated string")),
             }
         }
     }
@@ -237,11 +237,11 @@ impl<'a> Reader<'a> {
             Some(b'u') => {
                 let digits = self.text.get(self.at + 1..self.at + 5).unwrap_or_default();
                 if digits.len() < 4 || !digits.iter().all(u8::is_ascii_hexdigit) {
-                    return Err(self.error("an escape is malformed"));
+                    return Err(self.error("malformed escape"));
                 }
                 5
             }
-            Some(_) | None => return Err(self.error("an escape is malformed")),
+            Some(_) | None => return Err(self.error("malformed escape")),
         };
         self.at += length;
         Ok(())
@@ -276,7 +276,7 @@ impl<'a> Reader<'a> {
             self.at += 1;
         }
         if self.at == start {
-            return Err(self.error("a number is malformed"));
+            return Err(self.error("malformed number"));
         }
         Ok(())
     }
@@ -284,7 +284,7 @@ impl<'a> Reader<'a> {
     fn literal(&mut self, literal: &[u8]) -> Result<(), Malformed> {
         let rest = self.text.get(self.at..).unwrap_or_default();
         if !rest.starts_with(literal) {
-            return Err(self.error("a value was expected"));
+            return Err(self.error("expected a value"));
         }
         self.at += literal.len();
         Ok(())
@@ -351,7 +351,7 @@ mod tests {
         let error = parse_value(b"{\n \"a\": 1\n \"b\": 2 }").unwrap_err();
         assert_eq!(
             error.to_string(),
-            "it is no JSON: line 3: a comma or a closing bracket was expected"
+            "invalid JSON: line 3: expected a comma or a closing bracket"
         );
     }
 }

@@ -63,7 +63,7 @@ fn mode(text: &str) -> Result<(), String> {
     match text {
         "REDIRECT" | "TPROXY" | "NONE" => Ok(()),
         other => Err(format!(
-            "{} is no mode; give REDIRECT, TPROXY or NONE",
+            "{} is not a mode; use REDIRECT, TPROXY or NONE",
             excerpt(other)
         )),
     }
@@ -76,7 +76,7 @@ fn port(text: &str) -> Result<(), String> {
 
 fn number(text: &str) -> Result<(), String> {
     let is_number = is_digits(text) && text.parse::<u32>().is_ok();
-    require(is_number, text, "number", "digits alone")
+    require(is_number, text, "number", "digits only")
 }
 
 fn is_digits(text: &str) -> bool {
@@ -84,7 +84,7 @@ fn is_digits(text: &str) -> bool {
 }
 
 fn require(is_so: bool, text: &str, what: &str, advice: &str) -> Result<(), String> {
-    let why = || format!("{} is no {what}; give {advice}", excerpt(text));
+    let why = || format!("{} is not a valid {what}; use {advice}", excerpt(text));
     is_so.then_some(()).ok_or_else(why)
 }
 
@@ -121,22 +121,22 @@ fn targets(text: &str) -> Result<(), String> {
 
 fn boolean(text: &str) -> Result<(), String> {
     let is_boolean = json::parse_bool(text).is_some();
-    require(is_boolean, text, "truth value", "true or false")
+    require(is_boolean, text, "boolean", "true or false")
 }
 
 fn yes_or_no(text: &str) -> Result<(), String> {
     let is_one = matches!(text, "true" | "false");
-    require(is_one, text, "truth value", "true or false")
+    require(is_one, text, "boolean", "true or false")
 }
 
 /// Requires a YAML map. Its fields are validated by Istio.
 fn proxy_config(text: &str) -> Result<(), String> {
     let found: Result<Value, _> = serde_saphyr::from_str(text);
-    let found = found.map_err(|error| format!("it is no YAML: {}", yaml_error(&error)))?;
+    let found = found.map_err(|error| format!("it is not valid YAML: {}", yaml_error(&error)))?;
     if found.is_object() || found.is_null() {
         return Ok(());
     }
-    Err("it is no map of YAML, like {holdApplicationUntilProxyStarts: true}".to_owned())
+    Err("it is not a YAML map such as {holdApplicationUntilProxyStarts: true}".to_owned())
 }
 
 /// Requires a Kubernetes quantity (apimachinery, resource.Quantity) that is not negative: `1`,
@@ -174,7 +174,7 @@ fn image(text: &str) -> Result<(), String> {
 fn identifier(text: &str) -> Result<(), String> {
     let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     let is_word = !text.is_empty() && text.bytes().all(is_word);
-    require(is_word, text, "word", "letters, digits and _.- alone")
+    require(is_word, text, "name", "letters, digits and _.- only")
 }
 
 fn levels(text: &str) -> Result<(), String> {
@@ -184,7 +184,7 @@ fn levels(text: &str) -> Result<(), String> {
         is_list,
         text,
         "list of levels",
-        "NAME:LEVEL with commas between them",
+        "NAME:LEVEL, separated by commas",
     )
 }
 

@@ -26,7 +26,7 @@ use endpoints::Endpoint;
 /// Name and description of the template variable.
 pub(crate) const VARIABLE: (&str, &str) = (
     "proxy.bootstrap",
-    "JSON: the bootstrap of an Envoy without a control plane and without an agent; INSTANCE_IP has to be in its environment",
+    "JSON: bootstrap of an Envoy without control plane and agent; needs INSTANCE_IP in its environment",
 );
 
 /// Ports to which outbound and inbound connections are redirected (services/docs/facts/istio-sidecar.md, 4.1).
@@ -77,7 +77,7 @@ pub(crate) fn render(
     let endpoints = parse(text).map_err(wrong)?;
     let is_tproxy = proxy.interception == Interception::Tproxy;
     if is_tproxy && !endpoints.is_empty() {
-        let why = "with interceptionMode TPROXY connections keep the client's address and go where they were going; give REDIRECT, or leave it out";
+        let why = "interceptionMode TPROXY keeps the client's address and the original destination; use REDIRECT, or remove the annotation";
         return Err(wrong(why.to_owned()));
     }
     let bootstrap = Bootstrap {
@@ -99,7 +99,7 @@ pub(crate) fn reject_endpoints(pod: &Value) -> Result<(), InjectError> {
     if text.is_none_or(|text| text.trim().is_empty()) {
         return Ok(());
     }
-    let why = "no template of this pod has proxy.bootstrap, and Istio's proxy takes endpoints from a Sidecar resource; choose the template standalone, or leave it out";
+    let why = "no template of this pod uses proxy.bootstrap, and Istio's proxy takes endpoints from a Sidecar resource; use the template standalone, or remove the annotation";
     Err(InjectError::annotation(
         keys::DEFAULT_ENDPOINTS,
         &why.to_owned(),

@@ -235,11 +235,11 @@ impl Config {
         if !versions.is_empty() && version(versions).is_none() {
             return Err(field(
                 "kubernetesVersion",
-                format!("{versions:?} is no version like 1.33"),
+                format!("{versions:?} is not a version such as 1.33"),
             ));
         }
         if self.proxy.uid == 0 {
-            let why = "0 is root, whose traffic nothing tells from the node's; give another";
+            let why = "0 is root, whose traffic rules cannot tell from the node's; use another";
             return Err(field("proxy.uid", why.to_owned()));
         }
         Ok(())

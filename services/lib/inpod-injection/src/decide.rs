@@ -62,11 +62,11 @@ impl SkipReason {
     /// Describes the reason for people.
     pub fn describe(self) -> &'static str {
         match self {
-            Self::HostNetwork => "it shares the node's network",
-            Self::SystemNamespace => "its namespace is one of the system's",
-            Self::OptedOut => "its label or annotation sidecar.istio.io/inject says so",
-            Self::NeverSelected => "neverInjectSelector selects it",
-            Self::Policy => "it asks for nothing, and the policy is disabled",
+            Self::HostNetwork => "it uses the host network",
+            Self::SystemNamespace => "its namespace is a system namespace",
+            Self::OptedOut => "its label or annotation sidecar.istio.io/inject opts out",
+            Self::NeverSelected => "neverInjectSelector matches it",
+            Self::Policy => "it does not opt in, and the policy is disabled",
         }
     }
 }

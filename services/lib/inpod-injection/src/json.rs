@@ -20,7 +20,9 @@ pub(crate) fn check_pod(pod: &Value) -> Result<(), InjectError> {
     for pointer in objects {
         let value = pod.pointer(pointer).filter(|value| !value.is_null());
         if value.is_some_and(|value| !value.is_object()) {
-            return Err(InjectError::InvalidPod(format!("{pointer} is no object")));
+            return Err(InjectError::InvalidPod(format!(
+                "{pointer} is not an object"
+            )));
         }
     }
     for list in ["initContainers", "containers", "volumes"] {
@@ -33,7 +35,7 @@ pub(crate) fn check_pod(pod: &Value) -> Result<(), InjectError> {
             .as_array()
             .is_some_and(|items| items.iter().all(named))
         {
-            let what = format!("/spec/{list} is no list of objects with a name");
+            let what = format!("/spec/{list} is not a list of named objects");
             return Err(InjectError::InvalidPod(what));
         }
     }

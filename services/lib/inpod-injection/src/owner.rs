@@ -96,7 +96,7 @@ mod tests {
 
     #[expect(
         clippy::needless_pass_by_value,
-        reason = "a test hands over what it made"
+        reason = "tests pass values that they build in place"
     )]
     fn owned(kind: &str, name: &str, labels: Value) -> Owner {
         Owner::of(&json!({"metadata": {

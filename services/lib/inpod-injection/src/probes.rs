@@ -80,7 +80,7 @@ fn probers(known: Option<&str>) -> Result<Map<String, Value>, InjectError> {
     };
     let wrong = |error| {
         InjectError::InvalidPod(format!(
-            "variable {PROBERS} of {ISTIO_PROXY} is no JSON of probes: {error}"
+            "variable {PROBERS} of {ISTIO_PROXY} is not valid JSON of probes: {error}"
         ))
     };
     serde_json::from_str(text).map_err(wrong)

@@ -167,7 +167,7 @@ fn target(entry: &str) -> Result<Target, String> {
     let (port, path) = entry.split_once(':').unwrap_or((entry, ""));
     let wrong = |what: &str| {
         let entry = excerpt(entry);
-        format!("{entry} {what}; give PORT:PATH like 9100:/metrics, with commas between them")
+        format!("{entry} {what}; use PORT:PATH such as 9100:/metrics, separated by commas")
     };
     let digits = port.bytes().all(|byte| byte.is_ascii_digit());
     let port: Option<u16> = digits.then(|| port.parse().ok()).flatten();

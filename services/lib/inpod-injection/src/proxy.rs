@@ -138,7 +138,7 @@ fn interception(pod: &Value, config: &Map<String, Value>) -> Result<Interception
         Some("NONE") => Ok(Interception::None),
         Some(other) => {
             let why =
-                format!("interceptionMode {other:?} is no mode; give REDIRECT, TPROXY or NONE");
+                format!("interceptionMode {other:?} is not a mode; use REDIRECT, TPROXY or NONE");
             Err(InjectError::annotation(keys::PROXY_CONFIG, &why))
         }
     }
@@ -159,7 +159,7 @@ fn status_port(
     let wrong = || {
         InjectError::annotation(
             keys::PROXY_CONFIG,
-            &format!("statusPort {requested} is no port"),
+            &format!("statusPort {requested} is not a port"),
         )
     };
     port.ok_or_else(wrong)
@@ -174,7 +174,8 @@ fn drain(config: &Map<String, Value>) -> Result<u64, InjectError> {
         return Ok(DEFAULT_DRAIN_SECONDS);
     };
     let wrong = || {
-        let why = format!("terminationDrainDuration {requested} is no duration; give seconds: 5s");
+        let why =
+            format!("terminationDrainDuration {requested} is not a duration in seconds such as 5s");
         InjectError::annotation(keys::PROXY_CONFIG, &why)
     };
     requested.as_str().and_then(seconds).ok_or_else(wrong)
@@ -335,7 +336,7 @@ mod tests {
 
     #[expect(
         clippy::needless_pass_by_value,
-        reason = "a test hands over what it made"
+        reason = "tests pass values that they build in place"
     )]
     fn settings(annotations: Value) -> ProxySettings {
         let pod = json!({"metadata": {"annotations": annotations}});

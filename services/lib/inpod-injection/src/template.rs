@@ -33,21 +33,15 @@ pub const VALUE: &str = "$value";
 /// Conditions for [`WHEN`] with their descriptions.
 pub const CONDITIONS: &[(&str, &str)] = &[
     ("cni", "the node redirects traffic"),
-    (
-        "native",
-        "the proxy is an init container that goes on running",
-    ),
+    ("native", "the proxy is a native sidecar"),
     ("intercepted", "the interception mode is not NONE"),
     ("tproxy", "the interception mode is TPROXY"),
-    ("hold", "the application waits for the proxy"),
+    ("hold", "the application starts after the proxy is ready"),
     (
         "drain",
-        "the proxy serves on when its pod is to end (`terminationDrainDuration`); of a native sidecar never",
+        "the proxy drains when its pod ends (`terminationDrainDuration`); never for a native sidecar",
     ),
-    (
-        "agent",
-        "the proxy's agent answers at a port: that is not 0",
-    ),
+    ("agent", "the agent's status port is not 0"),
     ("network", "the cluster's network has a name"),
 ];
 
@@ -138,14 +132,14 @@ impl Template {
             why,
         };
         if let Some(line) = line_of(text, "{{") {
-            let why = "it is a Go template, and those are not taken: give a part of a pod as YAML with ${NAME} and $when";
+            let why = "Go templates are not supported: write a partial pod as YAML with ${NAME} and $when";
             return Err(invalid(line, why.to_owned()));
         }
         let document: Value = serde_saphyr::from_str(text).map_err(|error| {
             let line = error
                 .location()
                 .and_then(|it| usize::try_from(it.line()).ok());
-            invalid(line.unwrap_or(1), format!("it is no YAML: {error}"))
+            invalid(line.unwrap_or(1), format!("it is not valid YAML: {error}"))
         })?;
         let document = if document.is_null() {
             Value::Object(serde_json::Map::new())
@@ -211,7 +205,9 @@ fn line_of(text: &str, part: &str) -> Option<usize> {
 /// Allows only metadata (labels and annotations) and spec.
 fn check_outline(document: &Value) -> Result<(), Fault> {
     let of = |value: &Value, known: &[&str]| {
-        let fields = value.as_object().ok_or_else(|| fault("", "it is no map"))?;
+        let fields = value
+            .as_object()
+            .ok_or_else(|| fault("", "it is not a map"))?;
         let unknown = fields
             .keys()
             .find(|key| !known.contains(&key.as_str()) && *key != WHEN);
@@ -224,7 +220,7 @@ fn check_outline(document: &Value) -> Result<(), Fault> {
     }
     let spec = document.get("spec");
     if spec.is_some_and(|spec| !spec.is_object()) {
-        return Err(fault("spec", "spec is no map"));
+        return Err(fault("spec", "spec is not a map"));
     }
     Ok(())
 }
@@ -242,7 +238,7 @@ fn check(value: &Value) -> Result<(), Fault> {
                     _ => Err(fault(PATCH, "$patch is not delete, replace or merge")),
                 },
                 VALUE if fields.keys().any(|key| key != VALUE && key != WHEN) => {
-                    Err(fault(VALUE, "beside $value stands $when alone"))
+                    Err(fault(VALUE, "$value may be combined with $when only"))
                 }
                 VALUE => check(value),
                 key if key.starts_with('$') => Err(fault(
@@ -262,12 +258,15 @@ fn check_when(value: &Value) -> Result<(), Fault> {
     };
     for condition in render::conditions(value) {
         let Some(condition) = condition else {
-            return Err(fault(WHEN, "$when is no condition and no list of them"));
+            return Err(fault(
+                WHEN,
+                "$when is not a condition or a list of conditions",
+            ));
         };
         if !known(condition) {
             let names: Vec<_> = CONDITIONS.iter().map(|(name, _)| *name).collect();
             let why = format!(
-                "{condition:?} is no condition; there are {}",
+                "unknown condition {condition:?}; known are {}",
                 names.join(", ")
             );
             return Err(fault(condition, why));
@@ -280,12 +279,12 @@ fn check_text(text: &str) -> Result<(), Fault> {
     for part in render::parts(text) {
         match part {
             render::Part::Text(_) => {}
-            render::Part::Open(rest) => return Err(fault(rest, "${ has no }")),
+            render::Part::Open(rest) => return Err(fault(rest, "${ has no closing }")),
             render::Part::Variable { name, .. }
                 if variables::is_known(name) || name == bootstrap::VARIABLE.0 => {}
             render::Part::Variable { name, .. } => {
                 let why = format!(
-                    "there is no {name:?}; services/lib/inpod-injection/README.md lists what there is"
+                    "unknown variable {name:?}; services/lib/inpod-injection/README.md lists all"
                 );
                 return Err(fault(name, why));
             }

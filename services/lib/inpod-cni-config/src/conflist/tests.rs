@@ -103,17 +103,14 @@ fn what_runtimes_read_of_a_list_is_read() {
 #[test]
 fn what_runtimes_refuse_is_refused_with_its_cause() {
     for (text, expected) in [
-        (
-            "",
-            "it is no JSON: line 1: it ends where a value was expected",
-        ),
+        ("", "invalid JSON: line 1: unexpected end, expected a value"),
         (
             "\u{feff}{}",
-            "it begins with a byte order mark, which runtimes refuse; save it without",
+            "it begins with a byte order mark, which runtimes reject; save it without one",
         ),
-        ("[]", "it is no JSON object"),
+        ("[]", "it is not a JSON object"),
         ("{}", "it has no `name`"),
-        (r#"{"name":1}"#, "`name` is not a text"),
+        (r#"{"name":1}"#, "`name` is not a string"),
         (r#"{"name":"n"}"#, "it has no `plugins`"),
         (r#"{"name":"n","plugins":{}}"#, "`plugins` is not a list"),
         (
@@ -122,7 +119,7 @@ fn what_runtimes_refuse_is_refused_with_its_cause() {
         ),
         (
             r#"{"name":"n","plugins":[{"type":"b"},1]}"#,
-            "plugin 1 of the list is no object",
+            "plugin 1 of the list is not an object",
         ),
         (
             r#"{"name":"n","plugins":[{"type":""}]}"#,
@@ -130,7 +127,7 @@ fn what_runtimes_refuse_is_refused_with_its_cause() {
         ),
         (
             r#"{"name":"n","cniVersion":1,"plugins":[{"type":"b"}]}"#,
-            "`cniVersion` is not a text",
+            "`cniVersion` is not a string",
         ),
         (
             r#"{"name":"n","disableCheck":1,"plugins":[{"type":"b"}]}"#,

@@ -41,7 +41,7 @@ pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
         }
         let Some((port, endpoint)) = item.split_once('=') else {
             return Err(format!(
-                "{} is no PORT=ENDPOINT, like 8080=127.0.0.1:8080",
+                "{} is not PORT=ENDPOINT such as 8080=127.0.0.1:8080",
                 excerpt(item)
             ));
         };
@@ -50,7 +50,7 @@ pub(crate) fn parse(text: &str) -> Result<BTreeMap<u16, Endpoint>, String> {
             .insert(port, parse_endpoint(endpoint.trim())?)
             .is_some()
         {
-            return Err(format!("port {port} is there twice"));
+            return Err(format!("port {port} is given twice"));
         }
         if found.len() > MAX_PORTS {
             return Err(format!("there are more than {MAX_PORTS} ports"));
@@ -64,7 +64,7 @@ fn parse_port(text: &str) -> Result<u16, String> {
     let port = text.parse().ok().filter(|port| is_number && *port > 0);
     let port = port.ok_or_else(|| {
         let found = excerpt(text);
-        format!("{found} is no port; give a number from 1 to 65535")
+        format!("{found} is not a port; use a number from 1 to 65535")
     })?;
     reject_reserved(port)
 }
@@ -72,7 +72,7 @@ fn parse_port(text: &str) -> Result<u16, String> {
 fn reject_reserved(port: u16) -> Result<u16, String> {
     if RESERVED_PORTS.contains(&port) {
         return Err(format!(
-            "port {port} is the proxy's own; give one of the application"
+            "port {port} belongs to the proxy; use a port of the application"
         ));
     }
     Ok(port)
@@ -82,8 +82,8 @@ fn parse_endpoint(text: &str) -> Result<Endpoint, String> {
     if let Some(path) = text.strip_prefix("unix://") {
         return parse_unix(path);
     }
-    let advice = "give 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the pod's own address, or unix:///PATH; nothing for the port where it is to stay as it is";
-    let wrong = || format!("{} is no endpoint; {advice}", excerpt(text));
+    let advice = "use 127.0.0.1:PORT, [::1]:PORT, 0.0.0.0:PORT for the pod's own address, or unix:///PATH; leave the port out to keep the original destination";
+    let wrong = || format!("{} is not an endpoint; {advice}", excerpt(text));
     let address: SocketAddr = text.parse().map_err(|_| wrong())?;
     if address.port() == 0 {
         return Err(wrong());
@@ -115,7 +115,7 @@ fn parse_unix(path: &str) -> Result<Endpoint, String> {
     is_path.then(|| Endpoint::Unix(path.to_owned())).ok_or_else(|| {
         let found = excerpt(path);
         format!(
-            "{found} is no path of a socket; give an absolute one of letters, digits and ._- of at most {MAX_PATH_LENGTH} bytes, as unix:///run/app.sock"
+            "{found} is not a socket path; use an absolute path of letters, digits and ._- of at most {MAX_PATH_LENGTH} bytes, such as unix:///run/app.sock"
         )
     })
 }
@@ -147,32 +147,32 @@ mod tests {
         let many: Vec<_> = (1..=65).map(|port| format!("{port}=0.0.0.0:1")).collect();
         let many = many.join(",");
         for (text, words) in [
-            ("8080", "no PORT=ENDPOINT"),
-            ("1=0.0.0.0:1,", "no PORT=ENDPOINT"),
-            ("http=0.0.0.0:1", "\"http\" is no port"),
-            ("0=0.0.0.0:1", "no port"),
-            ("+1=0.0.0.0:1", "no port"),
-            ("65536=0.0.0.0:1", "no port"),
-            ("1=0.0.0.0:1,1=0.0.0.0:2", "port 1 is there twice"),
-            ("1=", "no endpoint"),
-            ("1=127.0.0.1", "no endpoint"),
-            ("1=127.0.0.1:0", "no endpoint"),
-            ("1=127.0.0.1:65536", "no endpoint"),
-            ("1=localhost:1", "no endpoint"),
+            ("8080", "not PORT=ENDPOINT"),
+            ("1=0.0.0.0:1,", "not PORT=ENDPOINT"),
+            ("http=0.0.0.0:1", "\"http\" is not a port"),
+            ("0=0.0.0.0:1", "not a port"),
+            ("+1=0.0.0.0:1", "not a port"),
+            ("65536=0.0.0.0:1", "not a port"),
+            ("1=0.0.0.0:1,1=0.0.0.0:2", "port 1 is given twice"),
+            ("1=", "not an endpoint"),
+            ("1=127.0.0.1", "not an endpoint"),
+            ("1=127.0.0.1:0", "not an endpoint"),
+            ("1=127.0.0.1:65536", "not an endpoint"),
+            ("1=localhost:1", "not an endpoint"),
             ("1=10.0.0.1:1", "not in the pod"),
             ("1=127.0.0.6:1", "not in the pod"),
             ("1=[::ffff:127.0.0.1]:1", "not in the pod"),
-            ("1=127.0.0.1:15000", "port 15000 is the proxy's own"),
-            ("1=0.0.0.0:15001", "port 15001 is the proxy's own"),
-            ("15006=127.0.0.1:1", "port 15006 is the proxy's own"),
-            ("1=unix://run/app.sock", "no path"),
-            ("1=unix:///", "no path"),
-            ("1=unix:///run//app.sock", "no path"),
-            ("1=unix:///run/../app.sock", "no path"),
-            ("1=unix:///run/$(TOKEN)", "no path"),
-            ("1=unix:///run/a\"b", "no path"),
-            ("1=unix://@abstract", "no path"),
-            (long.as_str(), "no path"),
+            ("1=127.0.0.1:15000", "port 15000 belongs to the proxy"),
+            ("1=0.0.0.0:15001", "port 15001 belongs to the proxy"),
+            ("15006=127.0.0.1:1", "port 15006 belongs to the proxy"),
+            ("1=unix://run/app.sock", "not a socket path"),
+            ("1=unix:///", "not a socket path"),
+            ("1=unix:///run//app.sock", "not a socket path"),
+            ("1=unix:///run/../app.sock", "not a socket path"),
+            ("1=unix:///run/$(TOKEN)", "not a socket path"),
+            ("1=unix:///run/a\"b", "not a socket path"),
+            ("1=unix://@abstract", "not a socket path"),
+            (long.as_str(), "not a socket path"),
             (many.as_str(), "more than 64"),
         ] {
             let why = parse(text).unwrap_err();

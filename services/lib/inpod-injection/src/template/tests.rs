@@ -48,30 +48,30 @@ fn what_there_is_not_is_named_with_its_line() {
     for (text, line, words) in [
         ("spec:\n  hostname: ${pod.nam}", 2, "\"pod.nam\""),
         ("spec:\n  hostname: ${annotation:}", 2, "annotation:"),
-        ("spec:\n\n  hostname: a${pod.name", 3, "no }"),
+        ("spec:\n\n  hostname: a${pod.name", 3, "no closing }"),
         ("metadata:\n  name: x", 2, "labels or annotations"),
         ("kind: Pod", 1, "metadata or spec"),
         (
             "spec:\n  a: {$when: windows, b: 1}",
             2,
-            "\"windows\" is no condition",
+            "unknown condition \"windows\"",
         ),
         ("spec:\n  a: {$when: 3}", 2, "$when"),
         ("spec:\n  a: {$if: cni}", 2, "\"$if\""),
-        ("spec:\n  a: {$value: 1, b: 2}", 2, "$when alone"),
+        ("spec:\n  a: {$value: 1, b: 2}", 2, "$when only"),
         ("spec:\n  a: {$patch: keep}", 2, "$patch"),
-        ("- a", 1, "no map"),
-        ("spec: 3", 1, "no map"),
-        ("spec:\n  a: [", 2, "no YAML"),
+        ("- a", 1, "not a map"),
+        ("spec: 3", 1, "not a map"),
+        ("spec:\n  a: [", 2, "not valid YAML"),
     ] {
         let (found, why) = refused(text);
         assert!(why.contains(words), "{text}: {why}");
-        assert!(found == line || words == "no YAML", "{text}: line {found}");
+        assert!(found == line || words == "not valid YAML", "{text}: line {found}");
     }
 }
 
 #[test]
-fn a_fact_keeps_its_type_where_it_stands_alone() {
+fn a_variable_keeps_its_type_where_it_stands_alone() {
     let pod = rendered(
         "spec:\n  a: ${proxy.statusPort}\n  b: x${proxy.statusPort}\n  c: ${proxy.resources}\n  d: $${pod.name}\n",
     );
@@ -182,7 +182,7 @@ fn every_label_and_annotation_of_the_built_in_templates_is_in_the_table() {
 }
 
 #[test]
-fn the_page_lists_every_fact_and_every_condition() {
+fn the_page_lists_every_variable_and_every_condition() {
     let page = include_str!("../../README.md");
     let all = variables::TABLE.iter().chain([&bootstrap::VARIABLE]);
     for (name, help) in all.chain(CONDITIONS) {

@@ -36,7 +36,7 @@ fn names(annotation: &str, network: &str) -> String {
 /// name. The existing text keeps its formatting.
 fn objects(annotation: &str, network: &str) -> Result<String, InjectError> {
     let wrong = |error: serde_json::Error| {
-        let why = format!("it is no JSON list of networks: {error}");
+        let why = format!("it is not a JSON list of networks: {error}");
         InjectError::annotation(keys::MULTUS_NETWORKS, &why)
     };
     let known: Vec<Value> = serde_json::from_str(annotation).map_err(wrong)?;
