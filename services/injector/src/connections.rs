@@ -32,7 +32,7 @@ struct Idle {
 pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     /// Position in the order of idle connections; `None` while a request is in progress.
-    since: Mutex<Option<u64>>,
+    idle_position: Mutex<Option<u64>>,
     evict: Arc<Notify>,
     _permit: OwnedSemaphorePermit,
 }
@@ -57,9 +57,9 @@ impl Connections {
     /// idlest connection, or the first that becomes idle.
     pub(crate) async fn acquire(self: &Arc<Self>) -> Arc<ConnectionSlot> {
         loop {
-            let slot_expected = self.free.available_permits() > 0 || self.evict_idlest();
+            let is_slot_expected = self.free.available_permits() > 0 || self.evict_idlest();
             tokio::select! {
-                () = self.became_idle.notified(), if !slot_expected => {}
+                () = self.became_idle.notified(), if !is_slot_expected => {}
                 // The semaphore is never closed, so this cannot fail.
                 permit = Arc::clone(&self.free).acquire_owned() => {
                     if let Ok(permit) = permit {
@@ -94,7 +94,7 @@ impl ConnectionSlot {
     fn new(connections: &Arc<Connections>, permit: OwnedSemaphorePermit) -> Arc<Self> {
         let slot = Arc::new(Self {
             connections: Arc::clone(connections),
-            since: Mutex::default(),
+            idle_position: Mutex::default(),
             evict: Arc::default(),
             _permit: permit,
         });
@@ -102,8 +102,10 @@ impl ConnectionSlot {
         slot
     }
 
-    fn since(&self) -> MutexGuard<'_, Option<u64>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle_position(&self) -> MutexGuard<'_, Option<u64>> {
+        self.idle_position
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn mark_idle(&self) {
@@ -112,36 +114,36 @@ impl ConnectionSlot {
         let last = idle.last;
         idle.waiting.insert(last, Arc::clone(&self.evict));
         drop(idle);
-        *self.since() = Some(last);
+        *self.idle_position() = Some(last);
         self.connections.became_idle.notify_one();
     }
 
-    fn unmark_idle(&self) {
-        if let Some(since) = self.since().take() {
-            drop(self.connections.idle().waiting.remove(&since));
+    fn mark_busy(&self) {
+        if let Some(idle_position) = self.idle_position().take() {
+            drop(self.connections.idle().waiting.remove(&idle_position));
         }
     }
 
     /// Marks the connection as busy.
     pub(crate) fn start_request(self: &Arc<Self>) -> BusyGuard {
-        self.unmark_idle();
+        self.mark_busy();
         BusyGuard(Arc::clone(self))
     }
 
     /// Returns whether a request is in progress.
     pub(crate) fn is_busy(&self) -> bool {
-        self.since().is_none()
+        self.idle_position().is_none()
     }
 
     /// Waits until the connection is evicted.
-    pub(crate) async fn eviction_requested(&self) {
+    pub(crate) async fn wait_evicted(&self) {
         self.evict.notified().await;
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.unmark_idle();
+        self.mark_busy();
     }
 }
 
@@ -165,7 +167,7 @@ mod tests {
     /// Holds a slot until it is evicted, as a connection does.
     fn held(slot: Arc<ConnectionSlot>) -> tokio::task::JoinHandle<()> {
         tokio::spawn(async move {
-            slot.eviction_requested().await;
+            slot.wait_evicted().await;
             drop(slot);
         })
     }

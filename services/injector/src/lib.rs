@@ -40,13 +40,13 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .metrics()
         .register(|registry| metrics.register(registry));
     let current = Arc::new(Current::default());
-    let following = reload::follow(
+    let polling = reload::poll(
         config.clone(),
         Arc::clone(&current),
         daemon.readiness().clone(),
         metrics.clone(),
     );
-    tokio::spawn(inpod_service::vital("reload", following));
+    tokio::spawn(inpod_service::vital("reload", polling));
     if let Some(address) = config.metrics_address {
         let (conditions, text) = (daemon.readiness().clone(), Text(daemon.metrics().clone()));
         tokio::spawn(inpod_service::metrics::serve(address, conditions, text));

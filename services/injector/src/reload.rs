@@ -66,7 +66,7 @@ struct LastRead {
 }
 
 /// Polls both files forever.
-pub(crate) async fn follow(
+pub(crate) async fn poll(
     config: Config,
     current: Arc<Current>,
     conditions: Readiness,
@@ -82,15 +82,19 @@ pub(crate) async fn follow(
 }
 
 fn record_result(
-    (what, conditions, metrics): (&'static str, &Readiness, &Metrics),
+    (file, conditions, metrics): (&'static str, &Readiness, &Metrics),
     result: Result<(), String>,
 ) {
-    metrics.reloaded(what, if result.is_ok() { "used" } else { "refused" });
+    metrics.reloaded(file, if result.is_ok() { "used" } else { "refused" });
     match &result {
-        Ok(()) => tracing::info!(what, "Loaded"),
-        Err(why) => tracing::error!(what, why, "Cannot be used; the previous one stays in use"),
+        Ok(()) => tracing::info!(what = file, "Loaded"),
+        Err(why) => tracing::error!(
+            what = file,
+            why,
+            "Cannot use the new certificate or configuration; the previous one stays in use"
+        ),
     }
-    conditions.set(what, result);
+    conditions.set(file, result);
 }
 
 fn reload_certificate(
@@ -100,20 +104,20 @@ fn reload_certificate(
     conditions: &Readiness,
     metrics: &Metrics,
 ) {
-    let [what, _] = CONDITIONS;
+    let [file, _] = CONDITIONS;
     match Files::read(&config.tls_dir) {
         Ok(files) if last.files.as_ref() == Some(&files) => {}
         Ok(files) => {
             let result = current.certificate.replace(&files);
             let result = result.map(|ends| metrics.set_certificate_expiration(ends));
             record_result(
-                (what, conditions, metrics),
+                (file, conditions, metrics),
                 result.map_err(|error| error.to_string()),
             );
             last.files = Some(files);
         }
         // The kubelet may be replacing the volume; the certificate in use stays.
-        Err(error) => conditions.set(what, Err(error.to_string())),
+        Err(error) => conditions.set(file, Err(error.to_string())),
     }
 }
 
@@ -124,13 +128,13 @@ fn reload_configuration(
     conditions: &Readiness,
     metrics: &Metrics,
 ) {
-    let [_, what] = CONDITIONS;
+    let [_, file] = CONDITIONS;
     let text = match std::fs::read_to_string(&config.config_file) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
         Err(error) => {
             let why = format!("cannot read {}: {error}", config.config_file.display());
-            return conditions.set(what, Err(why));
+            return conditions.set(file, Err(why));
         }
     };
     if last.text.as_ref() == Some(&text) {
@@ -139,7 +143,7 @@ fn reload_configuration(
     let injector = inpod_injection::Config::parse(&text).and_then(Injector::new);
     let result = injector.map(|injector| current.replace(injector));
     record_result(
-        (what, conditions, metrics),
+        (file, conditions, metrics),
         result.map_err(|error| error.to_string()),
     );
     last.text = Some(text);

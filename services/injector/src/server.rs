@@ -135,7 +135,7 @@ impl Server {
                 both = accepted => both,
             };
             match accepted {
-                Ok((stream, _)) => drop(tokio::spawn(self.clone().connection(
+                Ok((stream, _)) => drop(tokio::spawn(self.clone().serve_connection(
                     stream,
                     slot,
                     last.clone(),
@@ -155,7 +155,12 @@ impl Server {
         }
     }
 
-    async fn connection(self, stream: TcpStream, slot: Arc<ConnectionSlot>, shutdown: Shutdown) {
+    async fn serve_connection(
+        self,
+        stream: TcpStream,
+        slot: Arc<ConnectionSlot>,
+        shutdown: Shutdown,
+    ) {
         // Handshake errors concern the client alone.
         let Some(stream) = self.handshake(stream, &slot).await else {
             return;
@@ -177,7 +182,7 @@ impl Server {
         tokio::pin!(connection);
         tokio::select! {
             done = connection.as_mut() => drop(done),
-            () = slot.eviction_requested() => {
+            () = slot.wait_evicted() => {
                 connection.as_mut().graceful_shutdown();
                 // The head of a request may be half received and never be completed.
                 let limit = if slot.is_busy() { DRAIN_TIMEOUT } else { FLUSH_TIMEOUT };
@@ -198,7 +203,7 @@ impl Server {
         let handshake = timeout(HANDSHAKE_TIMEOUT, self.0.acceptor.accept(stream));
         tokio::select! {
             done = handshake => done.ok()?.ok(),
-            () = slot.eviction_requested() => None,
+            () = slot.wait_evicted() => None,
         }
     }
 

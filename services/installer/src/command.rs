@@ -22,8 +22,8 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    pub(crate) fn parse(word: &str) -> Option<Self> {
-        match word {
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        match name {
             "disable" => Some(Self::Disable),
             "enable" => Some(Self::Enable),
             "uninstall" => Some(Self::Leave(Leave::Uninstall)),
@@ -37,7 +37,7 @@ impl Command {
 pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
     let message = inpod_service::configure::<Config>(&SERVICE, arguments)
         .and_then(|config| config.map(|config| run(command, config)).transpose());
-    let (code, told) = match message {
+    let (code, written) = match message {
         Ok(line) => (
             ExitCode::SUCCESS,
             line.map(|line| writeln!(io::stdout(), "{line}")),
@@ -48,7 +48,7 @@ pub(crate) fn main(command: Command, arguments: &[OsString]) -> ExitCode {
         }
     };
     // There is no other way to report this error.
-    told.unwrap_or(Ok(())).unwrap_or_default();
+    written.unwrap_or(Ok(())).unwrap_or_default();
     code
 }
 
@@ -72,8 +72,8 @@ fn leave_node(config: Config, how: Leave) -> anyhow::Result<String> {
         .enable_all()
         .build();
     let installer = Installer::new(config, Metrics::default())?;
-    let left = runtime
+    let result = runtime
         .context("cannot start the runtime")?
         .block_on(uninstall::leave_node(installer, how))?;
-    Ok(left.line())
+    Ok(result.receipt_line())
 }

@@ -43,7 +43,7 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
 /// Runs the service, or the command in the first argument.
 pub fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    let command = arguments.get(1).and_then(|word| word.to_str());
+    let command = arguments.get(1).and_then(|argument| argument.to_str());
     match command.and_then(command::Command::parse) {
         Some(command) => {
             arguments.remove(1);

@@ -179,19 +179,19 @@ impl<'a> Planner<'a> {
 
     /// Returns the names of istio-cni's own files, present or already removed.
     fn istio_files(&self) -> Vec<String> {
-        let there = self
+        let present = self
             .directory
             .files
             .iter()
             .filter(|file| is_istio_file(file));
-        let mut names: Vec<_> = there.map(|file| file.name.clone()).collect();
-        let taken = self.record.files.iter().filter(|(name, changed)| {
+        let mut names: Vec<_> = present.map(|file| file.name.clone()).collect();
+        let removed = self.record.files.iter().filter(|(name, changed)| {
             let before = changed.before.as_ref().filter(|_| changed.ours.is_none());
             let file =
                 before.map(|before| NetworkFile::new((*name).clone(), before.bytes().to_owned()));
             file.is_some_and(|file| is_istio_file(&file))
         });
-        names.extend(taken.map(|(name, _)| name.clone()));
+        names.extend(removed.map(|(name, _)| name.clone()));
         names
     }
 

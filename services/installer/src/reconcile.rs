@@ -61,10 +61,10 @@ pub struct Dirs {
 pub struct Outcome {
     pub(crate) binary: Result<(), String>,
     pub(crate) chain: Result<(), String>,
-    /// Whether containerd can load the directory. Other runtimes skip invalid files.
+    /// Error that keeps containerd from loading the directory. Other runtimes skip invalid files.
     pub(crate) directory: Result<(), String>,
-    /// When to reconcile again without an event.
-    pub(crate) again: Option<Duration>,
+    /// Delay until the next reconcile, unless an event comes first.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Installer {
@@ -101,14 +101,14 @@ impl Installer {
     /// Brings plugin and chain into the desired state.
     pub(crate) fn reconcile(&mut self, now: Instant) -> Outcome {
         self.dirs = dirs(&self.config);
-        let binary = self.binary().map_err(|error| with_causes(&error));
+        let binary = self.reconcile_binary().map_err(|error| with_causes(&error));
         // An entry without a plugin fails every pod: wait for the plugin, unless the entry exists already.
         let chain = if binary.is_ok() || !self.record.files.is_empty() {
-            self.chain(now)
+            self.reconcile_chain(now)
         } else {
             Ok(Err("waiting for the plugin binary".to_owned()))
         };
-        let (chain, again) = match chain {
+        let (chain, retry_after) = match chain {
             Ok(Ok(())) => (Ok(()), None),
             Ok(Err(why)) => (
                 Err(why),
@@ -120,13 +120,13 @@ impl Installer {
             ),
             Err(error) => (Err(with_causes(&error)), Some(RETRY_INTERVAL)),
         };
-        let retry = binary.is_err().then_some(RETRY_INTERVAL);
+        let binary_retry = binary.is_err().then_some(RETRY_INTERVAL);
         self.log_problem(&binary, &chain);
         Outcome {
             binary,
             chain,
-            directory: self.directory(),
-            again: again.or(retry),
+            directory: self.check_directory(),
+            retry_after: retry_after.or(binary_retry),
         }
     }
 
@@ -147,7 +147,7 @@ impl Installer {
         self.last_problem = why.to_owned();
     }
 
-    fn directory(&self) -> Result<(), String> {
+    fn check_directory(&self) -> Result<(), String> {
         let directory = Directory::read(&self.conf_dir()).map_err(|error| with_causes(&error))?;
         match directory.blocking_files().next() {
             None => Ok(()),
@@ -157,7 +157,7 @@ impl Installer {
         }
     }
 
-    fn binary(&mut self) -> Result<(), BinaryError> {
+    fn reconcile_binary(&mut self) -> Result<(), BinaryError> {
         let dir = self.config.on_host(&self.dirs.bin);
         let source = &self.config.plugin_source;
         let stamp = FileStamps::of(source, &dir);
@@ -169,8 +169,8 @@ impl Installer {
             return Ok(());
         }
         let target = self.dirs.bin.join(INPOD_CNI).display().to_string();
-        let had = self.record.binary.as_ref() == Some(&target);
-        if !had {
+        let was_recorded = self.record.binary.as_ref() == Some(&target);
+        if !was_recorded {
             self.record.binary = Some(target);
             self.save().map_err(|error| BinaryError::Write {
                 path: self.config.record_dir(),
@@ -178,7 +178,7 @@ impl Installer {
             })?;
         }
         let installed = binary::install(source, &dir);
-        if installed.is_err() && !had {
+        if installed.is_err() && !was_recorded {
             // Nothing was installed: a plugin that someone else installs now must not be removed by inpod.
             self.record.binary = None;
             self.save().unwrap_or_else(|error| {
@@ -199,7 +199,7 @@ impl Installer {
     }
 
     /// Brings inpod into the chain. The inner error needs an operator, or time.
-    fn chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
+    fn reconcile_chain(&mut self, now: Instant) -> Result<Result<(), String>, ChainError> {
         let conf = self.dirs.conf.display().to_string();
         if !self.record.files.is_empty() && self.record.conf_dir != conf {
             self.leave_chain(Restore::Everything)?;
@@ -226,12 +226,12 @@ impl Installer {
         }
         self.record.conf_dir = conf;
         let updated_record = plan.updated_record(&self.desired, &directory, &self.record);
-        self.remember(with_modes(updated_record, &dir))?;
+        self.update_record(with_modes(updated_record, &dir))?;
         self.apply(&dir, &steps)?;
         if is_contested {
             self.backoff.record_rewrite(now);
         }
-        self.forget(&plan)?;
+        self.forget_settled(&plan)?;
         self.desired.check_effective(&Directory::read(&dir)?)?;
         Ok(Ok(()))
     }
@@ -253,7 +253,7 @@ impl Installer {
             steps::apply(&dir, step)?;
             self.metrics.rewritten("leaving");
         }
-        self.forget(&plan)?;
+        self.forget_settled(&plan)?;
         self.desired
             .remove_backups(&dir)
             .map_err(|source| ChainError::Write { path: dir, source })?;
@@ -274,7 +274,7 @@ impl Installer {
         Ok(())
     }
 
-    fn remember(&mut self, record: Record) -> Result<(), ChainError> {
+    fn update_record(&mut self, record: Record) -> Result<(), ChainError> {
         if self.record != record {
             record.write(&self.config.record_dir())?;
             self.record = record;
@@ -282,10 +282,10 @@ impl Installer {
         Ok(())
     }
 
-    fn forget(&mut self, plan: &Plan) -> Result<(), ChainError> {
+    fn forget_settled(&mut self, plan: &Plan) -> Result<(), ChainError> {
         let mut record = self.record.clone();
         record.files.retain(|name, _| !plan.forget.contains(name));
-        self.remember(record)
+        self.update_record(record)
     }
 
     /// Writes the current record to disk.
@@ -325,7 +325,7 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
     loop {
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
-            Err((restore, _)) if Instant::now() < deadline => file = restore,
+            Err((unlocked, _)) if Instant::now() < deadline => file = unlocked,
             Err((_, error)) => anyhow::bail!(
                 "another installer is at work on this node ({}: {error}); stop it first",
                 path.display()
@@ -337,8 +337,8 @@ fn lock(dir: &Path) -> anyhow::Result<Flock<fs::File>> {
 
 /// Returns the configured directories, else those of the runtime.
 fn dirs(config: &Config) -> Dirs {
-    let (found, unread) = inpod_cni_config::find_dirs(&config.host_root);
-    for (path, why) in unread {
+    let (found, unreadable) = inpod_cni_config::find_dirs(&config.host_root);
+    for (path, why) in unreadable {
         tracing::debug!(path = %path.display(), why, "Cannot read the runtime's configuration");
     }
     let bin = found.bin_dirs.into_iter().next();

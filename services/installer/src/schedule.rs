@@ -31,9 +31,9 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
     let mut installer = Installer::new(config, metrics)?;
     let mut watcher = None;
     loop {
-        if let Some(how) = uninstall::requested_leave(&installer.config.leave_file, &marker) {
-            let left = uninstall::leave_node(installer, how).await?;
-            return uninstall::write_receipt(&left, &marker);
+        if let Some(how) = uninstall::read_leave_request(&installer.config.leave_file, &marker) {
+            let result = uninstall::leave_node(installer, how).await?;
+            return uninstall::write_receipt(&result, &marker);
         }
         marker
             .clear()
@@ -55,21 +55,21 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
         if let Some(watcher) = &mut watcher {
             watcher.drain();
         }
-        let (back, outcome) = tokio::task::spawn_blocking(move || {
+        let (returned, outcome) = tokio::task::spawn_blocking(move || {
             let outcome = installer.reconcile(Instant::now());
             (installer, outcome)
         })
         .await
         .context("a reconcile panicked")?;
-        installer = back;
+        installer = returned;
         let sweep = installer.config.sweep();
-        let again = outcome.again.unwrap_or(sweep).min(sweep);
+        let delay = outcome.retry_after.unwrap_or(sweep).min(sweep);
         daemon.readiness().set("binary", outcome.binary);
         daemon.readiness().set("chain", outcome.chain);
         daemon.readiness().set("directory", outcome.directory);
         wait(
             watcher.as_mut(),
-            again,
+            delay,
             (&installer.config.leave_file, &marker),
         )
         .await;
@@ -80,7 +80,7 @@ pub(crate) async fn run(config: Config, daemon: &Daemon, metrics: Metrics) -> an
 async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
     let mut is_logged = false;
     while let Some(how) =
-        uninstall::requested_leave(leave_file, marker).filter(|how| marker.is_set(*how))
+        uninstall::read_leave_request(leave_file, marker).filter(|how| marker.is_set(*how))
     {
         // The marker is needed until Kubernetes deletes this pod.
         daemon.forget(how == Leave::Uninstall);
@@ -99,28 +99,28 @@ async fn wait_while_left(leave_file: &Path, marker: &Marker, daemon: &Daemon) {
 /// Waits for an event, for the next periodic reconcile, or until inpod is to leave.
 async fn wait(
     mut watcher: Option<&mut Watcher>,
-    again: Duration,
-    (word, marker): (&Path, &Marker),
+    delay: Duration,
+    (leave_file, marker): (&Path, &Marker),
 ) {
-    let until = tokio::time::Instant::now() + again;
+    let until = tokio::time::Instant::now() + delay;
     loop {
         let tick = until.min(tokio::time::Instant::now() + LEAVE_POLL_INTERVAL);
         tokio::select! {
-            () = changed(watcher.as_deref_mut()) => {
+            () = wait_changed(watcher.as_deref_mut()) => {
                 tokio::time::sleep(COALESCE_DELAY).await;
                 return;
             }
             () = tokio::time::sleep_until(tick) => {}
         }
         if tokio::time::Instant::now() >= until
-            || uninstall::requested_leave(word, marker).is_some()
+            || uninstall::read_leave_request(leave_file, marker).is_some()
         {
             return;
         }
     }
 }
 
-async fn changed(watcher: Option<&mut Watcher>) {
+async fn wait_changed(watcher: Option<&mut Watcher>) {
     match watcher {
         Some(watcher) => watcher.changed().await,
         None => std::future::pending().await,

@@ -21,20 +21,20 @@ const MAX_ATTEMPTS: usize = 10;
 
 /// Result of an uninstall or handover.
 #[derive(Debug)]
-pub(crate) struct Left {
+pub(crate) struct LeaveResult {
     how: Leave,
     steps: Vec<String>,
     receipt: PathBuf,
 }
 
-impl Left {
-    pub(crate) fn line(&self) -> String {
+impl LeaveResult {
+    pub(crate) fn receipt_line(&self) -> String {
         leave::line(self.how, &self.steps.join(", "))
     }
 }
 
 /// Returns whether inpod is to leave the node. A file that cannot be read or parsed means stay.
-pub(crate) fn requested_leave(file: &Path, marker: &Marker) -> Option<Leave> {
+pub(crate) fn read_leave_request(file: &Path, marker: &Marker) -> Option<Leave> {
     leave::read(file, marker).unwrap_or_else(|error| {
         tracing::error!(error, "Cannot read whether to leave the node; staying");
         None
@@ -43,7 +43,10 @@ pub(crate) fn requested_leave(file: &Path, marker: &Marker) -> Option<Leave> {
 
 /// Leaves the node: first the chain; then the plugin, once no call can be in progress; then its state, once
 /// no pod needs it.
-pub(crate) async fn leave_node(mut installer: Installer, how: Leave) -> anyhow::Result<Left> {
+pub(crate) async fn leave_node(
+    mut installer: Installer,
+    how: Leave,
+) -> anyhow::Result<LeaveResult> {
     tracing::warn!(%how, "Leaving the node");
     let mut steps = vec![leave_chain(&mut installer, how).await?];
     steps.push(remove_plugin(&mut installer).await?);
@@ -51,7 +54,7 @@ pub(crate) async fn leave_node(mut installer: Installer, how: Leave) -> anyhow::
         steps.extend(wait_withdrawn(&installer).await);
     }
     steps.push(remove_state(&installer)?);
-    Ok(Left {
+    Ok(LeaveResult {
         how,
         steps,
         receipt: installer.config.receipt_file.clone(),
@@ -59,13 +62,13 @@ pub(crate) async fn leave_node(mut installer: Installer, how: Leave) -> anyhow::
 }
 
 /// Writes the receipt and sets the marker.
-pub(crate) fn write_receipt(left: &Left, marker: &Marker) -> anyhow::Result<()> {
-    let done = left.steps.join(", ");
-    tracing::warn!(how = %left.how, done, "Left the node");
-    let written = leave::receipt(&left.receipt, left.how, &done);
-    written.with_context(|| format!("cannot write {}", left.receipt.display()))?;
+pub(crate) fn write_receipt(result: &LeaveResult, marker: &Marker) -> anyhow::Result<()> {
+    let done = result.steps.join(", ");
+    tracing::warn!(how = %result.how, done, "Left the node");
+    let written = leave::receipt(&result.receipt, result.how, &done);
+    written.with_context(|| format!("cannot write {}", result.receipt.display()))?;
     marker
-        .set(left.how)
+        .set(result.how)
         .context("cannot set the marker of a node that inpod has left")
 }
 
@@ -105,9 +108,9 @@ async fn remove_plugin(installer: &mut Installer) -> anyhow::Result<String> {
         return Ok(format!("plugin kept in {}", path.display()));
     }
     tokio::time::sleep(installer.config.binary_grace()).await;
-    let there = installer.config.on_host(&path);
-    let removed = files::remove(&there);
-    removed.with_context(|| format!("cannot remove {}", there.display()))?;
+    let host_path = installer.config.on_host(&path);
+    let removed = files::remove(&host_path);
+    removed.with_context(|| format!("cannot remove {}", host_path.display()))?;
     installer.record.binary = None;
     installer.save()?;
     Ok("plugin removed".to_owned())
