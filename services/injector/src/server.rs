@@ -39,8 +39,7 @@ use crate::{
     review::{self, Answer, Outcome},
 };
 
-/// Limit of the request body (services/docs/facts/istio-sidecar.md, 6.2): an update carries the object, of up
-/// to 3 MB, twice.
+/// Limit of the request body: twice etcd's limit of 3 MB for one object (services/docs/facts/istio-sidecar.md, 6.2).
 const MAX_BODY_BYTES: usize = 6 * 1024 * 1024;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);

@@ -66,7 +66,10 @@ fn what_there_is_not_is_named_with_its_line() {
     ] {
         let (found, why) = refused(text);
         assert!(why.contains(words), "{text}: {why}");
-        assert!(found == line || words == "not valid YAML", "{text}: line {found}");
+        assert!(
+            found == line || words == "not valid YAML",
+            "{text}: line {found}"
+        );
     }
 }
 
