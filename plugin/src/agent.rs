@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_of_grpc_says_whether_waiting_helps() {
+    fn every_code_of_grpc_maps_to_retry_or_refused() {
         for (code, number) in [
             (Code::Ok, 100),
             (Code::Cancelled, 11),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_told_with_its_field_its_remedy_and_what_was_left_behind() {
+    fn a_failure_is_reported_with_its_field_its_remedy_and_what_was_left_behind() {
         let failure = Failure {
             undo_failures: vec!["a rule could not be removed".into()],
             ..Failure::new(Reason::AddressMismatch, "the netns holds none of 10.0.0.2")

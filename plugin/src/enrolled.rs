@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn no_file_is_told_from_an_empty_one() {
+    fn a_missing_file_differs_from_an_empty_one() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(EnrolledNamespaces::read(dir.path()).unwrap(), None);
         fs::write(dir.path().join(ENROLLED_FILE), "").unwrap();

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_version_is_error_1_and_says_what_is_spoken() {
+    fn an_unknown_version_is_error_1_and_lists_the_supported_ones() {
         for text in ["", "0.2.0", "1.2.0", "1.0", "v1.0.0"] {
             let error = text.parse::<SpecVersion>().unwrap_err();
             assert_eq!(error.code, ErrorCode::IncompatibleVersion, "{text}");

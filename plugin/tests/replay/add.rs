@@ -106,7 +106,7 @@ fn a_refusal_is_100_and_says_what_to_do() {
 }
 
 #[test]
-fn every_kind_of_refusal_tells_whether_waiting_helps() {
+fn every_kind_of_refusal_maps_to_retry_or_refused() {
     for (status, code) in [
         (Status::invalid_argument("x"), 100),
         (Status::permission_denied("x"), 100),

@@ -36,7 +36,7 @@ fn a_stdin_that_is_no_configuration_is_refused_and_named() {
 }
 
 #[test]
-fn the_error_is_told_in_the_version_of_the_configuration() {
+fn the_error_has_the_version_of_the_configuration() {
     let call = containerds_add().without_var("CNI_NETNS");
     let run = Node::new().run(&call);
     assert_eq!(

@@ -35,7 +35,7 @@ fn every_recorded_add_waits_while_an_agent_that_never_ran_is_away() {
 }
 
 #[test]
-fn a_socket_that_a_dead_agent_left_is_nobody() {
+fn a_socket_that_a_dead_agent_left_counts_as_unreachable() {
     let node = Node::new();
     drop(UnixListener::bind(node.socket()).unwrap());
     let run = node.run(&containerds_add());
@@ -111,7 +111,7 @@ fn a_node_that_prefers_starting_pods_admits_enrolled_ones_and_writes_them_down()
 }
 
 #[test]
-fn the_kill_switch_passes_everything_loudly_and_asks_nobody() {
+fn the_kill_switch_passes_every_call_through_loudly_without_the_agent() {
     let node = Node::new().with_state("disabled", "");
     let agent = FakeAgent::on(&node, Script::Hang);
     for (number, verb) in [

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_place_that_is_given_back_is_there_for_the_next_and_in_the_end_all_are() {
+    async fn a_freed_slot_is_available_to_the_next_connection_and_finally_all_are_free() {
         let connections = Connections::new(1, Counter::default());
         let first = take(&connections).await;
         let busy = first.start_request();

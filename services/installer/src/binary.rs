@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_and_a_missing_source_are_told_apart() {
+    fn a_missing_directory_and_a_missing_source_are_different_errors() {
         let dir = tempfile::tempdir().unwrap();
         let error = install(&source(dir.path(), GOOD), &dir.path().join("none")).unwrap_err();
         assert!(matches!(error, BinaryError::NoDirectory(_)), "{error}");

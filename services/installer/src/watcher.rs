@@ -49,10 +49,10 @@ impl Watcher {
 
     /// Returns whether exactly these directories, as far as they exist, are watched.
     pub(crate) fn is_watching(&self, dirs: &[&Path]) -> bool {
-        let there = dirs
+        let existing = dirs
             .iter()
             .filter_map(|dir| Some(((*dir).to_owned(), identity_of(dir).ok()?)));
-        there.eq(self.watched.iter().cloned())
+        existing.eq(self.watched.iter().cloned())
     }
 
     /// Waits for a relevant event.

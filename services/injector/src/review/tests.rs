@@ -66,7 +66,7 @@ fn a_second_review_of_the_same_pod_changes_nothing() {
 }
 
 #[test]
-fn a_pod_that_asks_for_nothing_is_let_through_whatever_is_in_it() {
+fn a_pod_that_opts_out_is_allowed_whatever_is_in_it() {
     let mut odd = pod();
     odd["metadata"]["labels"] = json!({"sidecar.istio.io/inject": "false"});
     odd["metadata"]["annotations"] =
@@ -91,7 +91,7 @@ fn a_pod_that_cannot_be_injected_is_refused_with_the_field() {
 }
 
 #[test]
-fn what_is_no_new_pod_is_let_through_with_a_warning() {
+fn what_is_not_a_new_pod_is_allowed_with_a_warning() {
     let change = |pointer: &str, value: Value| {
         let mut review = review("v1", &pod());
         *review.pointer_mut(pointer).unwrap() = value;

@@ -218,7 +218,7 @@ fn a_single_configuration_that_its_owner_writes_anew_is_what_comes_back() {
 }
 
 #[test]
-fn what_somebody_changed_since_stays_and_only_our_entry_goes() {
+fn what_others_changed_since_stays_and_only_our_entry_is_removed() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", PRIMARY)]);
     world.settle();
     let changed = world.files["10-a.conflist"].replace("1e400", "7");
@@ -266,7 +266,7 @@ fn another_mode_takes_back_what_the_one_before_has_made() {
 }
 
 #[test]
-fn the_incumbents_entry_makes_room_and_comes_back_on_handover() {
+fn istio_cnis_entry_is_removed_and_comes_back_on_handover() {
     for mode in ["owned", "in-place"] {
         let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", INCUMBENTS)]);
         world.settle();
@@ -279,7 +279,7 @@ fn the_incumbents_entry_makes_room_and_comes_back_on_handover() {
 }
 
 #[test]
-fn the_incumbents_entry_comes_back_even_if_the_primary_was_written_anew() {
+fn istio_cnis_entry_comes_back_even_if_the_primary_was_written_anew() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", INCUMBENTS)]);
     world.settle();
     world
@@ -291,7 +291,7 @@ fn the_incumbents_entry_comes_back_even_if_the_primary_was_written_anew() {
 }
 
 #[test]
-fn the_incumbents_own_file_goes_and_comes_back_on_handover() {
+fn istio_cnis_own_file_is_removed_and_comes_back_on_handover() {
     let files = [
         ("02-istio-cni.conflist", INCUMBENTS),
         ("10-a.conflist", PRIMARY),
@@ -307,7 +307,7 @@ fn the_incumbents_own_file_goes_and_comes_back_on_handover() {
 }
 
 #[test]
-fn an_incumbent_that_is_gone_is_not_given_back_on_uninstall() {
+fn an_istio_cni_that_is_gone_is_not_restored_on_uninstall() {
     let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", INCUMBENTS)]);
     world.settle();
     world.leave(Restore::ExceptIstioCni);
@@ -315,7 +315,7 @@ fn an_incumbent_that_is_gone_is_not_given_back_on_uninstall() {
 }
 
 #[test]
-fn the_own_file_of_an_incumbent_that_is_gone_does_not_come_back() {
+fn the_own_file_of_an_istio_cni_that_is_gone_does_not_come_back() {
     let own = ("02-istio-cni.conflist", INCUMBENTS);
     for mode in ["owned", "in-place", "standalone"] {
         let mut world = World::new(&[("mode", mode)], &[own, ("10-a.conflist", PRIMARY)]);
@@ -339,7 +339,7 @@ fn without_a_record_our_entry_is_found_and_taken_out() {
 }
 
 #[test]
-fn standalone_touches_no_other_file_but_the_incumbents() {
+fn standalone_changes_no_other_file_but_istio_cnis() {
     let incumbent = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#;
     let mut world = World::new(
         &[("mode", "standalone")],

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn k3s_tells_its_own_directories() {
+    fn the_configuration_of_k3s_has_its_own_directories() {
         let conf = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/var/lib/rancher/k3s/data/cni\"\n  conf_dir = \"/var/lib/rancher/k3s/agent/etc/cni/net.d\"\n";
         let root = host_with(&[
             (CONTAINERD[0], conf),

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_file_of_crio_overrides_what_it_says_and_nothing_else() {
+    fn a_later_file_of_crio_overrides_what_it_sets_and_nothing_else() {
         let first =
             crio("[crio.network]\nnetwork_dir = \"/c\"\nplugin_dirs = [\"/a\", \"/b\"]").unwrap();
         let second = crio("[crio.network]\nnetwork_dir = \"/d\"").unwrap();

@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_said_is_the_default_and_an_unknown_name_is_told() {
+    fn an_empty_text_is_the_default_and_an_unknown_field_is_rejected() {
         assert_eq!(Config::parse("").unwrap(), Config::default());
         let wrong = Config::parse("proxy: {imag: x}").unwrap_err().to_string();
         assert!(wrong.contains("imag"), "{wrong}");

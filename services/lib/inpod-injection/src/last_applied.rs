@@ -50,16 +50,16 @@ pub(crate) fn without_repeated(mut over: Value, pod: &Value) -> Value {
         return over;
     }
     for list in CONTAINER_LISTS {
-        let there = json::containers(pod, list);
-        let is_there = |it: &Value| {
-            there
+        let existing = json::containers(pod, list);
+        let exists = |it: &Value| {
+            existing
                 .iter()
                 .any(|known| json::name(known) == json::name(it))
         };
         let all = over.pointer_mut(&format!("/spec/{list}"));
         for container in all.and_then(Value::as_array_mut).into_iter().flatten() {
             let name = json::name(container).unwrap_or_default().to_owned();
-            if is_there(container)
+            if exists(container)
                 && let Some(fields) = container.as_object_mut()
             {
                 fields.retain(|key, value| {
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_laid_over_and_a_container_that_is_gone_comes_back() {
+    fn new_values_are_applied_and_a_removed_container_comes_back() {
         let (mut changed, _) = injected("", &pod());
         changed["spec"]["containers"][1]["image"] = "mirror/proxy".into();
         let (now, _) = injected("proxy: {image: new/proxy}", &changed);

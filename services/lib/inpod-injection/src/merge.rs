@@ -55,7 +55,7 @@ pub(crate) fn is_same(fields: &[&str], left: &Value, right: &Value) -> bool {
 pub fn merge(base: &mut Value, over: &Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => merge_map(base, over),
-        (base, over) => *base = bare(over),
+        (base, over) => *base = without_directives(over),
     }
 }
 
@@ -84,9 +84,9 @@ fn merge_map(base: &mut Map<String, Value>, over: &Map<String, Value>) {
             }
             (Some(known @ Value::Object(_)), _) => merge(known, value),
             (Some(known), _) if covers(known, value) => {}
-            (Some(known), _) => *known = bare(value),
+            (Some(known), _) => *known = without_directives(value),
             (None, _) => {
-                base.insert(key.clone(), bare(value));
+                base.insert(key.clone(), without_directives(value));
             }
         }
     }
@@ -99,10 +99,10 @@ fn merge_list(items: &mut Vec<Value>, over: &[Value], fields: &[&str], is_whole:
         match position.and_then(|at| items.get_mut(at)) {
             Some(_) if is_deleted => drop(position.map(|at| items.remove(at))),
             Some(known) if is_whole && covers(known, item) => {}
-            Some(known) if is_whole => *known = bare(item),
+            Some(known) if is_whole => *known = without_directives(item),
             Some(known) => merge(known, item),
             None if is_deleted => {}
-            None => items.push(bare(item)),
+            None => items.push(without_directives(item)),
         }
     }
 }
@@ -130,20 +130,20 @@ fn directive(value: &Value) -> Option<&str> {
 }
 
 /// Returns a value without merge directives.
-fn bare(value: &Value) -> Value {
+fn without_directives(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
             let kept = map.iter().filter(|(key, value)| {
                 *key != DIRECTIVE && !value.is_null() && directive(value) != Some("delete")
             });
-            kept.map(|(key, value)| (key.clone(), bare(value)))
+            kept.map(|(key, value)| (key.clone(), without_directives(value)))
                 .collect()
         }
         Value::Array(items) => {
             let kept = items
                 .iter()
                 .filter(|item| directive(item) != Some("delete"));
-            kept.map(bare).collect()
+            kept.map(without_directives).collect()
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => value.clone(),
     }

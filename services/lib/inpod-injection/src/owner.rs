@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_nobody_is_of_itself() {
+    fn a_pod_without_an_owner_is_its_own_workload() {
         let pod = json!({"metadata": {"generateName": "one-off-"}});
         assert_eq!(Owner::of(&pod).name, "one-off");
         assert_eq!(Owner::of(&json!({})).kind, "Pod");

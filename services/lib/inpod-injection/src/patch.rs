@@ -35,7 +35,7 @@ fn diff(
     }
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
-            diff_objects(before, after, path, operations)
+            diff_objects(before, after, path, operations);
         }
         (Value::Array(before), Value::Array(after)) => {
             if let Some(fields) = key_of(list)
@@ -113,21 +113,21 @@ fn diff_lists(
         }
     }
     // Current state of the list; up to `at` it is final.
-    let mut there: Vec<(usize, &Value)> = before
+    let mut current: Vec<(usize, &Value)> = before
         .iter()
         .filter_map(|item| Some((position(item)?, item)))
         .collect();
     for (at, item) in after.iter().enumerate() {
-        let known = there.iter().position(|(position, _)| *position == at);
+        let known = current.iter().position(|(position, _)| *position == at);
         if let Some(from) = known {
-            move_item(&mut there, from, at, path, operations);
+            move_item(&mut current, from, at, path, operations);
         }
         path.push(at.to_string());
-        match there.get(at).filter(|_| known.is_some()) {
+        match current.get(at).filter(|_| known.is_some()) {
             Some((_, known)) => diff(known, item, path, "", operations),
             None => {
                 add(item, path, operations);
-                there.insert(at, (at, item));
+                current.insert(at, (at, item));
             }
         }
         path.pop();
@@ -136,19 +136,19 @@ fn diff_lists(
 
 /// Moves an item forward to its index; if only its predecessor is in the way, moves that one back instead.
 fn move_item(
-    there: &mut Vec<(usize, &Value)>,
+    current: &mut Vec<(usize, &Value)>,
     from: usize,
     at: usize,
     path: &[String],
     operations: &mut Vec<PatchOperation>,
 ) {
-    let (from, to) = match there.get(at) {
+    let (from, to) = match current.get(at) {
         _ if from == at => return,
-        Some((own, _)) if from == at + 1 => (at, there.iter().filter(|(it, _)| it < own).count()),
+        Some((own, _)) if from == at + 1 => (at, current.iter().filter(|(it, _)| it < own).count()),
         _ => (from, at),
     };
-    let item = there.remove(from);
-    there.insert(to, item);
+    let item = current.remove(from);
+    current.insert(to, item);
     let position = |at: usize| pointer(&[path, &[at.to_string()]].concat());
     operations.push(PatchOperation::Move(MoveOperation {
         from: position(from),

@@ -48,14 +48,14 @@ const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
 ///
 /// If the probes of an earlier injection cannot be parsed.
 pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
-    let Some(known) = proxy_of(pod) else {
+    let Some(probers_before) = proxy_of(pod) else {
         return Ok(());
     };
-    let known = json::env_value(known, PROBERS).map(str::to_owned);
+    let probers_before = json::env_value(probers_before, PROBERS).map(str::to_owned);
     if !proxy.rewrites_probes || proxy.status_port == 0 {
         return Ok(());
     }
-    let mut probers = probers(known.as_deref())?;
+    let mut probers = probers(probers_before.as_deref())?;
     let mut names = BTreeMap::new();
     json::each_container(pod, |_, container| {
         if !is_proxy(container) {
@@ -74,8 +74,8 @@ pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), Inje
     Ok(())
 }
 
-fn probers(known: Option<&str>) -> Result<Map<String, Value>, InjectError> {
-    let Some(text) = known else {
+fn probers(probers_before: Option<&str>) -> Result<Map<String, Value>, InjectError> {
+    let Some(text) = probers_before else {
         return Ok(Map::new());
     };
     let wrong = |error| {
@@ -187,23 +187,27 @@ fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port:
 
 /// Restores the probes from before an injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
-    let known = proxy_of(pod).and_then(|it| json::env_value(it, PROBERS));
-    let known: Option<Map<String, Value>> = known.and_then(|text| serde_json::from_str(text).ok());
-    let Some(known) = known else { return };
+    let probers_before = proxy_of(pod).and_then(|it| json::env_value(it, PROBERS));
+    let probers_before: Option<Map<String, Value>> =
+        probers_before.and_then(|text| serde_json::from_str(text).ok());
+    let Some(probers_before) = probers_before else {
+        return;
+    };
     json::each_container(pod, |_, container| {
         if !is_proxy(container) {
-            restore_container(container, &known, status);
+            restore_container(container, &probers_before, status);
         }
     });
 }
 
-fn restore_container(container: &mut Value, known: &Map<String, Value>, status: &Status) {
+fn restore_container(container: &mut Value, probers_before: &Map<String, Value>, status: &Status) {
     let Some(name) = json::name(container).map(str::to_owned) else {
         return;
     };
     for (keys, kind, end, handlers) in PROBE_FIELDS {
         let path = format!("/{kind}/{name}/{end}");
-        let (Some(probe), Some(entry)) = (probe_mut(container, keys), known.get(&path)) else {
+        let (Some(probe), Some(entry)) = (probe_mut(container, keys), probers_before.get(&path))
+        else {
             continue;
         };
         let is_ours = probe.get("httpGet").and_then(|it| it.get("path")?.as_str()) == Some(&path);

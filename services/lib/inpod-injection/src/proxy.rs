@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_pod_says_of_its_proxy_is_laid_over_the_mesh() {
+    fn the_pods_proxy_config_overrides_that_of_the_mesh() {
         let mesh =
             Config::parse("proxyConfig: {statusPort: 16000, proxyMetadata: {A: '1', B: '1'}}")
                 .unwrap();

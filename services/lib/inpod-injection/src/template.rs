@@ -211,8 +211,8 @@ fn check_outline(document: &Value) -> Result<(), Fault> {
         let unknown = fields
             .keys()
             .find(|key| !known.contains(&key.as_str()) && *key != WHEN);
-        let told = |key: &String| fault(key, format!("{key:?} is not {}", known.join(" or ")));
-        unknown.map(told).map_or(Ok(()), Err)
+        let reject = |key: &String| fault(key, format!("{key:?} is not {}", known.join(" or ")));
+        unknown.map(reject).map_or(Ok(()), Err)
     };
     of(document, &["metadata", "spec"])?;
     if let Some(metadata) = document.get("metadata") {

@@ -98,7 +98,7 @@ impl Conflist {
                 }
                 // Removes the comma before the plugin, or the one after it if no plugin before it is kept.
                 (PluginEdit::Cut, Some(end)) if is_any_kept => {
-                    splices.push(removal(end..plugin.span.end))
+                    splices.push(removal(end..plugin.span.end));
                 }
                 (PluginEdit::Cut, _) => {
                     splices.push(removal(plugin.span.start..next.unwrap_or(plugin.span.end)));

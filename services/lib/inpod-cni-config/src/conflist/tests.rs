@@ -38,7 +38,7 @@ fn an_entry_goes_last_with_the_white_space_of_the_list_and_everything_else_stays
 }
 
 #[test]
-fn an_entry_that_says_the_same_stays_as_it_is_and_another_one_is_replaced_where_it_stands() {
+fn an_equal_entry_keeps_its_formatting_and_another_one_is_replaced_in_place() {
     let text = r#"{"name":"n","plugins":[{"type":"bridge"}, { "logLevel":"info", "type":"inpod-cni" } ,{"type":"linkerd-cni"}]}"#;
     assert_eq!(utf8(&parse(text).with(&entry())), text);
     let other = ours(r#"{"type":"inpod-cni"}"#);
@@ -62,7 +62,7 @@ fn an_entry_stands_once_and_never_before_the_plugin_that_makes_the_network() {
 }
 
 #[test]
-fn the_incumbent_is_replaced_in_one_edit() {
+fn istio_cni_is_replaced_in_one_edit() {
     let text = r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"istio-cni","x":[1,2]}]}"#;
     let expected =
         r#"{"name":"n","plugins":[{"type":"bridge"},{"type":"inpod-cni","logLevel":"info"}]}"#;

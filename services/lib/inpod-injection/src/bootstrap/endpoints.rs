@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_endpoint_of_the_pod_is_refused_and_told() {
+    fn what_is_not_an_endpoint_of_the_pod_is_rejected_with_the_reason() {
         let long = format!("1=unix:///{}", "a".repeat(107));
         let many: Vec<_> = (1..=65).map(|port| format!("{port}=0.0.0.0:1")).collect();
         let many = many.join(",");

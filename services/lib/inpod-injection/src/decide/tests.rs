@@ -24,66 +24,42 @@ const ALWAYS: &str = "alwaysInjectSelector: [{matchExpressions: [{key: app, oper
 /// The policy matrix of Istio's own test (services/docs/facts/istio-sidecar.md, 10.1):
 /// configuration, label, annotation, outcome.
 #[test]
-fn what_a_pod_says_beats_selectors_which_beat_the_policy() {
+fn labels_of_the_pod_beat_selectors_which_beat_the_policy() {
     use Decision::{Inject, Skip};
+    use SkipReason::{NeverSelected, OptedOut, Policy};
     let disabled_always = format!("policy: disabled\n{ALWAYS}");
     let both = format!("{NEVER}\n{ALWAYS}");
     let rows: &[(&str, Option<&str>, Option<&str>, Decision)] = &[
         ("policy: enabled", None, None, Inject),
-        (
-            "policy: enabled",
-            None,
-            Some("false"),
-            Skip(SkipReason::OptedOut),
-        ),
-        (
-            "policy: enabled",
-            Some("false"),
-            None,
-            Skip(SkipReason::OptedOut),
-        ),
+        ("policy: enabled", None, Some("false"), Skip(OptedOut)),
+        ("policy: enabled", Some("false"), None, Skip(OptedOut)),
         (
             "policy: enabled",
             Some("false"),
             Some("true"),
-            Skip(SkipReason::OptedOut),
+            Skip(OptedOut),
         ),
         ("policy: enabled", Some("true"), Some("false"), Inject),
-        ("policy: disabled", None, None, Skip(SkipReason::Policy)),
+        ("policy: disabled", None, None, Skip(Policy)),
         ("policy: disabled", None, Some("true"), Inject),
         ("policy: disabled", Some("true"), None, Inject),
         ("policy: disabled", Some("true"), Some("false"), Inject),
         ("policy: enabled", Some("yes"), None, Inject),
-        (
-            "policy: disabled",
-            Some("yes"),
-            None,
-            Skip(SkipReason::Policy),
-        ),
-        (
-            "policy: disabled",
-            Some("True"),
-            None,
-            Skip(SkipReason::Policy),
-        ),
+        ("policy: disabled", Some("yes"), None, Skip(Policy)),
+        ("policy: disabled", Some("True"), None, Skip(Policy)),
         ("policy: enabled", Some(""), Some("false"), Inject),
-        (NEVER, None, None, Skip(SkipReason::NeverSelected)),
+        (NEVER, None, None, Skip(NeverSelected)),
         (NEVER, Some("true"), None, Inject),
-        (NEVER, Some("on"), None, Skip(SkipReason::NeverSelected)),
+        (NEVER, Some("on"), None, Skip(NeverSelected)),
         (&disabled_always, None, None, Inject),
-        (
-            &disabled_always,
-            Some("false"),
-            None,
-            Skip(SkipReason::OptedOut),
-        ),
-        (&both, None, None, Skip(SkipReason::NeverSelected)),
+        (&disabled_always, Some("false"), None, Skip(OptedOut)),
+        (&both, None, None, Skip(NeverSelected)),
         ("neverInjectSelector: [{}]", None, None, Inject),
         (
             "policy: disabled\nalwaysInjectSelector: [{}]",
             None,
             None,
-            Skip(SkipReason::Policy),
+            Skip(Policy),
         ),
     ];
     for (text, label, annotation, expected) in rows {

@@ -124,7 +124,7 @@ fn a_pod_may_keep_its_probes_or_have_them_asked_elsewhere() {
 }
 
 #[test]
-fn a_second_injection_adds_what_came_meanwhile_and_keeps_what_was_told() {
+fn a_second_injection_adds_new_probes_and_keeps_those_of_the_first() {
     let pod =
         with(json!({"name": "app", "readinessProbe": {"httpGet": {"path": "/", "port": 80}}}));
     let mut injected = inject(&pod);
@@ -155,7 +155,7 @@ fn a_second_injection_adds_what_came_meanwhile_and_keeps_what_was_told() {
 }
 
 #[test]
-fn what_another_told_the_agent_and_cannot_be_read_is_refused() {
+fn unreadable_probes_of_another_injector_are_rejected() {
     let mut pod = with(json!({"name": "app", "readinessProbe": {"httpGet": {"port": 80}}}));
     let proxy = json!({"name": "istio-proxy", "env": [{"name": PROBERS, "value": "{"}]});
     pod["spec"]["containers"]

@@ -82,7 +82,7 @@ fn a_pod_that_is_not_to_be_scraped_or_led_keeps_its_annotations() {
 }
 
 #[test]
-fn several_targets_are_told_and_none_of_them_is_the_proxys() {
+fn several_targets_are_passed_on_and_none_of_them_is_the_proxys() {
     let of = |targets: &str| injected("", &json!({(keys::SCRAPE_TARGETS): targets}));
     let (_, message) = found("", &json!({(keys::SCRAPE_TARGETS): "9100:/a, 9101"}));
     let targets = json!([{"port": "9100", "path": "/a"}, {"port": "9101", "path": "/metrics"}]);
@@ -98,7 +98,7 @@ fn several_targets_are_told_and_none_of_them_is_the_proxys() {
 }
 
 #[test]
-fn a_port_with_mutual_tls_is_told_to_prometheus() {
+fn a_port_with_mutual_tls_is_announced_to_prometheus() {
     let config = "proxyConfig: {proxyMetadata: {ENVOY_SECURE_MERGED_METRICS_PORT: '15092'}}";
     let pod = injected(config, &json!({})).unwrap();
     assert_eq!(json::annotation(&pod, keys::SECURE_PORT), Some("15092"));

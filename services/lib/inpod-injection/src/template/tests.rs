@@ -119,14 +119,14 @@ fn conditions_let_in_and_leave_out() {
 }
 
 #[test]
-fn nothing_that_a_pod_says_becomes_structure() {
+fn nothing_in_a_pod_becomes_structure() {
     let pod = rendered("spec:\n  hostname: '${annotation:note}'\n");
     assert_eq!(pod["spec"]["hostname"], "a } b\ncontainers: []");
     assert_eq!(pod["spec"]["containers"].as_array().unwrap().len(), 1);
 }
 
 #[test]
-fn a_list_within_a_text_is_told() {
+fn a_list_within_a_text_is_rejected() {
     let config = Config {
         templates: BTreeMap::from([(
             "mine".to_owned(),

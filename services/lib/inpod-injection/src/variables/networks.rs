@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_appended_to_is_told_and_nothing_is_said_where_no_network_is_configured() {
+    fn a_malformed_list_is_rejected_unless_no_network_is_configured() {
         let message = appended("[{").unwrap_err().to_string();
         assert!(message.contains(keys::MULTUS_NETWORKS), "{message}");
         let pod = json!({"metadata": {"annotations": {(keys::MULTUS_NETWORKS): "[{"}}});

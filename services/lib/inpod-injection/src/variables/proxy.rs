@@ -8,7 +8,7 @@ use crate::{config::Config, json, proxy::ProxySettings};
 
 pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> Pairs<18> {
     let settings = &config.proxy;
-    let annotation_or = |key, default: &str| json::annotation(pod, key).unwrap_or(default).into();
+    let text = |key, default: &str| json::annotation(pod, key).unwrap_or(default).into();
     let number = |key, default: u32| {
         let value = json::annotation(pod, key).and_then(|text| text.parse().ok());
         Value::from(value.unwrap_or(default))
@@ -31,17 +31,14 @@ pub(super) fn of_proxy(config: &Config, proxy: &ProxySettings, pod: &Value) -> P
             "proxy.resources",
             resources.cloned().map_or(Value::Null, Value::from),
         ),
-        (
-            "proxy.logLevel",
-            annotation_or(keys::LOG_LEVEL, &settings.log_level),
-        ),
+        ("proxy.logLevel", text(keys::LOG_LEVEL, &settings.log_level)),
         (
             "proxy.componentLogLevel",
-            annotation_or(keys::COMPONENT_LOG_LEVEL, &settings.component_log_level),
+            text(keys::COMPONENT_LOG_LEVEL, &settings.component_log_level),
         ),
         (
             "proxy.agentLogLevel",
-            annotation_or(keys::AGENT_LOG_LEVEL, &settings.agent_log_level),
+            text(keys::AGENT_LOG_LEVEL, &settings.agent_log_level),
         ),
         ("proxy.statusPort", proxy.status_port.into()),
         ("proxy.readinessDelay", number(keys::READINESS_DELAY, 0)),

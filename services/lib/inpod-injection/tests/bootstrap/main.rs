@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use inpod_injection::{Config, Injector, Outcome, Request};
 use model::{Bootstrap, Way};
-use mutations::{mutations, places};
+use mutations::{mutations, positions};
 use serde_json::{Value, json};
 
 const KEY: &str = "inpod.io/default-endpoints";
@@ -55,8 +55,8 @@ fn proxy(pod: &Value) -> &Value {
 fn text(config: &str, annotations: &Value) -> String {
     let pod = injected(config, annotations).unwrap();
     let args = proxy(&pod)["args"].as_array().unwrap().clone();
-    let place = args.iter().position(|arg| arg == "--config-yaml").unwrap();
-    let text = args[place + 1].as_str().unwrap();
+    let position = args.iter().position(|arg| arg == "--config-yaml").unwrap();
+    let text = args[position + 1].as_str().unwrap();
     let given = text.replace("$(INSTANCE_IP)", POD);
     assert!(!given.contains('$'), "{given}");
     given
@@ -118,8 +118,8 @@ fn a_field_of_another_name_or_type_is_found_wherever_it_stands() {
     let mut count = 0;
     for annotations in [json!({(KEY): ENDPOINTS}), tproxy] {
         let document = document("", &annotations);
-        for place in places(&document, "") {
-            for (what, mutated) in mutations(&document, &place) {
+        for position in positions(&document, "") {
+            for (what, mutated) in mutations(&document, &position) {
                 assert!(read(&mutated).is_err(), "{what}");
                 count += 1;
             }
@@ -158,8 +158,8 @@ const OPTIONAL: [&str; 22] = [
 fn a_required_field_that_is_missing_is_found() {
     let document = document("", &json!({(KEY): ENDPOINTS}));
     let mut count = 0;
-    for place in places(&document, "").into_iter().skip(1) {
-        let (parent, key) = place.rsplit_once('/').unwrap();
+    for position in positions(&document, "").into_iter().skip(1) {
+        let (parent, key) = position.rsplit_once('/').unwrap();
         // Envoy also permits chains and routes without a name, a route without a rewrite, and a range without a length.
         let is_name =
             key == "name" && (parent.contains("chain") || parent.ends_with("route_config"));
@@ -176,7 +176,7 @@ fn a_required_field_that_is_missing_is_found() {
             count += 1;
             continue;
         }
-        panic!("{place} may be missing");
+        panic!("{position} may be missing");
     }
     assert!(count > 100, "{count}");
 }
@@ -204,7 +204,7 @@ fn way(to: Option<&str>, from: &[&str]) -> Way {
 }
 
 #[test]
-fn a_port_is_led_where_its_endpoint_says_and_any_other_where_it_was_going() {
+fn a_port_is_forwarded_to_its_endpoint_and_any_other_to_its_original_destination() {
     let original = || (way(None, &["127.0.0.6"]), way(None, &["::6"]));
     let both = |to: &str, from: &[&str]| (way(Some(to), from), way(Some(to), from));
     let marks = ["127.0.0.6", "::6"];
@@ -281,8 +281,8 @@ fn an_endpoint_that_no_template_takes_is_refused() {
 
 /// Routes of the port that reports the proxy's readiness.
 fn routes(document: &Value) -> &Value {
-    let place = "/static_resources/listeners/2/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
-    document.pointer(place).unwrap()
+    let position = "/static_resources/listeners/2/filter_chains/0/filters/0/typed_config/route_config/virtual_hosts/0/routes";
+    document.pointer(position).unwrap()
 }
 
 #[test]
