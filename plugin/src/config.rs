@@ -1,4 +1,5 @@
-//! The network configuration on stdin (CNI spec, "Plugin configuration objects" and "Deriving execution configuration").
+//! The network configuration on stdin (CNI spec, "Plugin configuration objects" and
+//! "Deriving execution configuration from plugin configuration").
 
 use std::{path::PathBuf, time::Duration};
 

@@ -9,7 +9,7 @@ use super::{
 use crate::steps::{self, Action, Cause};
 
 const PRIMARY: &str = "{ \"name\": \"k8s\", \"cniVersion\": \"1.0.0\",\n  \"plugins\": [ { \"type\": \"calico\", \"n\": 1e400 } ] }\n";
-const INCUMBENTS: &str =
+const WITH_ISTIO_CNI: &str =
     r#"{"name":"k8s","plugins":[{"type":"calico"},{"type":"istio-cni","x":1}]}"#;
 const SINGLE: &str = "{\"type\":\"bridge\",\"name\":\"k8s\",\"cniVersion\":\"0.4.0\"}\n";
 
@@ -268,19 +268,22 @@ fn another_mode_takes_back_what_the_one_before_has_made() {
 #[test]
 fn istio_cnis_entry_is_removed_and_comes_back_on_handover() {
     for mode in ["owned", "in-place"] {
-        let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", INCUMBENTS)]);
+        let mut world = World::new(&[("mode", mode)], &[("10-a.conflist", WITH_ISTIO_CNI)]);
         world.settle();
         let directory = world.directory();
         let (first, list) = directory.first().unwrap();
         assert!(list.plugin(ISTIO_CNI).is_none(), "{}", first.name);
         world.leave(Restore::WithIstioCni);
-        expect(&world, &[("10-a.conflist", INCUMBENTS)]);
+        expect(&world, &[("10-a.conflist", WITH_ISTIO_CNI)]);
     }
 }
 
 #[test]
 fn istio_cnis_entry_comes_back_even_if_the_primary_was_written_anew() {
-    let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", INCUMBENTS)]);
+    let mut world = World::new(
+        &[("mode", "in-place")],
+        &[("10-a.conflist", WITH_ISTIO_CNI)],
+    );
     world.settle();
     world
         .files
@@ -293,7 +296,7 @@ fn istio_cnis_entry_comes_back_even_if_the_primary_was_written_anew() {
 #[test]
 fn istio_cnis_own_file_is_removed_and_comes_back_on_handover() {
     let files = [
-        ("02-istio-cni.conflist", INCUMBENTS),
+        ("02-istio-cni.conflist", WITH_ISTIO_CNI),
         ("10-a.conflist", PRIMARY),
     ];
     for mode in ["owned", "in-place"] {
@@ -308,7 +311,10 @@ fn istio_cnis_own_file_is_removed_and_comes_back_on_handover() {
 
 #[test]
 fn an_istio_cni_that_is_gone_is_not_restored_on_uninstall() {
-    let mut world = World::new(&[("mode", "in-place")], &[("10-a.conflist", INCUMBENTS)]);
+    let mut world = World::new(
+        &[("mode", "in-place")],
+        &[("10-a.conflist", WITH_ISTIO_CNI)],
+    );
     world.settle();
     world.leave(Restore::ExceptIstioCni);
     assert_eq!(world.types("10-a.conflist"), ["calico"]);
@@ -316,7 +322,7 @@ fn an_istio_cni_that_is_gone_is_not_restored_on_uninstall() {
 
 #[test]
 fn the_own_file_of_an_istio_cni_that_is_gone_does_not_come_back() {
-    let own = ("02-istio-cni.conflist", INCUMBENTS);
+    let own = ("02-istio-cni.conflist", WITH_ISTIO_CNI);
     for mode in ["owned", "in-place", "standalone"] {
         let mut world = World::new(&[("mode", mode)], &[own, ("10-a.conflist", PRIMARY)]);
         world.settle();
@@ -340,10 +346,10 @@ fn without_a_record_our_entry_is_found_and_taken_out() {
 
 #[test]
 fn standalone_changes_no_other_file_but_istio_cnis() {
-    let incumbent = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#;
+    let istio_conf = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni"}"#;
     let mut world = World::new(
         &[("mode", "standalone")],
-        &[("istio-cni.conf", incumbent), ("10-a.conflist", PRIMARY)],
+        &[("istio-cni.conf", istio_conf), ("10-a.conflist", PRIMARY)],
     );
     world.settle();
     assert_eq!(
@@ -353,7 +359,7 @@ fn standalone_changes_no_other_file_but_istio_cnis() {
     world.leave(Restore::WithIstioCni);
     expect(
         &world,
-        &[("istio-cni.conf", incumbent), ("10-a.conflist", PRIMARY)],
+        &[("istio-cni.conf", istio_conf), ("10-a.conflist", PRIMARY)],
     );
 }
 
