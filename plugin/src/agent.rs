@@ -15,7 +15,7 @@ use tonic::{
 
 use crate::call::{Call, Trace};
 
-/// Connecting to a Unix socket succeeds or fails immediately, unless the accept queue is full.
+/// Connecting to a Unix socket succeeds or fails immediately.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The client waits this much longer than the deadline that it sends: the agent's error names the step that timed out.

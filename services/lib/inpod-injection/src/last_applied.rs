@@ -137,7 +137,7 @@ mod tests {
         changed["metadata"]["annotations"][key] = "3306".into();
         let (now, _) = injected("", &changed);
         assert_eq!(now["metadata"]["annotations"][key], "3306");
-        let author = revert::strip(&now);
+        let author = revert::original_pod(&now);
         assert_eq!(author["metadata"]["annotations"], json!({(key): "3306"}));
         assert_eq!(injected("", &now).1, 0);
     }

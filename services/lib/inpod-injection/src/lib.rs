@@ -74,11 +74,11 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Injector {
     config: Config,
-    templates: Vec<Named>,
+    templates: Vec<NamedTemplate>,
 }
 
 /// A template with its name.
-type Named = (String, Template);
+type NamedTemplate = (String, Template);
 
 impl Injector {
     /// Validates a configuration and parses its templates.
@@ -105,17 +105,17 @@ impl Injector {
         if let Decision::Skip(why) = decide::decide(&self.config, request.pod, request.namespace) {
             return Ok(Outcome::Skipped(why));
         }
-        let pod = self.injected(request)?;
+        let pod = self.inject_into(request)?;
         let patch = patch::create(request.pod, &pod);
         Ok(Outcome::Injected { pod, patch })
     }
 
-    fn injected(&self, request: &Request<'_>) -> Result<Value, InjectError> {
+    fn inject_into(&self, request: &Request<'_>) -> Result<Value, InjectError> {
         json::check_pod(request.pod)?;
         annotations::check(request.pod)?;
         // Templates see the pod as its author wrote it; they are merged into the pod as it arrived.
-        let original = revert::strip(request.pod);
-        let templates = self.selected(&original)?;
+        let original = revert::original_pod(request.pod);
+        let templates = self.select_templates(&original)?;
         let mut proxy = ProxySettings::of(&self.config, &original)?;
         let bootstrap = self.bootstrap(&templates, &original, &mut proxy)?;
         let variables = Variables::gather(&self.config, &proxy, &original, request)?;
@@ -124,16 +124,16 @@ impl Injector {
             overrides::without_own_volumes(proxy::move_native(rendered, &proxy), &original);
         let mut pod = request.pod.clone();
         let declared = overrides::extract(&mut pod, &original, &rendered, &proxy);
-        let over = declared.merged_over(rendered, &proxy);
-        let new = last_applied::without_repeated(over.clone(), &pod);
-        merge::merge(&mut pod, &new);
+        let overlay = declared.merged_over(rendered, &proxy);
+        let changed = last_applied::without_repeated(overlay.clone(), &pod);
+        merge::merge(&mut pod, &changed);
         declared.write(&mut pod);
         proxy::align_users(&mut pod, &original, &proxy);
         environment::set(&mut pod, &self.config, &proxy, request.environment);
         prometheus::merge(&mut pod, &original, &self.config, &proxy)?;
         probes::rewrite(&mut pod, &proxy)?;
-        annotate(&mut pod, &self.config);
-        Status::of(&over, &original, &pod, &self.config).write(&mut pod);
+        set_configured_annotations(&mut pod, &self.config);
+        Status::of(&overlay, &original, &pod, &self.config).write(&mut pod);
         order::containers(&mut pod, &proxy);
         Ok(pod)
     }
@@ -141,7 +141,7 @@ impl Injector {
     /// Renders the selected templates and merges them in their order.
     fn injection_data(
         &self,
-        templates: &[&Named],
+        templates: &[&NamedTemplate],
         proxy: &ProxySettings,
         variables: &Variables,
         bootstrap: Option<&str>,
@@ -158,7 +158,7 @@ impl Injector {
     /// Renders the bootstrap if a template uses it. The proxy then has no agent, and probes stay as they are.
     fn bootstrap(
         &self,
-        templates: &[&Named],
+        templates: &[&NamedTemplate],
         original: &Value,
         proxy: &mut ProxySettings,
     ) -> Result<Option<String>, InjectError> {
@@ -173,7 +173,7 @@ impl Injector {
     }
 
     /// Resolves the pod's template names and aliases.
-    fn selected(&self, original: &Value) -> Result<Vec<&Named>, InjectError> {
+    fn select_templates(&self, original: &Value) -> Result<Vec<&NamedTemplate>, InjectError> {
         let requested = json::annotation(original, keys::TEMPLATES);
         let requested: Vec<String> = match requested {
             Some(names) => names
@@ -186,17 +186,17 @@ impl Injector {
             let aliased = self.config.aliases.get(&name);
             aliased.cloned().unwrap_or_else(|| vec![name])
         });
-        names.map(|name| self.template(name)).collect()
+        names.map(|name| self.find_template(name)).collect()
     }
 
-    fn template(&self, name: String) -> Result<&Named, InjectError> {
+    fn find_template(&self, name: String) -> Result<&NamedTemplate, InjectError> {
         let named = self.templates.iter().find(|(known, _)| *known == name);
         named.ok_or(InjectError::UnknownTemplate(name))
     }
 }
 
 /// Sets the configured annotations.
-fn annotate(pod: &mut Value, config: &Config) {
+fn set_configured_annotations(pod: &mut Value, config: &Config) {
     for (name, value) in &config.injected_annotations {
         json::annotate(pod, name, value);
     }
@@ -206,7 +206,7 @@ fn is_proxy(container: &Value) -> bool {
     json::name(container) == Some(ISTIO_PROXY)
 }
 
-fn proxy_of(pod: &Value) -> Option<&Value> {
+fn proxy_container(pod: &Value) -> Option<&Value> {
     let mut all = json::all_containers(pod).map(|(_, it)| it);
     all.find(|it| is_proxy(it))
 }

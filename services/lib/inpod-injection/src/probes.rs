@@ -13,7 +13,7 @@ use crate::{
     error::InjectError,
     is_proxy, json,
     proxy::{ISTIO_PROXY, ProxySettings},
-    proxy_of,
+    proxy_container,
     status::Status,
 };
 
@@ -48,7 +48,7 @@ const HOOKS: [&str; 2] = ["httpGet", "tcpSocket"];
 ///
 /// If the probes of an earlier injection cannot be parsed.
 pub(crate) fn rewrite(pod: &mut Value, proxy: &ProxySettings) -> Result<(), InjectError> {
-    let Some(probers_before) = proxy_of(pod) else {
+    let Some(probers_before) = proxy_container(pod) else {
         return Ok(());
     };
     let probers_before = json::env_value(probers_before, PROBERS).map(str::to_owned);
@@ -187,7 +187,7 @@ fn agent_http_get(before: Option<Value>, handler: &str, path: &str, status_port:
 
 /// Restores the probes from before an injection.
 pub(crate) fn restore(pod: &mut Value, status: &Status) {
-    let probers_before = proxy_of(pod).and_then(|it| json::env_value(it, PROBERS));
+    let probers_before = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
     let probers_before: Option<Map<String, Value>> =
         probers_before.and_then(|text| serde_json::from_str(text).ok());
     let Some(probers_before) = probers_before else {

@@ -9,7 +9,7 @@ use crate::{
     error::{InjectError, excerpt},
     json,
     proxy::ProxySettings,
-    proxy_of,
+    proxy_container,
 };
 
 /// Environment variable with the application's scrape annotations: JSON for the agent.
@@ -51,13 +51,13 @@ pub(crate) fn merge(
     config: &Config,
     proxy: &ProxySettings,
 ) -> Result<(), InjectError> {
-    let secure = proxy_of(pod).and_then(|it| json::env_value(it, SECURE));
+    let secure = proxy_container(pod).and_then(|it| json::env_value(it, SECURE));
     if let Some(port) = secure.map(str::to_owned) {
         json::annotate(pod, keys::SECURE_PORT, &port);
     }
     let wanted = json::annotation(original, keys::MERGE_METRICS).and_then(json::parse_bool);
     let is_wanted = wanted.unwrap_or(config.enable_prometheus_merge);
-    if !is_wanted || proxy.status_port == 0 || proxy_of(pod).is_none() {
+    if !is_wanted || proxy.status_port == 0 || proxy_container(pod).is_none() {
         return Ok(());
     }
     let scrape_annotations = ScrapeAnnotations::read(original, proxy)?;

@@ -8,7 +8,7 @@ use crate::{
     error::{InjectError, yaml_error},
     is_proxy,
     json::{self, annotation},
-    proxy_of,
+    proxy_container,
 };
 
 pub const ISTIO_PROXY: &str = "istio-proxy";
@@ -289,7 +289,7 @@ fn id(value: Option<&Value>) -> Option<u64> {
 /// Gives proxy, rules and validation the same user: the one that the pod sets on its own `istio-proxy`. With TPROXY the
 /// proxy runs as root, whatever the pod sets (6.4 step 8).
 pub(crate) fn align_users(pod: &mut Value, original: &Value, proxy: &ProxySettings) {
-    let declared = proxy_of(original);
+    let declared = proxy_container(original);
     let context = |key: &str| id(declared?.pointer(&format!("/securityContext/{key}")));
     let (user, group) = (context("runAsUser"), context("runAsGroup"));
     let is_tproxy = proxy.interception == Interception::Tproxy;

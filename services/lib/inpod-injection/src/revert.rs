@@ -16,7 +16,7 @@ use crate::{
 ///
 /// Fields of the spec that a custom template sets, other than containers, volumes and pull secrets, remain: the status
 /// does not record them.
-pub fn strip(pod: &Value) -> Value {
+pub fn original_pod(pod: &Value) -> Value {
     let Some(status) = Status::read(pod) else {
         return pod.clone();
     };
@@ -33,7 +33,7 @@ pub fn strip(pod: &Value) -> Value {
         ("imagePullSecrets", &status.image_pull_secrets),
     ];
     for (list, names) in lists {
-        remove(&mut pod, list, names);
+        remove_items(&mut pod, list, names);
     }
     for list in CONTAINER_LISTS {
         restore_containers(&mut pod, list, json::list(&declared, list));
@@ -53,7 +53,7 @@ pub fn strip(pod: &Value) -> Value {
     pod
 }
 
-fn remove(pod: &mut Value, list: &str, names: &[String]) {
+fn remove_items(pod: &mut Value, list: &str, names: &[String]) {
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else {
         return;
     };

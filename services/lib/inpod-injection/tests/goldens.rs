@@ -114,7 +114,7 @@ fn what_a_golden_was_given_is_taken_away_again() {
         let (injector, documents) = read(&name);
         for (before, after) in documents.iter().zip(injected(&injector, &documents)) {
             for (before, after) in pods(before).iter().zip(pods(&after)) {
-                let mut stripped = revert::strip(&after);
+                let mut stripped = revert::original_pod(&after);
                 if before.get("metadata").is_none()
                     && let Some(fields) = stripped.as_object_mut()
                 {

@@ -230,7 +230,7 @@ proptest! {
         let injector = injector(config);
         let (injected, _) = inject(injector, &pod, &environment);
         prop_assert_ne!(&injected, &pod);
-        prop_assert_eq!(without_order(revert::strip(&injected)), without_order(pod));
+        prop_assert_eq!(without_order(revert::original_pod(&injected)), without_order(pod));
     }
 
     #[test]
@@ -267,7 +267,7 @@ proptest! {
         let injector = injector("");
         let request = Request { pod: &pod, namespace: &name, owner: None, environment: &[] };
         drop(injector.inject(&request));
-        drop(revert::strip(&pod));
+        drop(revert::original_pod(&pod));
     }
 
     #[test]

@@ -26,7 +26,7 @@ fn with(container: Value) -> Value {
 }
 
 fn excerpt(pod: &Value) -> Value {
-    let text = proxy_of(pod).and_then(|it| json::env_value(it, PROBERS));
+    let text = proxy_container(pod).and_then(|it| json::env_value(it, PROBERS));
     serde_json::from_str(text.unwrap_or("null")).unwrap()
 }
 
@@ -72,7 +72,7 @@ fn probes_of_three_kinds_and_hooks_of_two_are_asked_of_the_agent() {
         "/app-lifecycle/app/prestopz": {"httpGet": {"path": "/bye", "port": 8080}},
     });
     assert_eq!(excerpt(&injected), expected);
-    assert_eq!(revert::strip(&injected), pod);
+    assert_eq!(revert::original_pod(&injected), pod);
 }
 
 #[test]

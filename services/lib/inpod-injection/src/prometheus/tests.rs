@@ -13,7 +13,7 @@ fn injected(config: &str, annotations: &Value) -> Result<Value, InjectError> {
     };
     match injector.inject(&request)? {
         Outcome::Injected { pod: injected, .. } => {
-            assert_eq!(revert::strip(&injected), pod);
+            assert_eq!(revert::original_pod(&injected), pod);
             Ok(injected)
         }
         Outcome::Skipped(why) => panic!("{why:?}"),
@@ -26,7 +26,7 @@ fn found(config: &str, annotations: &Value) -> (Vec<String>, Option<Value>) {
     let keys_found = matching_keys(&pod).into_iter();
     let scrape_annotations =
         keys_found.map(|key| format!("{key}={}", json::annotation(&pod, &key).unwrap()));
-    let message = json::env_value(proxy_of(&pod).unwrap(), SCRAPED);
+    let message = json::env_value(proxy_container(&pod).unwrap(), SCRAPED);
     (
         scrape_annotations.collect(),
         message.map(|text| serde_json::from_str(text).unwrap()),
