@@ -5,20 +5,20 @@
 //! the kernel. Start reading at [`plan`] for what is done when, at [`pipeline`] for how, and at [`task`] for the order.
 
 pub mod admission;
-pub mod agents;
+mod adoption;
 mod away;
 pub mod binds;
+pub mod boottime;
 pub mod checkpoint;
+pub mod clients;
 pub mod config;
 pub mod decide;
 pub mod drift;
 mod explain;
-mod inheritance;
+mod in_flight;
 pub mod injection;
 mod joined;
-pub mod leaving;
 pub mod metrics;
-pub mod moment;
 pub mod outputs;
 pub mod pipeline;
 pub mod plan;
@@ -35,7 +35,7 @@ pub mod task;
 mod testing;
 pub mod timeline;
 mod trace;
-mod underway;
+pub mod uninstall;
 pub mod ztunnels;
 
 use std::sync::Arc;
@@ -47,14 +47,13 @@ use tokio::sync::watch;
 
 use crate::{
     admission::Admission,
-    agents::Agents,
+    adoption::Inheritance,
     away::Away,
     checkpoint::Checkpoint,
+    clients::Agents,
     config::Config,
     drift::Repairs,
-    inheritance::Inheritance,
     joined::Joined,
-    leaving::{Departure, Leaving},
     metrics::{Counters, Istio, Metrics},
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
@@ -64,6 +63,7 @@ use crate::{
     source::{Health, Inventory, Source},
     sync::Sync,
     task::Shared,
+    uninstall::{Departure, Leaving},
 };
 
 /// What this service is.

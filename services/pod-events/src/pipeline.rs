@@ -3,15 +3,15 @@
 //! Every intent is written down before the effects that it announces. Nothing here waits for a restarted service: a
 //! step that meets one fails at once with a passing reason ([`is_passing`]), and whoever can wait repeats the whole.
 
-mod end;
 mod enroll;
 mod find;
-mod leave;
-mod renew;
+mod lifecycle;
+mod update;
+mod withdraw;
 
-pub use end::{Life, Reclaimed};
 pub(crate) use enroll::forward;
 pub use enroll::{Run, Stop};
+pub use lifecycle::{Life, Reclaimed};
 
 use std::{
     sync::{
@@ -28,9 +28,9 @@ use tokio::{
 };
 
 use crate::{
-    agents::Agents,
+    boottime::Moment,
     checkpoint::{Checkpoint, CheckpointError, Record},
-    moment::Moment,
+    clients::Agents,
 };
 
 /// Which runs of the other services know everything that pod-events has to tell them.

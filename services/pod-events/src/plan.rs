@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{checkpoint::Intent, moment::Moment};
+use crate::{boottime::Moment, checkpoint::Intent};
 
 /// After this long a sandbox whose end was announced is taken as ended although processes are left in its netns.
 pub const DELETE_BOUND: Duration = Duration::from_secs(60);

@@ -1,11 +1,11 @@
 //! All tasks of the node, and which sandbox belongs to which.
 
-mod inherited;
-mod looks;
+mod adoption;
 mod owners;
-mod replaced;
-mod seen;
-mod spooled;
+mod queries;
+mod replay;
+mod supervise;
+mod wakeups;
 
 pub use owners::Owners;
 
@@ -28,13 +28,13 @@ use tokio::{
 use crate::{
     checkpoint::Record,
     drift::Kind,
+    in_flight::Underway,
     metrics::Phase,
     pipeline::{is_passing, workload_of},
     resolve::resolve,
     source::PodKey,
     task::{AddCall, Added, Command, Interrupts, Shared, Task, View, refused},
     trace,
-    underway::Underway,
 };
 
 /// How long a synchronisation waits for the slowest task. One that is later claims for itself.

@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use self::selection::{Filter, Selection};
 use crate::{
-    agents::Agents,
+    clients::Agents,
     explain,
     metrics::{Istio, Metrics},
     registry::Registry,

@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    agents::Agents, inheritance::Inheritance, pipeline::Synced, registry::Registry, source::Health,
+    adoption::Inheritance, clients::Agents, pipeline::Synced, registry::Registry, source::Health,
 };
 
 /// How long to wait before a stream that broke is opened again.

@@ -4,19 +4,19 @@
 //! known. What must not wait behind a step (the end of a sandbox, a restarted netconfig) interrupts the one step that
 //! can take long, the wait for a ztunnel.
 
-mod advance;
-mod call;
-mod ending;
-mod inherit;
+mod add;
+mod adoption;
+mod delete;
+mod discovery;
+mod drift;
 mod interrupt;
 mod listeners;
-mod mend;
-mod renew;
+mod reconcile;
+mod replay;
+mod settings;
 mod sidecar;
-mod spooled;
-mod stranger;
+mod update;
 mod view;
-mod wishes;
 
 use std::{
     net::IpAddr,
@@ -35,13 +35,12 @@ use tokio::{
 
 use crate::{
     admission::Admission,
+    boottime::Moment,
     checkpoint::Record,
     config::Config,
     decide::{Decision, Policy, decide_from},
     drift::{Brake, Drift, Kind, Repairs},
-    leaving::Leaving,
     metrics::{Counters, Phase},
-    moment::Moment,
     outputs::Outputs,
     pipeline::{Pipeline, Stop},
     plan::{Action, Timing},
@@ -52,16 +51,17 @@ use crate::{
     source::{PodKey, Source},
     timeline::Timeline,
     trace,
+    uninstall::Leaving,
 };
 
-pub(crate) use inherit::unfound;
-pub(crate) use stranger::is_missed;
+pub(crate) use adoption::unfound;
+pub(crate) use discovery::is_missed;
 
-pub use call::AddCall;
+pub use add::AddCall;
 pub use interrupt::Interrupts;
-pub use spooled::{Admitted, Settled};
+pub use replay::{Admitted, Settled};
+pub(crate) use settings::is_permission_known;
 pub use view::View;
-pub(crate) use wishes::is_permission_known;
 
 /// What a task is asked.
 #[derive(Debug)]

@@ -9,12 +9,11 @@ use tokio::sync::watch;
 
 use crate::{
     admission::Admission,
-    agents::Agents,
     checkpoint::{Checkpoint, Intent, Record},
+    clients::Agents,
     config::{Config, KEYS},
     drift::Repairs,
     injection::Injection,
-    leaving::Leaving,
     metrics::Counters,
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
@@ -24,6 +23,7 @@ use crate::{
     shown::Shown,
     source::Source,
     task::Shared,
+    uninstall::Leaving,
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {

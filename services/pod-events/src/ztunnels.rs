@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    agents::Agents,
+    clients::Agents,
     pod::Pod,
     source::{Health, Inventory, PodKey, Source},
     sync::Run,

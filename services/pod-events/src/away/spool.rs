@@ -14,8 +14,8 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::{
+    boottime::Moment,
     metrics::Phases,
-    moment::Moment,
     source::PodKey,
     task::{AddCall, Admitted, Settled},
 };

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Intent, Record};
 use crate::{
-    moment::Moment,
+    boottime::Moment,
     redirection::{Redirection, Sidecar, Wishes},
 };
 

@@ -1,4 +1,4 @@
-use crate::moment::Moment;
+use crate::boottime::Moment;
 
 /// How far a sandbox has come. Written before the effects that it announces.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    moment::Moment,
+    boottime::Moment,
     redirection::{Exclusions, Inbound, Proxy, Selection, Sidecar, Wishes},
     testing::{pod, record},
 };

@@ -126,8 +126,8 @@ mod tests {
 
     use super::*;
     use crate::{
+        boottime::Moment,
         decide::Decision,
-        moment::Moment,
         redirection::Wishes,
         source::Inventory,
         task::View,

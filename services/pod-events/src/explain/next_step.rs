@@ -58,7 +58,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::{moment::Moment, testing::record};
+    use crate::{boottime::Moment, testing::record};
 
     fn said(intent: Intent, next: Option<Action>, due: bool) -> &'static str {
         words(&View {

@@ -137,7 +137,7 @@ impl<'a> Standing<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{moment::Moment, testing};
+    use crate::{boottime::Moment, testing};
 
     struct Case {
         pod: Pod,

@@ -82,7 +82,7 @@ impl Task {
             match pipeline.reclaim(record, &mut self.timeline).await {
                 Ok(Reclaimed::Whole) => {}
                 Ok(Reclaimed::Mended) => mended = true,
-                Ok(Reclaimed::Gone) => super::ending::end_unseen(record),
+                Ok(Reclaimed::Gone) => super::delete::end_unseen(record),
                 Err(failure) => result = Err(failure),
             }
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use inpod_types::{Enrollment, Failure};
 use tokio::time::Instant;
 
-use super::{Shared, Task, inherit::unfound};
+use super::{Shared, Task, adoption::unfound};
 use crate::{
     checkpoint::{Intent, Record},
     pipeline::soon,

@@ -6,8 +6,8 @@ use inpod_types::{Failure, NetnsId, SandboxRef};
 
 use super::{POLL, Step, Task};
 use crate::{
+    boottime::Moment,
     checkpoint::{Intent, Record},
-    moment::Moment,
     pipeline::Life,
     trace,
 };

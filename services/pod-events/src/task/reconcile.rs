@@ -8,8 +8,8 @@ use tokio::time::Instant;
 
 use super::{POLL, Step, Task, interrupt};
 use crate::{
+    boottime::Moment,
     checkpoint::{Intent, Record},
-    moment::Moment,
     pipeline::{Run, is_passing},
     plan::{Action, Wanted, next},
     trace,

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::{AddCall, Task};
 use crate::{
+    boottime::Moment,
     checkpoint::{CheckpointError, Intent, Record},
-    moment::Moment,
     pod::Pod,
     source::Inventory,
 };

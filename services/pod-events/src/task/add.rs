@@ -12,9 +12,9 @@ use tokio::time::Instant;
 use super::{Added, POLL, Stop, Task, interrupt};
 use crate::{
     admission::Turn,
+    boottime::Moment,
     checkpoint::{Intent, Record},
     metrics::{Phase, Phases},
-    moment::Moment,
     pipeline::{Life, Run},
     pod::Pod,
     resolve::Resolved,

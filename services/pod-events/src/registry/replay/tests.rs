@@ -12,13 +12,12 @@ use inpod_service::Trace;
 use super::*;
 use crate::{
     admission::Admission,
-    agents::Agents,
+    boottime::Moment,
     checkpoint::{Checkpoint, Intent, Record},
+    clients::Agents,
     config::PodsFrom,
     drift::Repairs,
-    leaving::Leaving,
     metrics::{Counters, Phases},
-    moment::Moment,
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     registry::Owners,
@@ -26,6 +25,7 @@ use crate::{
     source::Source,
     task::{AddCall, Shared},
     testing::{capture, record, sandbox},
+    uninstall::Leaving,
 };
 
 const WEB: &str = "kind: Pod\nmetadata: {namespace: shop, name: web, uid: uid-of-web}\nspec: {nodeName: node-1, containers: []}\n";

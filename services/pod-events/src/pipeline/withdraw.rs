@@ -5,8 +5,8 @@ use inpod_types::Failure;
 
 use super::{Pipeline, believed, soon};
 use crate::{
+    boottime::Moment,
     checkpoint::{Intent, Record},
-    moment::Moment,
     timeline::Timeline,
     trace,
 };

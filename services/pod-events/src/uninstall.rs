@@ -17,7 +17,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{SERVICE, agents::Agents, checkpoint::Record, registry::Registry, task::Shared};
+use crate::{SERVICE, checkpoint::Record, clients::Agents, registry::Registry, task::Shared};
 
 /// How often it is looked what is left to do.
 const PERIOD: Duration = Duration::from_millis(500);

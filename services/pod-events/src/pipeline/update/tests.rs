@@ -11,8 +11,8 @@ use tonic::{Request, Response, Status, transport};
 
 use super::*;
 use crate::{
-    agents::Agents,
     checkpoint::Checkpoint,
+    clients::Agents,
     pipeline::{Revisions, Synced},
     testing::{capture, record},
 };
