@@ -22,7 +22,7 @@ const DEFECTS: [(&str, &str, usize); 4] = [
         "another service's answer breaks the contract",
         1,
     ),
-    ("agents/listeners.rs", "a search has panicked", 1),
+    ("clients/listeners.rs", "a search has panicked", 1),
     ("registry.rs", "a pod's task has panicked", 1),
     (
         "task/adoption.rs",

@@ -7,9 +7,9 @@ use nix::time::{ClockId, clock_gettime};
 /// A point in time, counted from the boot (`CLOCK_BOOTTIME`): what is remembered is of one boot, and a step of the
 /// wall clock must neither end a sandbox early nor stretch a withdrawal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(Duration);
+pub struct BootInstant(Duration);
 
-impl Moment {
+impl BootInstant {
     /// The boot: further back than any bound.
     pub const BOOT: Self = Self(Duration::ZERO);
 
@@ -34,7 +34,7 @@ impl Moment {
     }
 }
 
-impl Add<Duration> for Moment {
+impl Add<Duration> for BootInstant {
     type Output = Self;
 
     fn add(self, wait: Duration) -> Self {

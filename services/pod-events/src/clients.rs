@@ -22,17 +22,17 @@ use tonic::{Code, Request, Response, Status, transport::Channel};
 
 use crate::{checkpoint::Record, redirection::Capture, trace};
 
-pub use find::Found;
+pub use find::FoundNetns;
 
 /// How many pods are looked for at once.
-const SEARCHES: usize = 4;
+const MAX_CONCURRENT_SEARCHES: usize = 4;
 
 /// How long the node's own network may take to be cleared.
-const LEAVING: Duration = Duration::from_secs(15);
+const LEAVE_NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Clients of netconfig and of the broker. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Agents {
+pub struct Clients {
     netconfig: NetconfigServiceClient<Channel>,
     broker: ZtunnelBrokerServiceClient<Channel>,
     capture: Arc<Capture>,
@@ -42,7 +42,7 @@ pub struct Agents {
 
 /// A netns that netconfig has proven and holds.
 #[derive(Clone, Debug)]
-pub struct Claimed {
+pub struct ClaimedNetns {
     /// Which.
     pub id: NetnsId,
     /// The pod's addresses in it.
@@ -65,7 +65,7 @@ async fn call<T>(
 ) -> Result<T, Failure> {
     match timeout_at(deadline + Duration::from_millis(50), answer).await {
         Ok(Ok(response)) => Ok(response.into_inner()),
-        Ok(Err(status)) => Err(told(service, &status)),
+        Ok(Err(status)) => Err(to_failure(service, &status)),
         Err(_elapsed) => Err(Failure::new(
             Reason::DeadlineExceeded,
             format!("{service} did not answer in time"),
@@ -74,7 +74,7 @@ async fn call<T>(
 }
 
 /// A failure of a service, with its name where the words do not come from the service itself.
-fn told(service: &'static str, status: &Status) -> Failure {
+fn to_failure(service: &'static str, status: &Status) -> Failure {
     let failure = failure_of(status);
     let from_transport = status.details().is_empty();
     // A connection that breaks under a call is INTERNAL to tonic ("h2 protocol error"); a defect of a service of ours
@@ -103,7 +103,7 @@ fn told(service: &'static str, status: &Status) -> Failure {
     }
 }
 
-fn incomprehensible(service: &'static str, error: &inpod_proto::Invalid) -> Failure {
+fn invalid_response(service: &'static str, error: &inpod_proto::Invalid) -> Failure {
     let message = format!(
         "{service} answered with an invalid {}: {error}",
         error.field()
@@ -113,19 +113,19 @@ fn incomprehensible(service: &'static str, error: &inpod_proto::Invalid) -> Fail
 
 /// The addresses at which a pod is probed: more than these no pod has (see `ApplyRulesRequest`), whatever a CNI result
 /// says.
-fn probed(addresses: &[IpAddr]) -> Vec<String> {
-    const MOST: usize = 16;
-    addresses_to(addresses.get(..MOST).unwrap_or(addresses))
+fn probe_addresses(addresses: &[IpAddr]) -> Vec<String> {
+    const MAX_PROBE_ADDRESSES: usize = 16;
+    addresses_to(addresses.get(..MAX_PROBE_ADDRESSES).unwrap_or(addresses))
 }
 
-impl Agents {
+impl Clients {
     /// Clients over channels that connect when they are first used.
     pub fn new(netconfig: Channel, broker: Channel, capture: Capture) -> Self {
         Self {
             netconfig: NetconfigServiceClient::new(netconfig),
             broker: ZtunnelBrokerServiceClient::new(broker),
             capture: Arc::new(capture),
-            searches: Arc::new(Semaphore::new(SEARCHES)),
+            searches: Arc::new(Semaphore::new(MAX_CONCURRENT_SEARCHES)),
         }
     }
 
@@ -135,7 +135,7 @@ impl Agents {
     ///
     /// As the service says.
     pub async fn leave_node(&self) -> Result<(), Failure> {
-        let deadline = Instant::now() + LEAVING;
+        let deadline = Instant::now() + LEAVE_NODE_TIMEOUT;
         let mut client = self.netconfig.clone();
         let request = request(netconfig::LeaveNodeRequest {}, deadline);
         call("netconfig", deadline, client.leave_node(request)).await?;
@@ -153,7 +153,7 @@ impl Agents {
         netns: &NetnsRef,
         addresses: &[IpAddr],
         deadline: Instant,
-    ) -> Result<Claimed, Failure> {
+    ) -> Result<ClaimedNetns, Failure> {
         let message = netconfig::ClaimNetnsRequest {
             sandbox: Some(sandbox.into()),
             netns: Some(netns.into()),
@@ -166,8 +166,8 @@ impl Agents {
             client.claim_netns(request(message, deadline)),
         )
         .await?;
-        let invalid = |error| incomprehensible("netconfig", &error);
-        Ok(Claimed {
+        let invalid = |error| invalid_response("netconfig", &error);
+        Ok(ClaimedNetns {
             id: required("netns", claimed.netns).map_err(invalid)?,
             addresses: addresses_from(&claimed.addresses, "addresses").map_err(invalid)?,
         })
@@ -205,7 +205,7 @@ impl Agents {
             probe_addresses: if record.redirection.is_sidecar() {
                 Vec::new()
             } else {
-                probed(&record.addresses)
+                probe_addresses(&record.addresses)
             },
         };
         let mut client = self.netconfig.clone();
@@ -317,7 +317,7 @@ impl Agents {
     /// # Errors
     ///
     /// As the service says.
-    pub async fn claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
+    pub async fn list_claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
         let mut client = self.netconfig.clone();
         let message = netconfig::ListClaimsRequest {};
         let claims = call(
@@ -332,7 +332,7 @@ impl Agents {
             .map(|claim| required("sandbox", claim.sandbox));
         sandboxes
             .collect::<Result<_, _>>()
-            .map_err(|error| incomprehensible("netconfig", &error))
+            .map_err(|error| invalid_response("netconfig", &error))
     }
 
     /// netconfig's claims and their changes.
@@ -350,7 +350,7 @@ impl Agents {
             .await;
         answer
             .map(Response::into_inner)
-            .map_err(|status| told("netconfig", &status))
+            .map_err(|status| to_failure("netconfig", &status))
     }
 }
 
@@ -361,7 +361,7 @@ mod tests {
     #[test]
     fn a_connection_that_breaks_under_a_call_is_a_service_that_is_away() {
         for code in [Code::Unavailable, Code::Unknown, Code::Internal] {
-            let failure = told("netconfig", &Status::new(code, "h2 protocol error"));
+            let failure = to_failure("netconfig", &Status::new(code, "h2 protocol error"));
             assert_eq!(failure.reason, Reason::DependencyUnavailable, "{code:?}");
         }
     }
@@ -369,14 +369,14 @@ mod tests {
     #[test]
     fn a_defect_that_a_service_tells_of_itself_stays_one() {
         let defect = Failure::new(Reason::Internal, "netconfig failed");
-        let failure = told("netconfig", &inpod_proto::into_status(&defect));
+        let failure = to_failure("netconfig", &inpod_proto::into_status(&defect));
         assert_eq!(failure.reason, Reason::Internal);
     }
 
     #[test]
     fn no_more_addresses_are_named_for_probes_than_netconfig_takes() {
         let addresses: Vec<IpAddr> = (0..1000u32).map(|n| IpAddr::V4(n.into())).collect();
-        assert_eq!(probed(&addresses).len(), 16);
-        assert_eq!(probed(addresses.get(..2).unwrap()).len(), 2);
+        assert_eq!(probe_addresses(&addresses).len(), 16);
+        assert_eq!(probe_addresses(addresses.get(..2).unwrap()).len(), 2);
     }
 }

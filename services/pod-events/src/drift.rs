@@ -12,7 +12,7 @@ use crate::metrics::Metric;
 
 /// What was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum DriftKind {
     /// None of our rules are left.
     Flushed,
     /// Other rules of ours, as of an earlier release, or of another redirection.
@@ -23,7 +23,7 @@ pub enum Kind {
     ListenerLost,
 }
 
-impl Kind {
+impl DriftKind {
     /// Every kind.
     pub const ALL: [Self; 4] = [
         Self::Flushed,
@@ -52,14 +52,14 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for DriftKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
 /// How often each kind was found of one pod.
-pub type Drift = BTreeMap<Kind, u64>;
+pub type Drift = BTreeMap<DriftKind, u64>;
 
 /// What was repaired.
 pub(crate) const DRIFT: Metric = Metric {
@@ -75,62 +75,57 @@ pub struct Repairs(Family<[(&'static str, &'static str); 1], Counter>);
 impl Repairs {
     /// Declares the metric. Each kind is there from the start, at nought.
     pub fn register(&self, registry: &mut Registry) {
-        for kind in Kind::ALL {
+        for kind in DriftKind::ALL {
             self.0.get_or_create(&[("kind", kind.name())]).inc_by(0);
         }
         registry.register(DRIFT.name, DRIFT.help, self.0.clone());
     }
 
     /// Counts a repair.
-    pub fn count(&self, kind: Kind) {
+    pub fn count(&self, kind: DriftKind) {
         self.0.get_or_create(&[("kind", kind.name())]).inc();
     }
 }
 
 /// So many repairs of a pod in a row are made at once.
-const FREE: u32 = 5;
+const IMMEDIATE_REPAIRS: u32 = 5;
 
 /// Repairs are in a row that are closer to each other than this, beside twice the time that the last one had to wait.
-const ROW: Duration = Duration::from_secs(60);
+const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
 /// Beyond the free ones, the first wait and the longest. It doubles with each repair.
-const HOLD: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(300)];
+const MIN_DELAY: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(300);
 
 /// Keeps a pod's repairs from becoming a fight with another agent that undoes them.
 #[derive(Clone, Debug, Default)]
-pub struct Brake {
-    in_a_row: u32,
+pub struct RepairBackoff {
+    repairs: u32,
     last: Option<Instant>,
 }
 
-impl Brake {
+impl RepairBackoff {
     /// A repair was made.
-    pub fn mended(&mut self, now: Instant) {
-        self.in_a_row = if self.is_row_over(now) {
-            0
-        } else {
-            self.in_a_row
-        }
-        .saturating_add(1);
+    pub fn record_repair(&mut self, now: Instant) {
+        self.repairs = if self.is_quiet(now) { 0 } else { self.repairs }.saturating_add(1);
         self.last = Some(now);
     }
 
     /// Until when the next repair is to wait; `None`: it is made at once.
-    pub fn holds_until(&self, now: Instant) -> Option<Instant> {
+    pub fn delayed_until(&self, now: Instant) -> Option<Instant> {
         let until = self.last? + self.wait();
         (until > now).then_some(until)
     }
 
     fn wait(&self) -> Duration {
-        let [first, longest] = HOLD;
-        let held = self.in_a_row.checked_sub(FREE);
-        held.map_or(Duration::ZERO, |held| {
-            first.saturating_mul(1 << held.min(8)).min(longest)
+        let delayed = self.repairs.checked_sub(IMMEDIATE_REPAIRS);
+        delayed.map_or(Duration::ZERO, |delayed| {
+            MIN_DELAY.saturating_mul(1 << delayed.min(8)).min(MAX_DELAY)
         })
     }
 
-    fn is_row_over(&self, now: Instant) -> bool {
-        let quiet = ROW + self.wait() * 2;
+    fn is_quiet(&self, now: Instant) -> bool {
+        let quiet = QUIET_PERIOD + self.wait() * 2;
         self.last
             .is_none_or(|last| now.duration_since(last) >= quiet)
     }
@@ -141,12 +136,12 @@ mod tests {
     use super::*;
 
     /// How many of the repairs that are wanted each second are made in so many seconds.
-    async fn made_in(brake: &mut Brake, seconds: u64) -> usize {
+    async fn made_in(repair_backoff: &mut RepairBackoff, seconds: u64) -> usize {
         let mut made = 0;
         for _ in 0..seconds {
             tokio::time::advance(Duration::from_secs(1)).await;
-            if brake.holds_until(Instant::now()).is_none() {
-                brake.mended(Instant::now());
+            if repair_backoff.delayed_until(Instant::now()).is_none() {
+                repair_backoff.record_repair(Instant::now());
                 made += 1;
             }
         }
@@ -155,37 +150,37 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_few_repairs_are_made_at_once_and_a_fight_is_slowed_down() {
-        let mut brake = Brake::default();
-        assert_eq!(made_in(&mut brake, 5).await, 5);
-        let next_minute = made_in(&mut brake, 60).await;
+        let mut repair_backoff = RepairBackoff::default();
+        assert_eq!(made_in(&mut repair_backoff, 5).await, 5);
+        let next_minute = made_in(&mut repair_backoff, 60).await;
         assert!((1..=3).contains(&next_minute), "{next_minute}");
-        let next_hour = made_in(&mut brake, 3600).await;
+        let next_hour = made_in(&mut repair_backoff, 3600).await;
         assert!((10..=20).contains(&next_hour), "{next_hour}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn after_a_quiet_time_repairs_are_made_at_once_again() {
-        let mut brake = Brake::default();
-        made_in(&mut brake, 600).await;
+        let mut repair_backoff = RepairBackoff::default();
+        made_in(&mut repair_backoff, 600).await;
         tokio::time::advance(Duration::from_secs(1000)).await;
-        assert_eq!(brake.holds_until(Instant::now()), None);
-        assert_eq!(made_in(&mut brake, 4).await, 4);
+        assert_eq!(repair_backoff.delayed_until(Instant::now()), None);
+        assert_eq!(made_in(&mut repair_backoff, 4).await, 4);
     }
 
     #[tokio::test(start_paused = true)]
     async fn repairs_that_are_far_apart_are_never_held() {
-        let mut brake = Brake::default();
+        let mut repair_backoff = RepairBackoff::default();
         for _ in 0..100 {
-            tokio::time::advance(ROW).await;
-            assert_eq!(brake.holds_until(Instant::now()), None);
-            brake.mended(Instant::now());
+            tokio::time::advance(QUIET_PERIOD).await;
+            assert_eq!(repair_backoff.delayed_until(Instant::now()), None);
+            repair_backoff.record_repair(Instant::now());
         }
     }
 
     #[test]
     fn what_netconfig_sees_is_of_a_kind() {
-        assert_eq!(Kind::of("", false), Kind::Flushed);
-        assert_eq!(Kind::of("f", true), Kind::Replaced);
-        assert_eq!(Kind::of("f", false), Kind::Changed);
+        assert_eq!(DriftKind::of("", false), DriftKind::Flushed);
+        assert_eq!(DriftKind::of("f", true), DriftKind::Replaced);
+        assert_eq!(DriftKind::of("f", false), DriftKind::Changed);
     }
 }

@@ -15,7 +15,7 @@ pub(crate) use report::{Seen, ztunnels};
 use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
-    drift::Kind,
+    drift::DriftKind,
     outputs::wish::Standing,
     pod::Pod,
     registry::Registry,
@@ -212,7 +212,7 @@ fn annotation(known: &Known) -> String {
     }
 }
 
-fn drift((kind, count): (&Kind, &u64)) -> wire::Drift {
+fn drift((kind, count): (&DriftKind, &u64)) -> wire::Drift {
     wire::Drift {
         kind: kind.name().to_owned(),
         count: *count,

@@ -50,7 +50,7 @@ use crate::{
     adoption::Inheritance,
     away::Away,
     checkpoint::Checkpoint,
-    clients::Agents,
+    clients::Clients,
     config::Config,
     drift::Repairs,
     joined::Joined,
@@ -88,7 +88,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     tracing::info!(sandboxes = records.len(), "Read the checkpoint");
     let (synced_sender, synced) = watch::channel(Synced::default());
     let pipeline = Pipeline {
-        agents: agents(&config, &daemon),
+        clients: clients(&config, &daemon),
         checkpoint,
         synced,
         revisions: Revisions::default(),
@@ -135,9 +135,9 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .await
 }
 
-fn agents(config: &Config, daemon: &Daemon) -> Agents {
+fn clients(config: &Config, daemon: &Daemon) -> Clients {
     let [netconfig, broker] = ["netconfig", "ztunnel-broker"].map(|name| daemon.channel(name));
-    Agents::new(netconfig, broker, config.capture())
+    Clients::new(netconfig, broker, config.capture())
 }
 
 /// Declares what is counted, and has it told.
@@ -167,16 +167,16 @@ fn keep_told(
     synced: watch::Sender<Synced>,
     inheritance: Inheritance,
 ) {
-    let (source, agents) = (&shared.source, &shared.pipeline.agents);
+    let (source, clients) = (&shared.source, &shared.pipeline.clients);
     let taken_over = inheritance.closed();
     shared
         .outputs
         .start(shared, registry, conditions, taken_over);
     let before = (inheritance, source.health());
     let (known, told) = (registry.clone(), conditions.clone());
-    let broker = Sync::start(agents.clone(), known, told, synced, before);
+    let broker = Sync::start(clients.clone(), known, told, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
-    let telling = ztunnels::keep_told(agents.clone(), source.clone(), selector, broker);
+    let telling = ztunnels::keep_told(clients.clone(), source.clone(), selector, broker);
     tokio::spawn(inpod_service::vital("ztunnels", telling));
     tokio::spawn(inpod_service::vital(
         "source",

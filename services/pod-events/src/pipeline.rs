@@ -28,9 +28,9 @@ use tokio::{
 };
 
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::{Checkpoint, CheckpointError, Record},
-    clients::Agents,
+    clients::Clients,
 };
 
 /// Which runs of the other services know everything that pod-events has to tell them.
@@ -49,7 +49,7 @@ pub struct Revisions(AtomicU64);
 impl Revisions {
     /// A revision above every earlier one.
     pub fn next(&self) -> Revision {
-        let clock = u64::try_from(Moment::now().since_boot().as_nanos()).unwrap_or(u64::MAX);
+        let clock = u64::try_from(BootInstant::now().since_boot().as_nanos()).unwrap_or(u64::MAX);
         let next = |last: u64| Some(clock.max(last + 1));
         let last = self
             .0
@@ -62,7 +62,7 @@ impl Revisions {
 #[derive(Debug)]
 pub struct Pipeline {
     /// The other services.
-    pub agents: Agents,
+    pub clients: Clients,
     /// What is remembered.
     pub checkpoint: Checkpoint,
     /// Who knows everything.
@@ -182,7 +182,7 @@ impl Pipeline {
         let broker = self.synced.borrow().broker.clone();
         let away = || Failure::new(Reason::DependencyUnavailable, "ztunnel-broker is not there");
         let broker = broker.ok_or_else(away)?;
-        self.agents
+        self.clients
             .remove_workload(&broker, &record.sandbox, self.revisions.next(), deadline)
             .await
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{boottime::Moment, checkpoint::Intent};
+use crate::{boottime::BootInstant, checkpoint::Intent};
 
 /// After this long a sandbox whose end was announced is taken as ended although processes are left in its netns.
 pub const DELETE_BOUND: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ pub enum Wanted {
     /// Its pod is gone from the source.
     Gone {
         /// Since when.
-        since: Moment,
+        since: BootInstant,
     },
     /// The source cannot tell: everything stays as it is.
     Unknown,
@@ -52,7 +52,7 @@ pub enum Action {
     /// All is as it should be.
     Rest,
     /// Come back then.
-    WaitUntil(Moment),
+    WaitUntil(BootInstant),
     /// Put everything in place, whatever of it is there already.
     Enroll,
     /// Apply what has changed of the pod's wishes or addresses; it stays in the mesh.
@@ -92,8 +92,8 @@ pub enum Action {
 pub const GONE_BOUND: Duration = Duration::from_secs(600);
 
 /// The next action.
-pub fn next(intent: &Intent, wanted: Wanted, now: Moment, timing: Timing) -> Action {
-    let past = |since: Moment, wait: Duration| now.since(since) >= wait;
+pub fn next(intent: &Intent, wanted: Wanted, now: BootInstant, timing: Timing) -> Action {
+    let past = |since: BootInstant, wait: Duration| now.since(since) >= wait;
     match (intent, wanted) {
         (Intent::Deleting { since }, _) => Action::Delete {
             overdue: past(*since, DELETE_BOUND),
@@ -140,8 +140,8 @@ mod tests {
 
     const OUT: Wanted = Wanted::Out { is_announced: true };
 
-    fn at(seconds: u64) -> Moment {
-        Moment::after_boot(Duration::from_secs(1000 + seconds))
+    fn at(seconds: u64) -> BootInstant {
+        BootInstant::after_boot(Duration::from_secs(1000 + seconds))
     }
 
     fn enrolled() -> Intent {

@@ -27,7 +27,7 @@ use tokio::{
 
 use crate::{
     checkpoint::Record,
-    drift::Kind,
+    drift::DriftKind,
     in_flight::Underway,
     metrics::Phase,
     pipeline::{is_passing, workload_of},
@@ -290,7 +290,7 @@ impl Registry {
                 && applied.is_some_and(|applied| !intact || applied != fingerprint)
         };
         if records.is_some_and(|records| records.iter().any(differs)) {
-            let kind = Kind::of(fingerprint, intact);
+            let kind = DriftKind::of(fingerprint, intact);
             let (namespace, name) = &key;
             tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules are not the ones applied");
             self.ask(&key, Command::Differs(sandbox.clone(), kind));

@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use self::selection::{Filter, Selection};
 use crate::{
-    clients::Agents,
+    clients::Clients,
     explain,
     metrics::{Istio, Metrics},
     registry::Registry,
@@ -76,8 +76,8 @@ pub const LANES: &[Lane] = &[
 ];
 
 impl Server {
-    fn agents(&self) -> &Agents {
-        &self.shared.pipeline.agents
+    fn clients(&self) -> &Clients {
+        &self.shared.pipeline.clients
     }
 
     fn count(&self, added: Result<Enrollment, Reason>) {

@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use crate::{
-    adoption::Inheritance, clients::Agents, pipeline::Synced, registry::Registry, source::Health,
+    adoption::Inheritance, clients::Clients, pipeline::Synced, registry::Registry, source::Health,
 };
 
 /// How long to wait before a stream that broke is opened again.
@@ -44,7 +44,7 @@ const IN_STEP: &str = "in-step";
 /// Follows both services for ever.
 #[derive(Debug)]
 pub(crate) struct Sync {
-    agents: Agents,
+    clients: Clients,
     registry: Registry,
     conditions: Readiness,
     synced: watch::Sender<Synced>,
@@ -57,7 +57,7 @@ pub(crate) struct Sync {
 impl Sync {
     /// Opens both streams and keeps both services told. Returns which run of the broker is there.
     pub(crate) fn start(
-        agents: Agents,
+        clients: Clients,
         registry: Registry,
         conditions: Readiness,
         synced: watch::Sender<Synced>,
@@ -67,12 +67,12 @@ impl Sync {
         let (netconfig_run, netconfig) = watch::channel(None);
         let (broker_run, broker) = watch::channel(None);
         let (told, known) = (conditions.clone(), registry.clone());
-        let follows = follow_netconfig(agents.clone(), known, told, netconfig_run);
+        let follows = follow_netconfig(clients.clone(), known, told, netconfig_run);
         tokio::spawn(inpod_service::vital("netconfig", follows));
-        let follows = follow_broker(agents.clone(), conditions.clone(), broker_run);
+        let follows = follow_broker(clients.clone(), conditions.clone(), broker_run);
         tokio::spawn(inpod_service::vital("ztunnel-broker", follows));
         let sync = Self {
-            agents,
+            clients,
             registry,
             conditions,
             synced,
@@ -191,10 +191,10 @@ impl Sync {
             .into_iter()
             .map(|record| record.sandbox)
             .collect();
-        for sandbox in self.agents.claims(deadline).await? {
+        for sandbox in self.clients.list_claims(deadline).await? {
             if !recorded.contains(&sandbox) {
                 tracing::warn!(%sandbox, "Releasing a claim that nobody remembers");
-                self.agents.release(&sandbox, deadline).await?;
+                self.clients.release(&sandbox, deadline).await?;
             }
         }
         Ok(())
@@ -205,7 +205,7 @@ impl Sync {
         let (revision, workloads) = self.registry.workloads()?;
         let deadline = Instant::now() + TELL;
         let result = self
-            .agents
+            .clients
             .set_workloads(broker, revision, &workloads, deadline)
             .await;
         let told = result.clone().map_err(|failure| failure.to_string());
@@ -221,13 +221,13 @@ impl Sync {
 }
 
 async fn follow_netconfig(
-    agents: Agents,
+    clients: Clients,
     registry: Registry,
     conditions: Readiness,
     run: watch::Sender<Run>,
 ) {
     loop {
-        let ended = watch_netconfig(&agents, &registry, &conditions, &run).await;
+        let ended = watch_netconfig(&clients, &registry, &conditions, &run).await;
         conditions.set("netconfig", Err(ended.to_string()));
         run.send_replace(None);
         sleep(REOPEN).await;
@@ -235,12 +235,12 @@ async fn follow_netconfig(
 }
 
 async fn watch_netconfig(
-    agents: &Agents,
+    clients: &Clients,
     registry: &Registry,
     conditions: &Readiness,
     run: &watch::Sender<Run>,
 ) -> Failure {
-    let mut stream = match agents.watch_drift().await {
+    let mut stream = match clients.watch_drift().await {
         Ok(stream) => stream,
         Err(failure) => return failure,
     };
@@ -282,9 +282,9 @@ fn on_drift(event: Drift, registry: &Registry, conditions: &Readiness, run: &wat
     }
 }
 
-async fn follow_broker(agents: Agents, conditions: Readiness, run: watch::Sender<Run>) {
+async fn follow_broker(clients: Clients, conditions: Readiness, run: watch::Sender<Run>) {
     loop {
-        let ended = watch_broker(&agents, &conditions, &run).await;
+        let ended = watch_broker(&clients, &conditions, &run).await;
         conditions.set("ztunnel-broker", Err(ended.to_string()));
         conditions.set("ztunnel", Err("ztunnel-broker is away".to_owned()));
         run.send_replace(None);
@@ -293,11 +293,11 @@ async fn follow_broker(agents: Agents, conditions: Readiness, run: watch::Sender
 }
 
 async fn watch_broker(
-    agents: &Agents,
+    clients: &Clients,
     conditions: &Readiness,
     run: &watch::Sender<Run>,
 ) -> Failure {
-    let mut stream = match agents.watch_sessions().await {
+    let mut stream = match clients.watch_sessions().await {
         Ok(stream) => stream,
         Err(failure) => return failure,
     };

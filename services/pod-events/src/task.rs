@@ -35,11 +35,11 @@ use tokio::{
 
 use crate::{
     admission::Admission,
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::Record,
     config::Config,
     decide::{Decision, Policy, decide_from},
-    drift::{Brake, Drift, Kind, Repairs},
+    drift::{Drift, DriftKind, RepairBackoff, Repairs},
     metrics::{Counters, Phase},
     outputs::Outputs,
     pipeline::{Pipeline, Stop},
@@ -81,7 +81,7 @@ pub enum Command {
     /// A person wants it looked at. Answered when what is in place was verified and mended, as far as that can be now.
     Resync(oneshot::Sender<()>),
     /// netconfig sees other rules in a netns than were applied.
-    Differs(SandboxRef, Kind),
+    Differs(SandboxRef, DriftKind),
     /// netconfig has let a netns go.
     Released(SandboxRef, NetnsId),
     /// A sandbox ended while nobody listened. Only written down; a look follows.
@@ -171,7 +171,7 @@ pub(crate) struct Task {
     records: Vec<Record>,
     failure: Option<Failure>,
     timeline: Timeline,
-    gone_since: Option<Moment>,
+    gone_since: Option<BootInstant>,
     attempts: u32,
     wake: Option<Instant>,
     /// What was attempted last, and is attempted next.
@@ -179,9 +179,9 @@ pub(crate) struct Task {
     /// Whether netconfig may not hold what it should.
     unclaimed: bool,
     /// What netconfig sees that is not as it was left.
-    differing: Option<Kind>,
+    differing: Option<DriftKind>,
     drift: Drift,
-    brake: Brake,
+    repair_backoff: RepairBackoff,
     /// When to see whether ztunnel still listens.
     listeners_due: Option<Instant>,
     /// The addresses that the source showed when they were last compared with those in the netns.
@@ -243,7 +243,7 @@ impl Task {
             unclaimed: false,
             differing: None,
             drift: Drift::default(),
-            brake: Brake::default(),
+            repair_backoff: RepairBackoff::default(),
             listeners_due: None,
             compared: Vec::new(),
             search_due: None,

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use crate::{
     admission::Admission,
     checkpoint::{Checkpoint, Intent, Record},
-    clients::Agents,
+    clients::Clients,
     config::{Config, KEYS},
     drift::Repairs,
     injection::Injection,
@@ -149,7 +149,7 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         leaving: Leaving::default(),
         config,
         pipeline: Pipeline {
-            agents: Agents::new(nobody(), nobody(), capture()),
+            clients: Clients::new(nobody(), nobody(), capture()),
             checkpoint: Checkpoint::open(&directory.join("checkpoint")).unwrap(),
             synced: watch::channel(Synced::default()).1,
             revisions: Revisions::default(),

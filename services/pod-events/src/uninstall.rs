@@ -17,7 +17,7 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{SERVICE, checkpoint::Record, clients::Agents, registry::Registry, task::Shared};
+use crate::{SERVICE, checkpoint::Record, clients::Clients, registry::Registry, task::Shared};
 
 /// How often it is looked what is left to do.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -156,8 +156,8 @@ impl Departure {
             Leave::Handover => self.on_their_way(),
             Leave::Uninstall => {
                 self.withdrawn()?;
-                let agents: &Agents = &self.shared.pipeline.agents;
-                let left = agents.leave_node().await;
+                let clients: &Clients = &self.shared.pipeline.clients;
+                let left = clients.leave_node().await;
                 left.map_err(|failure| failure.to_string())
             }
         }

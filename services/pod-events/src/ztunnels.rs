@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    clients::Agents,
+    clients::Clients,
     pod::Pod,
     source::{Health, Inventory, PodKey, Source},
     sync::Run,
@@ -117,7 +117,7 @@ impl Ztunnels {
 
 /// Tells the broker after each start of it and at each change, for ever.
 pub(crate) async fn keep_told(
-    agents: Agents,
+    clients: Clients,
     source: Source,
     selector: Selector,
     broker: watch::Receiver<Run>,
@@ -128,10 +128,10 @@ pub(crate) async fn keep_told(
         broker,
     };
     let tell = |run: Arc<str>, pods: BTreeSet<PodUid>| {
-        let agents = agents.clone();
+        let clients = clients.clone();
         async move {
             let deadline = Instant::now() + TELL;
-            agents.set_ztunnels(&run, &pods, deadline).await
+            clients.set_ztunnels(&run, &pods, deadline).await
         }
     };
     seen.follow(&selector, tell).await;

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     metrics::Phases,
     source::PodKey,
     task::{AddCall, Admitted, Settled},
@@ -244,7 +244,7 @@ fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, NoEvent> {
         trace: Trace::default(),
         phases: Phases::default(),
     };
-    let at = Moment::after_boot(Moment::now().since_boot().saturating_sub(age));
+    let at = BootInstant::after_boot(BootInstant::now().since_boot().saturating_sub(age));
     let key = (pod.namespace.parse()?, pod.name.parse()?);
     Ok(Event::Admitted(key, Box::new(Admitted { call, at })))
 }

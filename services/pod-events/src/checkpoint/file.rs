@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Intent, Record};
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     redirection::{Redirection, Sidecar, Wishes},
 };
 
@@ -179,7 +179,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
 
 impl From<FileIntent> for Intent {
     fn from(intent: FileIntent) -> Self {
-        let at = |ms| Moment::after_boot(Duration::from_millis(ms));
+        let at = |ms| BootInstant::after_boot(Duration::from_millis(ms));
         match intent {
             FileIntent::Out => Self::Out,
             FileIntent::Enrolling => Self::Enrolling,
@@ -201,7 +201,8 @@ impl From<FileIntent> for Intent {
 
 impl From<&Intent> for FileIntent {
     fn from(intent: &Intent) -> Self {
-        let ms = |since: &Moment| u64::try_from(since.since_boot().as_millis()).unwrap_or(u64::MAX);
+        let ms =
+            |since: &BootInstant| u64::try_from(since.since_boot().as_millis()).unwrap_or(u64::MAX);
         match intent {
             Intent::Out => Self::Out,
             Intent::Enrolling => Self::Enrolling,

@@ -1,4 +1,4 @@
-use crate::boottime::Moment;
+use crate::boottime::BootInstant;
 
 /// How far a sandbox has come. Written before the effects that it announces.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,17 +21,17 @@ pub enum Intent {
     /// Peers were told that the pod leaves, and learn it; everything is still in place.
     Leaving {
         /// Since when.
-        since: Moment,
+        since: BootInstant,
     },
     /// New connections go direct, captured ones live on.
     Draining {
         /// Since when.
-        since: Moment,
+        since: BootInstant,
     },
     /// The sandbox ends.
     Deleting {
         /// Since when that is known.
-        since: Moment,
+        since: BootInstant,
     },
 }
 

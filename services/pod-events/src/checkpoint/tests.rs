@@ -1,6 +1,6 @@
 use super::*;
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     redirection::{Exclusions, Inbound, Proxy, Selection, Sidecar, Wishes},
     testing::{pod, record},
 };
@@ -14,7 +14,7 @@ fn checkpoint() -> (tempfile::TempDir, Checkpoint) {
 #[test]
 fn what_was_written_is_read_back() {
     let (_dir, checkpoint) = checkpoint();
-    let since = Moment::after_boot(std::time::Duration::from_millis(1_234_567));
+    let since = BootInstant::after_boot(std::time::Duration::from_millis(1_234_567));
     let intents = [
         Intent::Out,
         Intent::Enrolling,

@@ -7,9 +7,9 @@ use inpod_types::{Failure, PodUid, Revision, SandboxRef, Workload};
 use tokio::time::Instant;
 use tonic::{Response, Streaming};
 
-use super::{Agents, call, request, told};
+use super::{Clients, call, request, to_failure};
 
-impl Agents {
+impl Clients {
     /// Gives a workload to ztunnel; returns with the first acknowledgement.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl Agents {
     /// # Errors
     ///
     /// As the service says.
-    pub async fn workloads(
+    pub async fn list_workloads(
         &self,
         deadline: Instant,
     ) -> Result<broker::ListWorkloadsResponse, Failure> {
@@ -144,6 +144,6 @@ impl Agents {
             .await;
         answer
             .map(Response::into_inner)
-            .map_err(|status| told("ztunnel-broker", &status))
+            .map_err(|status| to_failure("ztunnel-broker", &status))
     }
 }

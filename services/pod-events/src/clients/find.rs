@@ -6,11 +6,11 @@ use inpod_proto::{netconfig::v1 as netconfig, required};
 use inpod_types::{Failure, NetnsId, NetnsRef, PodUid, Reason, SandboxRef};
 use tokio::time::{Instant, timeout_at};
 
-use super::{Agents, call, incomprehensible, probed, request};
+use super::{Clients, call, invalid_response, probe_addresses, request};
 
 /// A netns that netconfig has found, proven and claimed.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct FoundNetns {
     /// What it is claimed for.
     pub sandbox: SandboxRef,
     /// Where it was opened.
@@ -19,13 +19,13 @@ pub struct Found {
     pub id: NetnsId,
 }
 
-impl Agents {
+impl Clients {
     /// The TCP ports on which something listens in a claimed netns.
     ///
     /// # Errors
     ///
     /// As the service says.
-    pub async fn listening(
+    pub async fn listening_ports(
         &self,
         sandbox: &SandboxRef,
         deadline: Instant,
@@ -51,12 +51,12 @@ impl Agents {
     /// # Errors
     ///
     /// As the service says.
-    pub async fn find(
+    pub async fn find_netns(
         &self,
         pod: &PodUid,
         addresses: &[IpAddr],
         deadline: Instant,
-    ) -> Result<Found, Failure> {
+    ) -> Result<FoundNetns, Failure> {
         let turn = timeout_at(deadline, self.searches.acquire()).await;
         let _turn = turn.map_err(|_elapsed| {
             let message = "other pods were looked for until the time was over";
@@ -64,7 +64,7 @@ impl Agents {
         })?;
         let message = netconfig::FindNetnsRequest {
             pod_uid: pod.to_string(),
-            addresses: probed(addresses),
+            addresses: probe_addresses(addresses),
         };
         let mut client = self.netconfig.clone();
         let found = call(
@@ -73,8 +73,8 @@ impl Agents {
             client.find_netns(request(message, deadline)),
         )
         .await?;
-        let invalid = |error| incomprehensible("netconfig", &error);
-        Ok(Found {
+        let invalid = |error| invalid_response("netconfig", &error);
+        Ok(FoundNetns {
             sandbox: required("sandbox", found.sandbox).map_err(invalid)?,
             netns: NetnsRef::at(found.path),
             id: required("netns", found.netns).map_err(invalid)?,

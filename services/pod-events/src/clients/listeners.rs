@@ -4,14 +4,14 @@ use inpod_proto::netconfig::v1::{ListListenersRequest, list_listeners_request::T
 use inpod_types::{Failure, NetnsRef, Reason, SandboxRef};
 use tokio::time::Instant;
 
-use super::{Agents, call, incomprehensible, request};
+use super::{Clients, call, invalid_response, request};
 use crate::{
     binds::Socket,
     checkpoint::Record,
     pipeline::{believed, soon},
 };
 
-impl Agents {
+impl Clients {
     /// The sockets in the netns of a sandbox: by its claim, and where there is none by the path that was recorded, with
     /// everything that is known of it as the proof.
     pub(crate) async fn sockets(
@@ -20,7 +20,9 @@ impl Agents {
         deadline: Instant,
     ) -> Result<Vec<Socket>, Failure> {
         if record.netns_id.is_some() {
-            let claimed = self.sockets_of(claimed(&record.sandbox), deadline).await;
+            let claimed = self
+                .sockets_of(claim_target(&record.sandbox), deadline)
+                .await;
             // A netconfig that was restarted has not been told yet.
             let is_unclaimed = |failure: &Failure| failure.reason == Reason::ClaimUnknown;
             if !claimed.as_ref().is_err_and(is_unclaimed) {
@@ -48,21 +50,26 @@ impl Agents {
         let listed = call("netconfig", deadline, listed).await?;
         let sockets = listed.listeners.into_iter().map(Socket::try_from);
         let sockets = sockets.collect::<Result<_, _>>();
-        sockets.map_err(|error| incomprehensible("netconfig", &error.within("listeners")))
+        sockets.map_err(|error| invalid_response("netconfig", &error.within("listeners")))
     }
 
     /// Where the netns is of a pod that no verb was seen for. Nothing stays claimed, also where nobody waits for the
     /// answer any more.
     pub(crate) async fn locate(
         &self,
-        unfound: Record,
+        placeholder: Record,
         deadline: Instant,
     ) -> Result<NetnsRef, Failure> {
-        let agents = self.clone();
+        let clients = self.clone();
         let located = tokio::spawn(async move {
-            let uid = unfound.runtime_uid.as_ref().unwrap_or(&unfound.pod.uid);
-            let found = agents.find(uid, &unfound.addresses, deadline).await?;
-            agents.release(&found.sandbox, soon(2)).await?;
+            let uid = placeholder
+                .runtime_uid
+                .as_ref()
+                .unwrap_or(&placeholder.pod.uid);
+            let found = clients
+                .find_netns(uid, &placeholder.addresses, deadline)
+                .await?;
+            clients.release(&found.sandbox, soon(2)).await?;
             Ok(NetnsRef {
                 device: Some(found.id.device),
                 inode: Some(found.id.inode),
@@ -75,6 +82,6 @@ impl Agents {
     }
 }
 
-fn claimed(sandbox: &SandboxRef) -> Target {
+fn claim_target(sandbox: &SandboxRef) -> Target {
     Target::Sandbox(sandbox.into())
 }

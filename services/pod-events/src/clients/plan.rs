@@ -4,16 +4,16 @@ use inpod_proto::netconfig::v1::{PlanRulesRequest, PlanRulesResponse};
 use inpod_types::Failure;
 use tokio::time::Instant;
 
-use super::{Agents, call, request};
+use super::{Clients, call, request};
 use crate::checkpoint::Record;
 
-impl Agents {
+impl Clients {
     /// What differs between the rules in a netns and those that belong there, and what applying them would do.
     ///
     /// # Errors
     ///
     /// As the service says.
-    pub async fn plan(
+    pub async fn plan_rules(
         &self,
         record: &Record,
         deadline: Instant,

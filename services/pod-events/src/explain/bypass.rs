@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        boottime::Moment,
+        boottime::BootInstant,
         decide::Decision,
         redirection::Wishes,
         source::Inventory,
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn each_way_around_ztunnel_has_its_sentence() {
-        let since = Moment::BOOT;
+        let since = BootInstant::BOOT;
         let let_through = vec![Record {
             let_through: true,
             ..record("c1")

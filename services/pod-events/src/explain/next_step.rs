@@ -58,7 +58,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::{boottime::Moment, testing::record};
+    use crate::{boottime::BootInstant, testing::record};
 
     fn said(intent: Intent, next: Option<Action>, due: bool) -> &'static str {
         words(&View {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_failed_is_attempted_again_and_a_wait_is_followed_by_what_it_is_for() {
-        let since = Moment::BOOT;
+        let since = BootInstant::BOOT;
         let wait = Some(Action::WaitUntil(since));
         for (intent, action, expected) in [
             (Intent::Enrolling, Some(Action::Enroll), "enroll it"),

@@ -137,7 +137,7 @@ impl<'a> Standing<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{boottime::Moment, testing};
+    use crate::{boottime::BootInstant, testing};
 
     struct Case {
         pod: Pod,
@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn leaving() -> [Intent; 2] {
-        let since = Moment::now();
+        let since = BootInstant::now();
         [Intent::Leaving { since }, Intent::Draining { since }]
     }
 
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn what_another_agent_did_and_what_ends_stays_as_it_is() {
-        let since = Moment::now();
+        let since = BootInstant::now();
         for intent in [Intent::Inherited, Intent::Deleting { since }] {
             assert_eq!(standing(intent).wish(), None);
         }

@@ -170,7 +170,7 @@ impl Pipeline {
         let claimed = {
             let (netns, addresses) = (believed(record), &record.addresses);
             let claim = self
-                .agents
+                .clients
                 .claim(&record.sandbox, &netns, addresses, forward);
             run.phases.during(Phase::Claim, claim).await?
         };
@@ -184,7 +184,7 @@ impl Pipeline {
             run.go_on()?;
         }
         let began = Instant::now();
-        let apply = self.agents.apply(record, forward);
+        let apply = self.clients.apply(record, forward);
         let fingerprint = run.phases.during(Phase::Rules, apply).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
@@ -206,7 +206,7 @@ impl Pipeline {
             turn.rest();
         }
         // The broker keeps its own reserve of this deadline. A call that is dropped it undoes by itself.
-        let add = self.agents.add_workload(broker, &workload, run.deadline);
+        let add = self.clients.add_workload(broker, &workload, run.deadline);
         tokio::select! {
             added = run.phases.during(Phase::HandOver, add) => added?,
             stop = run.stop.as_mut() => return Err(stop.into()),
@@ -226,7 +226,7 @@ impl Pipeline {
             let workload = self.remove_workload(record, deadline).await;
             failures.extend(workload.err().map(|failure| format!("workload: {failure}")));
         }
-        let claim = self.agents.release(&record.sandbox, deadline).await;
+        let claim = self.clients.release(&record.sandbox, deadline).await;
         failures.extend(claim.err().map(|failure| format!("claim: {failure}")));
         if failures.is_empty() {
             log.note("undone");
@@ -244,12 +244,12 @@ impl Pipeline {
         deadline: Instant,
     ) -> Result<(), Failure> {
         let remove = || {
-            self.agents
+            self.clients
                 .remove_rules(&record.sandbox, RemovePhase::Final, deadline)
         };
         match remove().await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
-                self.agents
+                self.clients
                     .claim(
                         &record.sandbox,
                         &believed(record),

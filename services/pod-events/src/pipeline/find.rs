@@ -19,7 +19,10 @@ impl Pipeline {
         }
         // Kubelet and runtime name a static pod's cgroup after its hash.
         let uid = record.runtime_uid.as_ref().unwrap_or(&record.pod.uid);
-        let found = self.agents.find(uid, &record.addresses, deadline).await?;
+        let found = self
+            .clients
+            .find_netns(uid, &record.addresses, deadline)
+            .await?;
         Ok(Record {
             sandbox: found.sandbox,
             netns: found.netns,
@@ -44,7 +47,7 @@ impl Pipeline {
             found => found?,
         };
         if found.sandbox != record.sandbox {
-            self.agents.release(&found.sandbox, soon(2)).await?;
+            self.clients.release(&found.sandbox, soon(2)).await?;
         }
         if found.netns_id != record.netns_id {
             return Ok(false);
@@ -53,7 +56,7 @@ impl Pipeline {
         self.checkpoint.write(record)?;
         let (sandbox, believed) = (&record.sandbox, believed(record));
         let claim = self
-            .agents
+            .clients
             .claim(sandbox, &believed, &record.addresses, soon(5));
         claim.await.map(|_| true)
     }

@@ -42,9 +42,9 @@ impl Pipeline {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(Life::Ended);
         }
-        let seen = match self.agents.inspect(&record.sandbox, soon(2)).await {
+        let seen = match self.clients.inspect(&record.sandbox, soon(2)).await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
-                self.agents.inspect_path(&believed(record), soon(2)).await
+                self.clients.inspect_path(&believed(record), soon(2)).await
             }
             seen => seen,
         };
@@ -71,7 +71,7 @@ impl Pipeline {
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if record.intent.is_held() || record.netns_id.is_some() {
             let workload = self.remove_workload(record, soon(2));
-            let claim = self.agents.release(&record.sandbox, soon(2));
+            let claim = self.clients.release(&record.sandbox, soon(2));
             let (workload, claim) = tokio::join!(workload, claim);
             workload.and(claim)?;
         }
@@ -89,7 +89,7 @@ impl Pipeline {
         log: &mut Timeline,
     ) -> Result<Reclaimed, Failure> {
         match self
-            .agents
+            .clients
             .claim(
                 &record.sandbox,
                 &believed(record),
@@ -117,12 +117,12 @@ impl Pipeline {
         ) {
             return Ok(Reclaimed::Whole);
         }
-        let verified = self.agents.verify(record, soon(5)).await?;
+        let verified = self.clients.verify(record, soon(5)).await?;
         let differences = verified.differences;
         let mut fingerprint = verified.fingerprint;
         if !differences.is_empty() {
             tracing::warn!(pod = %record.pod, ?differences, "Mending rules");
-            fingerprint = self.agents.apply(record, soon(5)).await?;
+            fingerprint = self.clients.apply(record, soon(5)).await?;
             log.note(format!(
                 "mended rules, now {fingerprint}: {}",
                 differences.join("; ")

@@ -17,7 +17,7 @@ impl Pipeline {
     /// As netconfig says; then the rules are what they were.
     pub async fn renew(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
         let began = tokio::time::Instant::now();
-        let fingerprint = self.agents.apply(&record, soon(5)).await?;
+        let fingerprint = self.clients.apply(&record, soon(5)).await?;
         log.note_since(format!("changed rules, now {fingerprint}"), began);
         let renewed = Record {
             intent: Intent::Enrolled { fingerprint },
@@ -45,13 +45,13 @@ impl Pipeline {
         // Later than the removal, also for a set that is sent after a crash.
         record.revision = self.revisions.next();
         self.checkpoint.write(record)?;
-        let (agents, sandbox) = (&self.agents, &record.sandbox);
-        agents
+        let (clients, sandbox) = (&self.clients, &record.sandbox);
+        clients
             .remove_workload(&broker, sandbox, removal, soon(5))
             .await?;
         let workload = super::workload_of(record);
         tokio::select! {
-            added = agents.add_workload(&broker, &workload, soon(15)) => added?,
+            added = clients.add_workload(&broker, &workload, soon(15)) => added?,
             stop = stop => return Err(stop.into()),
         }
         log.note_since("acknowledged by ztunnel once more", began);

@@ -5,7 +5,7 @@ use inpod_types::Failure;
 
 use super::{Pipeline, believed, soon};
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::{Intent, Record},
     timeline::Timeline,
     trace,
@@ -31,7 +31,7 @@ impl Pipeline {
     pub fn announced(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         log.note("peers were told, and learn it");
         record.intent = Intent::Leaving {
-            since: Moment::now(),
+            since: BootInstant::now(),
         };
         Ok(self.checkpoint.write(record)?)
     }
@@ -43,12 +43,12 @@ impl Pipeline {
     /// As netconfig says.
     pub async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         let flows = self
-            .agents
+            .clients
             .remove_rules(&record.sandbox, RemovePhase::Drain, soon(5))
             .await?;
         log.note(format!("draining {flows} captured connections"));
         record.intent = Intent::Draining {
-            since: Moment::now(),
+            since: BootInstant::now(),
         };
         Ok(self.checkpoint.write(record)?)
     }
@@ -65,7 +65,7 @@ impl Pipeline {
         overdue: bool,
     ) -> Result<bool, Failure> {
         let flows = self
-            .agents
+            .clients
             .inspect(&record.sandbox, soon(5))
             .await?
             .captured_flows;
@@ -90,7 +90,7 @@ impl Pipeline {
             self.remove_rules(record, soon(5)).await?;
         }
         self.remove_workload(record, soon(5)).await?;
-        self.agents.release(&record.sandbox, soon(5)).await?;
+        self.clients.release(&record.sandbox, soon(5)).await?;
         self.out(record)
     }
 
@@ -101,7 +101,7 @@ impl Pipeline {
     ///
     /// As netconfig says, or when it cannot be written.
     pub async fn let_alone(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
-        self.agents.release(&record.sandbox, soon(5)).await?;
+        self.clients.release(&record.sandbox, soon(5)).await?;
         if !matches!(record.intent, Intent::Enrolled { .. }) {
             // Nothing of ours is in place.
             return self.out(record);

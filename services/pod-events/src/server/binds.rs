@@ -181,13 +181,13 @@ impl Server {
             return Err(Failure::new(Reason::DeadlineExceeded, message));
         }
         match known.current().filter(|record| !record.is_unfound()) {
-            Some(record) => self.agents().sockets(record, deadline).await,
+            Some(record) => self.clients().sockets(record, deadline).await,
             None => {
                 let netns = self
-                    .agents()
+                    .clients()
                     .locate(self.stranger(known)?, deadline)
                     .await?;
-                self.agents().sockets_at(&netns, deadline).await
+                self.clients().sockets_at(&netns, deadline).await
             }
         }
     }

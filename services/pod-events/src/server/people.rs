@@ -97,7 +97,7 @@ impl Server {
         }
         if record.netns_id.is_none() {
             // Nothing is claimed that netconfig could look into.
-            let workloads = self.agents().workloads(deadline).await;
+            let workloads = self.clients().list_workloads(deadline).await;
             return Seen {
                 workloads: Some(workloads),
                 ..Seen::default()
@@ -106,12 +106,12 @@ impl Server {
         // A pod with a sidecar is nothing to ztunnel.
         let workloads = async {
             let asks = !record.redirection.is_sidecar();
-            let answer = || self.agents().workloads(deadline);
+            let answer = || self.clients().list_workloads(deadline);
             OptionFuture::from(asks.then(answer)).await
         };
         let (plan, netns, workloads) = tokio::join!(
-            self.agents().plan(record, deadline),
-            self.agents().inspect(&record.sandbox, deadline),
+            self.clients().plan_rules(record, deadline),
+            self.clients().inspect(&record.sandbox, deadline),
             workloads,
         );
         Seen {

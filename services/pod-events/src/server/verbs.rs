@@ -126,7 +126,7 @@ impl Server {
             return Ok(Enrollment::None);
         }
         let deadline = Instant::now() + LOOK;
-        let differences = self.agents().verify(&record, deadline).await?.differences;
+        let differences = self.clients().verify(&record, deadline).await?.differences;
         if !differences.is_empty() {
             return Err(Failure::new(Reason::RulesDiffer, differences.join("; ")));
         }
@@ -140,7 +140,7 @@ impl Server {
 
     /// Whether a ztunnel has acknowledged the sandbox.
     async fn served(&self, record: &Record, deadline: Instant) -> Result<(), Failure> {
-        let workloads = self.agents().workloads(deadline).await?;
+        let workloads = self.clients().list_workloads(deadline).await?;
         let reports = explain::ztunnels(&workloads, record);
         if reports
             .iter()

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::{Added, POLL, Stop, Task, interrupt};
 use crate::{
     admission::Turn,
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::{Intent, Record},
     metrics::{Phase, Phases},
     pipeline::{Life, Run},
@@ -267,7 +267,7 @@ impl Task {
             if !left.is_empty() {
                 // What could not be undone now is undone as the end of the sandbox.
                 record.intent = Intent::Deleting {
-                    since: Moment::now(),
+                    since: BootInstant::now(),
                 };
                 self.shared.pipeline.checkpoint.write(record)?;
                 self.wake_in(POLL);

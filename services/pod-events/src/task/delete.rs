@@ -6,7 +6,7 @@ use inpod_types::{Failure, NetnsId, SandboxRef};
 
 use super::{POLL, Step, Task};
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::{Intent, Record},
     pipeline::Life,
     trace,
@@ -36,7 +36,7 @@ impl Task {
                 return false;
             }
             record.intent = Intent::Deleting {
-                since: Moment::now(),
+                since: BootInstant::now(),
             };
             if let Err(error) = pipeline.checkpoint.write(record) {
                 // A DEL never fails: what is remembered in memory alone is acted on all the same.
@@ -184,6 +184,6 @@ impl Task {
 /// A sandbox that ended while nobody looked is forgotten at once.
 pub(super) fn end_unseen(record: &mut Record) {
     record.intent = Intent::Deleting {
-        since: Moment::BOOT,
+        since: BootInstant::BOOT,
     };
 }

@@ -5,14 +5,14 @@ use tokio::time::Instant;
 
 use super::Task;
 use crate::{
-    drift::Kind,
+    drift::DriftKind,
     outputs,
     pipeline::{Reclaimed, is_passing},
 };
 
 impl Task {
     /// netconfig sees other rules in a sandbox's netns than were applied.
-    pub(super) async fn differs(&mut self, sandbox: &SandboxRef, kind: Kind) {
+    pub(super) async fn differs(&mut self, sandbox: &SandboxRef, kind: DriftKind) {
         if self.index_of(sandbox).is_none() {
             return;
         }
@@ -31,7 +31,7 @@ impl Task {
         }
         let now = Instant::now();
         if !self.unclaimed
-            && let Some(until) = self.brake.holds_until(now)
+            && let Some(until) = self.repair_backoff.delayed_until(now)
         {
             self.contested();
             self.wake_in(until.duration_since(now));
@@ -55,8 +55,8 @@ impl Task {
     }
 
     /// Something was mended.
-    pub(super) fn mended(&mut self, kind: Kind) {
-        self.brake.mended(Instant::now());
+    pub(super) fn mended(&mut self, kind: DriftKind) {
+        self.repair_backoff.record_repair(Instant::now());
         *self.drift.entry(kind).or_default() += 1;
         self.shared.repairs.count(kind);
         self.failure
@@ -87,22 +87,22 @@ impl Task {
             }
         }
         if mended {
-            let kind = self.differing.unwrap_or(Kind::Changed);
+            let kind = self.differing.unwrap_or(DriftKind::Changed);
             self.mended(kind);
         }
         match &result {
             Ok(()) => (self.unclaimed, self.differing) = (false, None),
             Err(failure) if is_passing(failure.reason) => self.unclaimed = true,
             // What cannot be mended is no reason to hurry, either.
-            Err(_) => self.brake.mended(Instant::now()),
+            Err(_) => self.repair_backoff.record_repair(Instant::now()),
         }
         result
     }
 }
 
-fn reason_of(kind: Kind) -> Reason {
+fn reason_of(kind: DriftKind) -> Reason {
     match kind {
-        Kind::Flushed | Kind::Replaced | Kind::Changed => Reason::RulesDiffer,
-        Kind::ListenerLost => Reason::ListenerLost,
+        DriftKind::Flushed | DriftKind::Replaced | DriftKind::Changed => Reason::RulesDiffer,
+        DriftKind::ListenerLost => Reason::ListenerLost,
     }
 }

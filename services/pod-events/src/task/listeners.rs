@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Task, interrupt};
 use crate::{
     checkpoint::{Intent, Record},
-    drift::Kind,
+    drift::DriftKind,
     explain,
     pipeline::{Pipeline, soon},
 };
@@ -60,12 +60,15 @@ impl Task {
             return Ok(());
         };
         let pipeline = &self.shared.pipeline;
-        let listening = pipeline.agents.listening(&record.sandbox, soon(5)).await?;
+        let listening = pipeline
+            .clients
+            .listening_ports(&record.sandbox, soon(5))
+            .await?;
         let lost = lost(&listening);
         if lost.is_empty() || is_to_be_told(pipeline, record).await? {
             return Ok(());
         }
-        if self.brake.holds_until(Instant::now()).is_some() {
+        if self.repair_backoff.delayed_until(Instant::now()).is_some() {
             self.contested();
             return Ok(());
         }
@@ -75,14 +78,14 @@ impl Task {
         pipeline
             .hand_over_again(record, &mut self.timeline, stop)
             .await?;
-        self.mended(Kind::ListenerLost);
+        self.mended(DriftKind::ListenerLost);
         Ok(())
     }
 }
 
 /// Whether the pod is in the desired set and no ztunnel says that it serves it: the next one is told of it.
 async fn is_to_be_told(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
-    let all = pipeline.agents.workloads(soon(5)).await?;
+    let all = pipeline.clients.list_workloads(soon(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);
     let mut wanted = all.workloads.iter().filter_map(|it| it.workload.as_ref());
     let is_in_set = wanted.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{POLL, Step, Task, interrupt};
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::{Intent, Record},
     pipeline::{Run, is_passing},
     plan::{Action, Wanted, next},
@@ -37,7 +37,7 @@ impl Task {
                 return Wanted::Unknown;
             }
             return Wanted::Gone {
-                since: *self.gone_since.get_or_insert_with(Moment::now),
+                since: *self.gone_since.get_or_insert_with(BootInstant::now),
             };
         };
         self.gone_since = None;
@@ -96,7 +96,12 @@ impl Task {
                 }
             };
             let wanted = self.wanted(&current);
-            let action = next(&current.intent, wanted, Moment::now(), self.shared.timing());
+            let action = next(
+                &current.intent,
+                wanted,
+                BootInstant::now(),
+                self.shared.timing(),
+            );
             self.next = Some(action);
             match self.act(action).await {
                 Ok(Step::Again) => {
@@ -130,7 +135,7 @@ impl Task {
         let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
         match action {
             Action::Rest => Ok(Step::Rest),
-            Action::WaitUntil(then) => Ok(Step::Wait(then.since(Moment::now()))),
+            Action::WaitUntil(then) => Ok(Step::Wait(then.since(BootInstant::now()))),
             Action::Enroll => self.enroll_unhurried().await,
             Action::Renew => self.renew().await,
             Action::LetAlone => pipeline.let_alone(record, log).await.map(|()| Step::Again),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{AddCall, Task};
 use crate::{
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::{CheckpointError, Intent, Record},
     pod::Pod,
     source::Inventory,
@@ -20,7 +20,7 @@ pub struct Admitted {
     /// What would have been asked. Nobody waits: the deadline means nothing.
     pub call: AddCall,
     /// When it was let through.
-    pub at: Moment,
+    pub at: BootInstant,
 }
 
 /// What became of an event that was told late.
@@ -56,7 +56,7 @@ impl Task {
         } else {
             // Known before, it goes on waiting from then.
             if !matches!(record.intent, Intent::Deleting { .. }) {
-                let since = Moment::now();
+                let since = BootInstant::now();
                 record.intent = Intent::Deleting { since };
             }
             checkpoint.write(record)
@@ -126,8 +126,8 @@ impl Task {
 }
 
 /// A pod that the source does not show. It may still come to show it.
-fn missing(inventory: &Inventory, at: Moment) -> Settled {
-    if inventory.is_complete() && Moment::now().since(at) >= SHOW {
+fn missing(inventory: &Inventory, at: BootInstant) -> Settled {
+    if inventory.is_complete() && BootInstant::now().since(at) >= SHOW {
         Settled::Dropped("the source does not show the pod".to_owned())
     } else {
         Settled::Later("the source does not show the pod yet".to_owned())
@@ -144,7 +144,7 @@ fn is_ending(record: &Record) -> bool {
 }
 
 /// Whether a sandbox of the same pod was recorded after a moment. Revisions count from the boot, as moments do.
-fn is_successor(record: &Record, pod: &Pod, at: Moment) -> bool {
+fn is_successor(record: &Record, pod: &Pod, at: BootInstant) -> bool {
     let later = u128::from(record.revision.0) > at.since_boot().as_nanos();
     record.is_of(pod) && !is_ending(record) && later
 }

@@ -60,8 +60,8 @@ impl Task {
         if shown.is_empty() || is_same(&record.addresses, shown) {
             return Ok(record.addresses.clone());
         }
-        let agents = &self.shared.pipeline.agents;
-        let seen = agents.inspect(&record.sandbox, soon(5)).await?;
+        let clients = &self.shared.pipeline.clients;
+        let seen = clients.inspect(&record.sandbox, soon(5)).await?;
         let inside: BTreeSet<IpAddr> = seen
             .addresses
             .iter()

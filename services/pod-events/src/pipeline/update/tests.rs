@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status, transport};
 use super::*;
 use crate::{
     checkpoint::Checkpoint,
-    clients::Agents,
+    clients::Clients,
     pipeline::{Revisions, Synced},
     testing::{capture, record},
 };
@@ -95,7 +95,7 @@ fn pipeline(directory: &Path) -> Pipeline {
     };
     let nobody = inpod_service::channel(&directory.join("nobody.sock"));
     Pipeline {
-        agents: Agents::new(nobody, inpod_service::channel(&socket), capture()),
+        clients: Clients::new(nobody, inpod_service::channel(&socket), capture()),
         checkpoint: Checkpoint::open(&directory.join("pods")).unwrap(),
         synced: watch::channel(told).1,
         revisions: Revisions::default(),

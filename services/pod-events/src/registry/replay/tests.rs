@@ -12,9 +12,9 @@ use inpod_service::Trace;
 use super::*;
 use crate::{
     admission::Admission,
-    boottime::Moment,
+    boottime::BootInstant,
     checkpoint::{Checkpoint, Intent, Record},
-    clients::Agents,
+    clients::Clients,
     config::PodsFrom,
     drift::Repairs,
     metrics::{Counters, Phases},
@@ -55,7 +55,7 @@ impl Scene {
             config: config(),
             leaving: Leaving::default(),
             pipeline: Pipeline {
-                agents: Agents::new(nobody(), nobody(), capture()),
+                clients: Clients::new(nobody(), nobody(), capture()),
                 checkpoint,
                 synced: watch::channel(Synced::default()).1,
                 revisions: Revisions::default(),
@@ -98,7 +98,7 @@ fn config() -> crate::config::Config {
     crate::testing::config(Path::new("/nowhere"))
 }
 
-fn admission(container_id: &str, at: Moment) -> Admitted {
+fn admission(container_id: &str, at: BootInstant) -> Admitted {
     let call = AddCall {
         sandbox: sandbox(container_id),
         uid: Some("uid-of-web".parse().unwrap()),
@@ -146,7 +146,9 @@ async fn the_end_of_an_enrolled_sandbox_is_written_down_without_any_other_servic
 async fn a_pod_that_was_let_through_is_written_down_once_and_its_end_finds_it() {
     let scene = Scene::new(&[]).await;
     for _ in 0..2 {
-        let settled = scene.admitted("web", admission("c1", Moment::now())).await;
+        let settled = scene
+            .admitted("web", admission("c1", BootInstant::now()))
+            .await;
         assert_eq!(settled, Settled::Done);
         assert_eq!(scene.written(), [("c1".to_owned(), Intent::Out)]);
     }
@@ -163,9 +165,9 @@ async fn a_pod_that_the_source_does_not_show_is_waited_for_and_then_dropped() {
         admitted
     };
     for pod in ["web", "db"] {
-        let settled = scene.admitted(pod, of_another(Moment::now())).await;
+        let settled = scene.admitted(pod, of_another(BootInstant::now())).await;
         assert!(matches!(settled, Settled::Later(_)), "{settled:?}");
-        let settled = scene.admitted(pod, of_another(Moment::BOOT)).await;
+        let settled = scene.admitted(pod, of_another(BootInstant::BOOT)).await;
         assert!(matches!(settled, Settled::Dropped(_)), "{settled:?}");
     }
     assert_eq!(scene.written(), []);
@@ -174,10 +176,12 @@ async fn a_pod_that_the_source_does_not_show_is_waited_for_and_then_dropped() {
 #[tokio::test]
 async fn an_admission_does_not_displace_a_later_sandbox_of_its_pod() {
     let scene = Scene::new(&[]).await;
-    let now = Moment::now();
+    let now = BootInstant::now();
     let first = scene.admitted("web", admission("c2", now)).await;
     assert_eq!(first, Settled::Done);
-    let settled = scene.admitted("web", admission("c1", Moment::BOOT)).await;
+    let settled = scene
+        .admitted("web", admission("c1", BootInstant::BOOT))
+        .await;
     assert!(matches!(settled, Settled::Dropped(_)), "{settled:?}");
     assert_eq!(scene.written(), [("c2".to_owned(), Intent::Out)]);
 }
@@ -186,6 +190,8 @@ async fn an_admission_does_not_displace_a_later_sandbox_of_its_pod() {
 async fn a_sandbox_that_is_still_to_be_forgotten_is_not_recorded_anew() {
     let scene = Scene::new(&[held("c1")]).await;
     scene.registry.ended(&sandbox("c1")).await;
-    let settled = scene.admitted("web", admission("c1", Moment::now())).await;
+    let settled = scene
+        .admitted("web", admission("c1", BootInstant::now()))
+        .await;
     assert!(matches!(settled, Settled::Later(_)), "{settled:?}");
 }
