@@ -1,7 +1,7 @@
 //! The effects on one sandbox: enrolling, leaving and ending, each in its order.
 //!
 //! Every intent is written down before the effects that it announces. Nothing here waits for a restarted service: a
-//! step that meets one fails at once with a passing reason ([`is_passing`]), and whoever can wait repeats the whole.
+//! step that meets one fails at once with a passing reason ([`is_transient`]), and whoever can wait repeats the whole.
 
 mod enroll;
 mod find;
@@ -9,9 +9,9 @@ mod lifecycle;
 mod update;
 mod withdraw;
 
-pub(crate) use enroll::forward;
-pub use enroll::{Run, Stop};
-pub use lifecycle::{Life, Reclaimed};
+pub(crate) use enroll::work_deadline;
+pub use enroll::{CancelReason, EnrollContext};
+pub use lifecycle::{NetnsState, Reclaimed};
 
 use std::{
     sync::{
@@ -97,7 +97,7 @@ pub fn workload_of(record: &Record) -> Workload {
 
 /// Whether a failure passes by itself: a service was restarted between two steps, has not been told everything yet, or
 /// something else of the pod came first.
-pub fn is_passing(reason: Reason) -> bool {
+pub fn is_transient(reason: Reason) -> bool {
     matches!(
         reason,
         Reason::Starting
@@ -109,7 +109,7 @@ pub fn is_passing(reason: Reason) -> bool {
 }
 
 /// Where a netns is, with everything that is known of it.
-pub(crate) fn believed(record: &Record) -> NetnsRef {
+pub(crate) fn expected_netns(record: &Record) -> NetnsRef {
     let (netns, id) = (&record.netns, record.netns_id);
     NetnsRef {
         device: id.map(|id| id.device).or(netns.device),
@@ -119,7 +119,7 @@ pub(crate) fn believed(record: &Record) -> NetnsRef {
     }
 }
 
-pub(crate) fn soon(seconds: u64) -> Instant {
+pub(crate) fn deadline_in(seconds: u64) -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
@@ -132,7 +132,7 @@ impl Pipeline {
     pub fn broker(&self) -> Result<Arc<str>, Failure> {
         let synced = self.synced.borrow();
         let known = synced.broker.clone().filter(|_| synced.netconfig.is_some());
-        known.ok_or_else(|| Failure::new(Reason::Starting, missing(&synced)))
+        known.ok_or_else(|| Failure::new(Reason::Starting, describe_missing(&synced)))
     }
 
     /// The broker's run where a pod is handed to it; `None` where its traffic goes to its own proxy, which needs
@@ -147,8 +147,8 @@ impl Pipeline {
         }
         let synced = self.synced.borrow();
         let netconfig = synced.netconfig.is_some();
-        let missing = || Failure::new(Reason::Starting, missing(&synced));
-        netconfig.then_some(None).ok_or_else(missing)
+        let not_ready = || Failure::new(Reason::Starting, describe_missing(&synced));
+        netconfig.then_some(None).ok_or_else(not_ready)
     }
 
     /// Waits until the services know everything that a pod of this enrollment needs. Never to be awaited by a pod's
@@ -157,7 +157,11 @@ impl Pipeline {
     /// # Errors
     ///
     /// When that is not so in time, naming the one that is missing.
-    pub async fn ready(&self, enrollment: Enrollment, deadline: Instant) -> Result<(), Failure> {
+    pub async fn wait_ready(
+        &self,
+        enrollment: Enrollment,
+        deadline: Instant,
+    ) -> Result<(), Failure> {
         let mut synced = self.synced.clone();
         let needs_broker = enrollment != Enrollment::Sidecar;
         let all = synced.wait_for(|synced| {
@@ -168,7 +172,7 @@ impl Pipeline {
         }
         let failure = Failure::new(
             Reason::DependencyUnavailable,
-            missing(&self.synced.borrow()),
+            describe_missing(&self.synced.borrow()),
         );
         Err(failure.retry_after(Duration::from_secs(5)))
     }
@@ -188,7 +192,7 @@ impl Pipeline {
     }
 }
 
-fn missing(synced: &Synced) -> String {
+fn describe_missing(synced: &Synced) -> String {
     let name = if synced.netconfig.is_none() {
         "netconfig"
     } else {

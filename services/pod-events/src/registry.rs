@@ -30,7 +30,7 @@ use crate::{
     drift::DriftKind,
     in_flight::Underway,
     metrics::Phase,
-    pipeline::{is_passing, workload_of},
+    pipeline::{is_transient, workload_of},
     resolve::resolve,
     source::PodKey,
     task::{AddCall, Added, Command, Interrupts, Shared, Task, View, refused},
@@ -201,7 +201,7 @@ impl Registry {
     }
 
     async fn add_until(&self, key: &PodKey, call: &AddCall) -> Result<Added, Failure> {
-        let until = call.forward;
+        let until = call.work_deadline;
         loop {
             let resolved = {
                 let _decides = call.phases.enter(Phase::Decide);
@@ -213,7 +213,7 @@ impl Registry {
             self.ask(key, Command::Add(call.clone(), Box::new(resolved), reply));
             let ended = |_| Err(Failure::new(Reason::Internal, "the pod's task has ended"));
             match answer.await.unwrap_or_else(ended) {
-                Err(failure) if is_passing(failure.reason) => {
+                Err(failure) if is_transient(failure.reason) => {
                     if Instant::now() + PAUSE >= until {
                         return Err(Failure {
                             reason: Reason::DependencyUnavailable,
@@ -221,7 +221,7 @@ impl Registry {
                         });
                     }
                     sleep(PAUSE).await;
-                    self.shared.pipeline.ready(enrollment, until).await?;
+                    self.shared.pipeline.wait_ready(enrollment, until).await?;
                 }
                 other => return other,
             }

@@ -53,7 +53,7 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
     {
         return Ok(resolved);
     }
-    let until = call.forward.max(Instant::now());
+    let until = call.work_deadline.max(Instant::now());
     match shared.source.refresh(key, until, is_enough).await {
         Learnt::Known(inventory) => {
             decided(&inventory).ok_or_else(|| refusal(shared, &inventory, key, call))

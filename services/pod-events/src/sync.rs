@@ -36,7 +36,7 @@ const LONGEST: Duration = Duration::from_secs(5);
 const TELL: Duration = Duration::from_secs(10);
 
 /// The run of a service that is there; `None` while it is away.
-pub(crate) type Run = Option<Arc<str>>;
+pub(crate) type Instance = Option<Arc<str>>;
 
 /// The condition that holds readiness up: whether an ADD of an enrolled pod could be served.
 const IN_STEP: &str = "in-step";
@@ -48,8 +48,8 @@ pub(crate) struct Sync {
     registry: Registry,
     conditions: Readiness,
     synced: watch::Sender<Synced>,
-    netconfig: watch::Receiver<Run>,
-    broker: watch::Receiver<Run>,
+    netconfig: watch::Receiver<Instance>,
+    broker: watch::Receiver<Instance>,
     inheritance: Inheritance,
     source: watch::Receiver<Health>,
 }
@@ -62,7 +62,7 @@ impl Sync {
         conditions: Readiness,
         synced: watch::Sender<Synced>,
         (inheritance, source): (Inheritance, watch::Receiver<Health>),
-    ) -> watch::Receiver<Run> {
+    ) -> watch::Receiver<Instance> {
         conditions.require(IN_STEP, "neither netconfig nor ztunnel-broker was seen yet");
         let (netconfig_run, netconfig) = watch::channel(None);
         let (broker_run, broker) = watch::channel(None);
@@ -111,7 +111,7 @@ impl Sync {
         }
     }
 
-    async fn tell(&mut self, netconfig: Run, broker: Run) -> Result<(), Failure> {
+    async fn tell(&mut self, netconfig: Instance, broker: Instance) -> Result<(), Failure> {
         let mut known = self.synced.borrow().clone();
         if known.netconfig != netconfig {
             known = Synced::default();
@@ -224,7 +224,7 @@ async fn follow_netconfig(
     clients: Clients,
     registry: Registry,
     conditions: Readiness,
-    run: watch::Sender<Run>,
+    run: watch::Sender<Instance>,
 ) {
     loop {
         let ended = watch_netconfig(&clients, &registry, &conditions, &run).await;
@@ -238,7 +238,7 @@ async fn watch_netconfig(
     clients: &Clients,
     registry: &Registry,
     conditions: &Readiness,
-    run: &watch::Sender<Run>,
+    run: &watch::Sender<Instance>,
 ) -> Failure {
     let mut stream = match clients.watch_drift().await {
         Ok(stream) => stream,
@@ -258,7 +258,12 @@ async fn watch_netconfig(
     }
 }
 
-fn on_drift(event: Drift, registry: &Registry, conditions: &Readiness, run: &watch::Sender<Run>) {
+fn on_drift(
+    event: Drift,
+    registry: &Registry,
+    conditions: &Readiness,
+    run: &watch::Sender<Instance>,
+) {
     match event {
         Drift::InstanceId(instance) => {
             conditions.set("netconfig", Ok(()));
@@ -282,7 +287,7 @@ fn on_drift(event: Drift, registry: &Registry, conditions: &Readiness, run: &wat
     }
 }
 
-async fn follow_broker(clients: Clients, conditions: Readiness, run: watch::Sender<Run>) {
+async fn follow_broker(clients: Clients, conditions: Readiness, run: watch::Sender<Instance>) {
     loop {
         let ended = watch_broker(&clients, &conditions, &run).await;
         conditions.set("ztunnel-broker", Err(ended.to_string()));
@@ -295,7 +300,7 @@ async fn follow_broker(clients: Clients, conditions: Readiness, run: watch::Send
 async fn watch_broker(
     clients: &Clients,
     conditions: &Readiness,
-    run: &watch::Sender<Run>,
+    run: &watch::Sender<Instance>,
 ) -> Failure {
     let mut stream = match clients.watch_sessions().await {
         Ok(stream) => stream,
@@ -329,7 +334,7 @@ fn on_session(
     event: Session,
     live: &mut BTreeSet<u64>,
     conditions: &Readiness,
-    run: &watch::Sender<Run>,
+    run: &watch::Sender<Instance>,
 ) {
     match event {
         Session::InstanceId(instance) => {

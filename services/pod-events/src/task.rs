@@ -42,7 +42,7 @@ use crate::{
     drift::{Drift, DriftKind, RepairBackoff, Repairs},
     metrics::{Counters, Phase},
     outputs::Outputs,
-    pipeline::{Pipeline, Stop},
+    pipeline::{CancelReason, Pipeline},
     plan::{Action, Timing},
     pod::Pod,
     registry::Owners,

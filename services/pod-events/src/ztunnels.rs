@@ -17,7 +17,7 @@ use crate::{
     clients::Clients,
     pod::Pod,
     source::{Health, Inventory, PodKey, Source},
-    sync::Run,
+    sync::Instance,
 };
 
 /// The first and the longest wait before the broker is told again that could not be told.
@@ -120,7 +120,7 @@ pub(crate) async fn keep_told(
     clients: Clients,
     source: Source,
     selector: Selector,
-    broker: watch::Receiver<Run>,
+    broker: watch::Receiver<Instance>,
 ) {
     let seen = Seen {
         inventory: source.changes(),
@@ -141,7 +141,7 @@ pub(crate) async fn keep_told(
 struct Seen {
     inventory: watch::Receiver<Arc<Inventory>>,
     health: watch::Receiver<Health>,
-    broker: watch::Receiver<Run>,
+    broker: watch::Receiver<Instance>,
 }
 
 impl Seen {

@@ -240,7 +240,7 @@ fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, NoEvent> {
         netns: (&netns).into(),
         addresses: entry.addresses,
         deadline: Instant::now(),
-        forward: Instant::now(),
+        work_deadline: Instant::now(),
         trace: Trace::default(),
         phases: Phases::default(),
     };

@@ -8,7 +8,7 @@ use super::{Clients, call, invalid_response, request};
 use crate::{
     binds::Socket,
     checkpoint::Record,
-    pipeline::{believed, soon},
+    pipeline::{deadline_in, expected_netns},
 };
 
 impl Clients {
@@ -29,7 +29,7 @@ impl Clients {
                 return claimed;
             }
         }
-        self.sockets_at(&believed(record), deadline).await
+        self.sockets_at(&expected_netns(record), deadline).await
     }
 
     /// The sockets in a netns that is not claimed.
@@ -69,7 +69,7 @@ impl Clients {
             let found = clients
                 .find_netns(uid, &placeholder.addresses, deadline)
                 .await?;
-            clients.release(&found.sandbox, soon(2)).await?;
+            clients.release(&found.sandbox, deadline_in(2)).await?;
             Ok(NetnsRef {
                 device: Some(found.id.device),
                 inode: Some(found.id.inode),

@@ -8,7 +8,7 @@ use inpod_types::{Enrollment, Failure, Reason, SandboxRef, keys};
 use crate::{
     checkpoint::{Intent, Record},
     decide::Decision,
-    pipeline::is_passing,
+    pipeline::is_transient,
     pod::Pod,
     task::View,
 };
@@ -72,7 +72,7 @@ impl<'a> Standing<'a> {
         Self {
             pod,
             record,
-            failure: failure.filter(|failure| is_last && !is_passing(failure.reason)),
+            failure: failure.filter(|failure| is_last && !is_transient(failure.reason)),
             wanted: decision.enrollment,
             why: decision.reason,
             taken_over,

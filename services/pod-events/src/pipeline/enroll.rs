@@ -9,37 +9,37 @@ use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::{Failure, Reason};
 use tokio::time::Instant;
 
-use super::{Pipeline, believed, workload_of};
+use super::{Pipeline, expected_netns, workload_of};
 use crate::{
-    admission::Turn,
+    admission::Permit,
     checkpoint::{Intent, Record},
     metrics::{Phase, Phases},
     timeline::Timeline,
 };
 
 /// What undoing may take, kept back from the caller's time. The broker keeps as much back for its own.
-const UNDO: Duration = Duration::from_secs(3);
+const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Until when steps forward may be taken for a caller who waits until `deadline`.
-pub(crate) fn forward(deadline: Instant) -> Instant {
+pub(crate) fn work_deadline(deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
-    deadline - UNDO.min(left / 3)
+    deadline - UNDO_TIMEOUT.min(left / 3)
 }
 
 /// Why an enrollment is given up before its time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum CancelReason {
     /// Nobody waits for it any more.
     CallerGone,
     /// Something else happened to the pod that must not wait.
     Interrupted,
 }
 
-impl From<Stop> for Failure {
-    fn from(stop: Stop) -> Self {
-        match stop {
-            Stop::CallerGone => Self::new(Reason::DeadlineExceeded, "the caller went away"),
-            Stop::Interrupted => {
+impl From<CancelReason> for Failure {
+    fn from(cancelled: CancelReason) -> Self {
+        match cancelled {
+            CancelReason::CallerGone => Self::new(Reason::DeadlineExceeded, "the caller went away"),
+            CancelReason::Interrupted => {
                 Self::new(Reason::Starting, "something else of the pod comes first")
             }
         }
@@ -47,20 +47,20 @@ impl From<Stop> for Failure {
 }
 
 /// The time that an enrollment has, and what ends it earlier.
-pub struct Run<'a> {
+pub struct EnrollContext<'a> {
     /// When its caller stops waiting.
     pub deadline: Instant,
     /// Until when steps forward may begin.
-    pub forward: Instant,
+    pub work_deadline: Instant,
     /// Resolves when it is to be given up.
-    pub stop: Pin<&'a mut (dyn Future<Output = Stop> + Send)>,
+    pub cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
     /// The right to work; what nobody waits for needs none.
-    pub turn: Option<Turn>,
+    pub permit: Option<Permit>,
     /// What the time goes into.
     pub phases: Phases,
 }
 
-impl std::fmt::Debug for Run<'_> {
+impl std::fmt::Debug for EnrollContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Run")
             .field("deadline", &self.deadline)
@@ -68,39 +68,39 @@ impl std::fmt::Debug for Run<'_> {
     }
 }
 
-impl<'a> Run<'a> {
+impl<'a> EnrollContext<'a> {
     /// One that nobody waits for.
-    pub fn unhurried(
+    pub fn background(
         deadline: Instant,
-        stop: Pin<&'a mut (dyn Future<Output = Stop> + Send)>,
+        cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
     ) -> Self {
         Self {
             deadline,
-            forward: forward(deadline),
-            stop,
-            turn: None,
+            work_deadline: work_deadline(deadline),
+            cancelled,
+            permit: None,
             phases: Phases::default(),
         }
     }
 
     /// Takes the turn up again that was laid down.
-    async fn resume(&mut self) -> Result<(), Failure> {
-        let Some(turn) = &mut self.turn else {
+    async fn reacquire_permit(&mut self) -> Result<(), Failure> {
+        let Some(permit) = &mut self.permit else {
             return Ok(());
         };
         let _waits = self.phases.enter(Phase::Queue);
         tokio::select! {
-            resumed = turn.resume() => resumed,
-            stop = self.stop.as_mut() => Err(stop.into()),
+            reacquired = permit.reacquire() => reacquired,
+            reason = self.cancelled.as_mut() => Err(reason.into()),
         }
     }
 
     /// No step forward starts for a caller who is gone or out of time.
-    fn go_on(&mut self) -> Result<(), Failure> {
-        if let Some(stop) = self.stop.as_mut().now_or_never() {
-            return Err(stop.into());
+    fn check_deadline(&mut self) -> Result<(), Failure> {
+        if let Some(reason) = self.cancelled.as_mut().now_or_never() {
+            return Err(reason.into());
         }
-        if Instant::now() >= self.forward {
+        if Instant::now() >= self.work_deadline {
             return Err(Failure::new(
                 Reason::DeadlineExceeded,
                 "the caller's time is over",
@@ -141,9 +141,9 @@ impl Pipeline {
         stood: Option<Intent>,
         record: &mut Record,
         log: &mut Timeline,
-        run: Run<'_>,
+        context: EnrollContext<'_>,
     ) -> Result<(), Failure> {
-        let Err(mut failure) = self.put_in_place(broker, record, log, run).await else {
+        let Err(mut failure) = self.run_steps(broker, record, log, context).await else {
             return Ok(());
         };
         log.note(format!("failed: {failure}"));
@@ -157,68 +157,71 @@ impl Pipeline {
         Err(failure)
     }
 
-    async fn put_in_place(
+    async fn run_steps(
         &self,
         broker: Option<&str>,
         record: &mut Record,
         log: &mut Timeline,
-        mut run: Run<'_>,
+        mut context: EnrollContext<'_>,
     ) -> Result<(), Failure> {
-        let forward = run.forward;
-        run.go_on()?;
+        let work_deadline = context.work_deadline;
+        context.check_deadline()?;
         let began = Instant::now();
         let claimed = {
-            let (netns, addresses) = (believed(record), &record.addresses);
+            let (netns, addresses) = (expected_netns(record), &record.addresses);
             let claim = self
                 .clients
-                .claim(&record.sandbox, &netns, addresses, forward);
-            run.phases.during(Phase::Claim, claim).await?
+                .claim(&record.sandbox, &netns, addresses, work_deadline);
+            context.phases.during(Phase::Claim, claim).await?
         };
         log.note_since(format!("claimed {}", claimed.id), began);
         record.netns_id = Some(claimed.id);
         record.addresses = claimed.addresses;
         self.checkpoint.write(record)?;
-        run.go_on()?;
+        context.check_deadline()?;
         if let Some(broker) = broker {
-            self.hand_over(broker, record, log, &mut run).await?;
-            run.go_on()?;
+            self.add_to_ztunnel(broker, record, log, &mut context)
+                .await?;
+            context.check_deadline()?;
         }
         let began = Instant::now();
-        let apply = self.clients.apply(record, forward);
-        let fingerprint = run.phases.during(Phase::Rules, apply).await?;
+        let apply = self.clients.apply(record, work_deadline);
+        let fingerprint = context.phases.during(Phase::Rules, apply).await?;
         log.note_since(format!("applied rules {fingerprint}"), began);
         record.intent = Intent::Enrolled { fingerprint };
         Ok(self.checkpoint.write(record)?)
     }
 
     /// Gives the workload to ztunnel, and waits until one has it.
-    async fn hand_over(
+    async fn add_to_ztunnel(
         &self,
         broker: &str,
         record: &Record,
         log: &mut Timeline,
-        run: &mut Run<'_>,
+        context: &mut EnrollContext<'_>,
     ) -> Result<(), Failure> {
         let began = Instant::now();
         let workload = workload_of(record);
         // The wait for a ztunnel is nobody's work.
-        if let Some(turn) = &mut run.turn {
-            turn.rest();
+        if let Some(permit) = &mut context.permit {
+            permit.release();
         }
         // The broker keeps its own reserve of this deadline. A call that is dropped it undoes by itself.
-        let add = self.clients.add_workload(broker, &workload, run.deadline);
+        let add = self
+            .clients
+            .add_workload(broker, &workload, context.deadline);
         tokio::select! {
-            added = run.phases.during(Phase::HandOver, add) => added?,
-            stop = run.stop.as_mut() => return Err(stop.into()),
+            added = context.phases.during(Phase::HandOver, add) => added?,
+            reason = context.cancelled.as_mut() => return Err(reason.into()),
         }
         log.note_since("acknowledged by ztunnel", began);
-        run.resume().await
+        context.reacquire_permit().await
     }
 
     /// Takes back whatever an enrollment left, in reverse. Tells what could not be taken back; while there is any, the
     /// sandbox stays written down as one of which something may be in place.
     pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
-        let deadline = Instant::now() + UNDO;
+        let deadline = Instant::now() + UNDO_TIMEOUT;
         let mut failures = Vec::new();
         if record.netns_id.is_some() {
             let rules = self.remove_rules(record, deadline).await;
@@ -230,7 +233,11 @@ impl Pipeline {
         failures.extend(claim.err().map(|failure| format!("claim: {failure}")));
         if failures.is_empty() {
             log.note("undone");
-            failures.extend(self.out(record).err().map(|failure| failure.to_string()));
+            failures.extend(
+                self.mark_out(record)
+                    .err()
+                    .map(|failure| failure.to_string()),
+            );
         } else {
             log.note(format!("undone but for {failures:?}"));
         }
@@ -252,7 +259,7 @@ impl Pipeline {
                 self.clients
                     .claim(
                         &record.sandbox,
-                        &believed(record),
+                        &expected_netns(record),
                         &record.addresses,
                         deadline,
                     )
@@ -264,7 +271,7 @@ impl Pipeline {
     }
 
     /// Writes down that nothing is in place.
-    pub(super) fn out(&self, record: &mut Record) -> Result<(), Failure> {
+    pub(super) fn mark_out(&self, record: &mut Record) -> Result<(), Failure> {
         record.intent = Intent::Out;
         record.netns_id = None;
         Ok(self.checkpoint.write(record)?)
@@ -278,26 +285,34 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn forward_steps_leave_three_seconds_of_thirty_for_undoing() {
         let deadline = Instant::now() + Duration::from_secs(30);
-        assert_eq!(deadline - forward(deadline), UNDO);
+        assert_eq!(deadline - work_deadline(deadline), UNDO_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_short_deadline_is_shared_between_doing_and_undoing() {
         let deadline = Instant::now() + Duration::from_secs(3);
-        assert_eq!(deadline - forward(deadline), Duration::from_secs(1));
+        assert_eq!(deadline - work_deadline(deadline), Duration::from_secs(1));
     }
 
     #[tokio::test]
     async fn nothing_starts_for_a_caller_who_is_gone_or_late() {
         let soon = Instant::now() + Duration::from_secs(30);
-        let mut gone = Box::pin(async { Stop::CallerGone });
-        let mut waits = Box::pin(std::future::pending::<Stop>());
-        assert!(Run::unhurried(soon, gone.as_mut()).go_on().is_err());
+        let mut gone = Box::pin(async { CancelReason::CallerGone });
+        let mut waits = Box::pin(std::future::pending::<CancelReason>());
         assert!(
-            Run::unhurried(Instant::now(), waits.as_mut())
-                .go_on()
+            EnrollContext::background(soon, gone.as_mut())
+                .check_deadline()
                 .is_err()
         );
-        assert!(Run::unhurried(soon, waits.as_mut()).go_on().is_ok());
+        assert!(
+            EnrollContext::background(Instant::now(), waits.as_mut())
+                .check_deadline()
+                .is_err()
+        );
+        assert!(
+            EnrollContext::background(soon, waits.as_mut())
+                .check_deadline()
+                .is_ok()
+        );
     }
 }

@@ -3,7 +3,7 @@
 use inpod_types::{Failure, NetworkName, Reason};
 use tokio::time::Instant;
 
-use super::{Pipeline, believed, soon};
+use super::{Pipeline, deadline_in, expected_netns};
 use crate::checkpoint::Record;
 
 impl Pipeline {
@@ -38,26 +38,26 @@ impl Pipeline {
     /// # Errors
     ///
     /// As netconfig says.
-    pub(super) async fn find_again(&self, record: &mut Record) -> Result<bool, Failure> {
+    pub(super) async fn locate_again(&self, record: &mut Record) -> Result<bool, Failure> {
         if record.sandbox.network_name != NetworkName::default() {
             return Ok(false);
         }
-        let found = match self.find(record, soon(5)).await {
+        let found = match self.find(record, deadline_in(5)).await {
             Err(failure) if failure.reason == Reason::NetnsNotFound => return Ok(false),
             found => found?,
         };
         if found.sandbox != record.sandbox {
-            self.clients.release(&found.sandbox, soon(2)).await?;
+            self.clients.release(&found.sandbox, deadline_in(2)).await?;
         }
         if found.netns_id != record.netns_id {
             return Ok(false);
         }
         record.netns = found.netns;
         self.checkpoint.write(record)?;
-        let (sandbox, believed) = (&record.sandbox, believed(record));
+        let (sandbox, expected_netns) = (&record.sandbox, expected_netns(record));
         let claim = self
             .clients
-            .claim(sandbox, &believed, &record.addresses, soon(5));
+            .claim(sandbox, &expected_netns, &record.addresses, deadline_in(5));
         claim.await.map(|_| true)
     }
 }

@@ -2,7 +2,7 @@
 
 use inpod_types::{Failure, Reason};
 
-use super::{Pipeline, believed, soon};
+use super::{Pipeline, deadline_in, expected_netns};
 use crate::{
     checkpoint::{Intent, Record},
     timeline::Timeline,
@@ -10,24 +10,24 @@ use crate::{
 
 /// What runs in a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
+pub enum NetnsState {
     /// Its netns is no more, or nothing leads to it.
-    Ended,
+    Gone,
     /// No process is in it.
     Empty,
     /// Only the sandbox's own process, which holds the netns for the containers.
-    Idle,
+    SandboxOnly,
     /// Containers run.
-    Inhabited,
+    InUse,
 }
 
 /// What became of a sandbox that was claimed again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaimed {
     /// Everything is in place.
-    Whole,
+    Intact,
     /// Something was not, and is again.
-    Mended,
+    Repaired,
     /// The sandbox is no more.
     Gone,
 }
@@ -38,28 +38,30 @@ impl Pipeline {
     /// # Errors
     ///
     /// When netconfig is not there, or cannot tell.
-    pub async fn life(&self, record: &Record) -> Result<Life, Failure> {
+    pub async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
         if record.netns.path.as_os_str().is_empty() {
-            return Ok(Life::Ended);
+            return Ok(NetnsState::Gone);
         }
-        let seen = match self.clients.inspect(&record.sandbox, soon(2)).await {
+        let seen = match self.clients.inspect(&record.sandbox, deadline_in(2)).await {
             Err(failure) if failure.reason == Reason::ClaimUnknown => {
-                self.clients.inspect_path(&believed(record), soon(2)).await
+                self.clients
+                    .inspect_path(&expected_netns(record), deadline_in(2))
+                    .await
             }
             seen => seen,
         };
         let seen = match seen {
-            Err(failure) if is_gone(failure.reason) => return Ok(Life::Ended),
+            Err(failure) if is_gone(failure.reason) => return Ok(NetnsState::Gone),
             seen => seen?,
         };
         Ok(if !seen.path_intact {
-            Life::Ended
+            NetnsState::Gone
         } else if seen.processes.is_empty() {
-            Life::Empty
+            NetnsState::Empty
         } else if seen.processes.iter().all(|process| process.sandbox_own) {
-            Life::Idle
+            NetnsState::SandboxOnly
         } else {
-            Life::Inhabited
+            NetnsState::InUse
         })
     }
 
@@ -70,8 +72,8 @@ impl Pipeline {
     /// When one of the services could not be told.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if record.intent.is_held() || record.netns_id.is_some() {
-            let workload = self.remove_workload(record, soon(2));
-            let claim = self.clients.release(&record.sandbox, soon(2));
+            let workload = self.remove_workload(record, deadline_in(2));
+            let claim = self.clients.release(&record.sandbox, deadline_in(2));
             let (workload, claim) = tokio::join!(workload, claim);
             workload.and(claim)?;
         }
@@ -92,21 +94,21 @@ impl Pipeline {
             .clients
             .claim(
                 &record.sandbox,
-                &believed(record),
+                &expected_netns(record),
                 &record.addresses,
-                soon(5),
+                deadline_in(5),
             )
             .await
         {
             Err(failure) if is_gone(failure.reason) => {
-                if !self.find_again(record).await? {
+                if !self.locate_again(record).await? {
                     return Ok(Reclaimed::Gone);
                 }
             }
             claimed => {
-                let was_let_alone = record.is_let_alone();
+                let was_detached = record.is_let_alone();
                 record.netns_id = Some(claimed?.id);
-                if was_let_alone {
+                if was_detached {
                     self.checkpoint.write(record)?;
                 }
             }
@@ -115,14 +117,14 @@ impl Pipeline {
             record.intent,
             Intent::Enrolled { .. } | Intent::Announcing | Intent::Leaving { .. }
         ) {
-            return Ok(Reclaimed::Whole);
+            return Ok(Reclaimed::Intact);
         }
-        let verified = self.clients.verify(record, soon(5)).await?;
+        let verified = self.clients.verify(record, deadline_in(5)).await?;
         let differences = verified.differences;
         let mut fingerprint = verified.fingerprint;
         if !differences.is_empty() {
             tracing::warn!(pod = %record.pod, ?differences, "Mending rules");
-            fingerprint = self.clients.apply(record, soon(5)).await?;
+            fingerprint = self.clients.apply(record, deadline_in(5)).await?;
             log.note(format!(
                 "mended rules, now {fingerprint}: {}",
                 differences.join("; ")
@@ -135,9 +137,9 @@ impl Pipeline {
             self.checkpoint.write(record)?;
         }
         Ok(if differences.is_empty() {
-            Reclaimed::Whole
+            Reclaimed::Intact
         } else {
-            Reclaimed::Mended
+            Reclaimed::Repaired
         })
     }
 }

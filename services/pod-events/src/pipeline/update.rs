@@ -2,7 +2,7 @@
 
 use inpod_types::Failure;
 
-use super::{Pipeline, Stop, soon};
+use super::{CancelReason, Pipeline, deadline_in};
 use crate::{
     checkpoint::{Intent, Record},
     timeline::Timeline,
@@ -17,7 +17,7 @@ impl Pipeline {
     /// As netconfig says; then the rules are what they were.
     pub async fn renew(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
         let began = tokio::time::Instant::now();
-        let fingerprint = self.clients.apply(&record, soon(5)).await?;
+        let fingerprint = self.clients.apply(&record, deadline_in(5)).await?;
         log.note_since(format!("changed rules, now {fingerprint}"), began);
         let renewed = Record {
             intent: Intent::Enrolled { fingerprint },
@@ -33,11 +33,11 @@ impl Pipeline {
     ///
     /// As the broker says, or with a passing reason when something else comes first: the wait for a ztunnel is given up
     /// then. The workload may not be in the desired set: to be called again until it succeeds.
-    pub async fn hand_over_again(
+    pub async fn readd_workload(
         &self,
         record: &mut Record,
         log: &mut Timeline,
-        stop: impl Future<Output = Stop> + Send,
+        cancelled: impl Future<Output = CancelReason> + Send,
     ) -> Result<(), Failure> {
         let broker = self.broker()?;
         let began = tokio::time::Instant::now();
@@ -47,12 +47,12 @@ impl Pipeline {
         self.checkpoint.write(record)?;
         let (clients, sandbox) = (&self.clients, &record.sandbox);
         clients
-            .remove_workload(&broker, sandbox, removal, soon(5))
+            .remove_workload(&broker, sandbox, removal, deadline_in(5))
             .await?;
         let workload = super::workload_of(record);
         tokio::select! {
-            added = clients.add_workload(&broker, &workload, soon(15)) => added?,
-            stop = stop => return Err(stop.into()),
+            added = clients.add_workload(&broker, &workload, deadline_in(15)) => added?,
+            reason = cancelled => return Err(reason.into()),
         }
         log.note_since("acknowledged by ztunnel once more", began);
         Ok(())

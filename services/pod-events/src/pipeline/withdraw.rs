@@ -3,7 +3,7 @@
 use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::Failure;
 
-use super::{Pipeline, believed, soon};
+use super::{Pipeline, deadline_in, expected_netns};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
@@ -17,7 +17,7 @@ impl Pipeline {
     /// # Errors
     ///
     /// When it cannot be written.
-    pub fn start_leaving(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         log.note("leaving: peers are told");
         record.intent = Intent::Announcing;
         Ok(self.checkpoint.write(record)?)
@@ -28,7 +28,11 @@ impl Pipeline {
     /// # Errors
     ///
     /// When it cannot be written.
-    pub fn announced(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+    pub fn start_propagation(
+        &self,
+        record: &mut Record,
+        log: &mut Timeline,
+    ) -> Result<(), Failure> {
         log.note("peers were told, and learn it");
         record.intent = Intent::Leaving {
             since: BootInstant::now(),
@@ -44,7 +48,7 @@ impl Pipeline {
     pub async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         let flows = self
             .clients
-            .remove_rules(&record.sandbox, RemovePhase::Drain, soon(5))
+            .remove_rules(&record.sandbox, RemovePhase::Drain, deadline_in(5))
             .await?;
         log.note(format!("draining {flows} captured connections"));
         record.intent = Intent::Draining {
@@ -66,13 +70,13 @@ impl Pipeline {
     ) -> Result<bool, Failure> {
         let flows = self
             .clients
-            .inspect(&record.sandbox, soon(5))
+            .inspect(&record.sandbox, deadline_in(5))
             .await?
             .captured_flows;
         if flows > 0 && !overdue {
             return Ok(false);
         }
-        self.take_out(record).await?;
+        self.withdraw_now(record).await?;
         log.note(format!("left the mesh, {flows} captured connections cut"));
         tracing::info!(pod = %record.pod, sandbox = %record.sandbox, cut = flows, trace_id = trace::current().id(), "Withdrew");
         Ok(true)
@@ -84,14 +88,16 @@ impl Pipeline {
     /// # Errors
     ///
     /// As the services say; what is left is tried again by calling again.
-    pub async fn take_out(&self, record: &mut Record) -> Result<(), Failure> {
+    pub async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
         // Rules that point at a closed port refuse connections.
         if !record.redirection.is_sidecar() {
-            self.remove_rules(record, soon(5)).await?;
+            self.remove_rules(record, deadline_in(5)).await?;
         }
-        self.remove_workload(record, soon(5)).await?;
-        self.clients.release(&record.sandbox, soon(5)).await?;
-        self.out(record)
+        self.remove_workload(record, deadline_in(5)).await?;
+        self.clients
+            .release(&record.sandbox, deadline_in(5))
+            .await?;
+        self.mark_out(record)
     }
 
     /// Leaves the redirection to a sidecar where it is and looks after it no more: its claim goes. What another netns at
@@ -100,13 +106,15 @@ impl Pipeline {
     /// # Errors
     ///
     /// As netconfig says, or when it cannot be written.
-    pub async fn let_alone(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
-        self.clients.release(&record.sandbox, soon(5)).await?;
+    pub async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
+        self.clients
+            .release(&record.sandbox, deadline_in(5))
+            .await?;
         if !matches!(record.intent, Intent::Enrolled { .. }) {
             // Nothing of ours is in place.
-            return self.out(record);
+            return self.mark_out(record);
         }
-        record.netns = believed(record);
+        record.netns = expected_netns(record);
         record.netns_id = None;
         log.note("its sidecar's redirection stays, and is not looked after");
         Ok(self.checkpoint.write(record)?)

@@ -18,7 +18,7 @@ use crate::{
     checkpoint::{Intent, Record},
     explain,
     metrics::Phases,
-    pipeline::forward,
+    pipeline::work_deadline,
     source::PodKey,
     task::AddCall,
 };
@@ -45,7 +45,7 @@ fn add_call(request: Request<wire::AddPodRequest>) -> Result<(PodKey, AddCall), 
         netns: required("netns", message.netns)?,
         addresses: addresses_from(&message.addresses, "addresses")?,
         deadline,
-        forward: forward(deadline),
+        work_deadline: work_deadline(deadline),
         phases: Phases::of(&trace),
         trace,
     };

@@ -9,13 +9,13 @@ use inpod_service::Trace;
 use inpod_types::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
 use tokio::time::Instant;
 
-use super::{Added, POLL, Stop, Task, interrupt};
+use super::{Added, CancelReason, POLL, Task, interrupt};
 use crate::{
-    admission::Turn,
+    admission::Permit,
     boottime::BootInstant,
     checkpoint::{Intent, Record},
     metrics::{Phase, Phases},
-    pipeline::{Life, Run},
+    pipeline::{EnrollContext, NetnsState},
     pod::Pod,
     resolve::Resolved,
 };
@@ -34,7 +34,7 @@ pub struct AddCall {
     /// When the caller stops waiting.
     pub deadline: Instant,
     /// Until when steps forward may begin: what is left then is for undoing them.
-    pub forward: Instant,
+    pub work_deadline: Instant,
     /// The trace that the plugin began.
     pub trace: Trace,
     /// What its time goes into.
@@ -61,14 +61,14 @@ impl Task {
         if self.is_further_interface(&call.sandbox) {
             return Ok(added);
         }
-        let mut turn = None;
+        let mut permit = None;
         let joins = matches!(added.enrollment, Enrollment::Ambient | Enrollment::Sidecar)
             && !self.leads_elsewhere(&call.sandbox, added.enrollment);
         if joins {
             // Before anything is written down: there is nothing to undo.
             self.shared.pipeline.broker_for(added.enrollment)?;
             self.refuse_malformed(&call.sandbox, &pod, added.enrollment)?;
-            turn = Some(self.turn(&call, gone.as_mut()).await?);
+            permit = Some(self.acquire_permit(&call, gone.as_mut()).await?);
         }
         let record = self.fresh(&call, &pod);
         self.adopt(&call, record).await?;
@@ -78,7 +78,7 @@ impl Task {
             call.sandbox, added.enrollment, added.reason
         ));
         if joins {
-            self.enroll_for(&call, turn, gone).await?;
+            self.enroll_for(&call, permit, gone).await?;
         } else {
             self.look_now().await;
             tracing::info!(
@@ -91,21 +91,21 @@ impl Task {
     }
 
     /// Waits until the ADD may be worked on. It may be given up meanwhile, as later.
-    async fn turn(
+    async fn acquire_permit(
         &mut self,
         call: &AddCall,
         gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
-    ) -> Result<Turn, Failure> {
+    ) -> Result<Permit, Failure> {
         let _waits = call.phases.enter(Phase::Queue);
         let firm = interrupt::firm(self.sent.clone(), self.seen);
-        let turn = tokio::select! {
+        let permit = tokio::select! {
             biased;
-            () = gone => Err(Stop::CallerGone.into()),
-            stop = firm => Err(stop.into()),
-            turn = self.shared.admission.turn(call.forward) => turn,
+            () = gone => Err(CancelReason::CallerGone.into()),
+            reason = firm => Err(reason.into()),
+            permit = self.shared.admission.acquire(call.work_deadline) => permit,
         };
-        self.failure = turn.as_ref().err().cloned();
-        turn
+        self.failure = permit.as_ref().err().cloned();
+        permit
     }
 
     /// Writes down a sandbox of which nobody can tell whether it is to be in the mesh. When that is known it is enrolled
@@ -225,7 +225,10 @@ impl Task {
     async fn make_way(&self, known: &Record, call: &AddCall) -> Result<(), Failure> {
         let pipeline = &self.shared.pipeline;
         let another = known.netns != call.netns;
-        if another && known.intent.is_held() && pipeline.life(known).await? == Life::Inhabited {
+        if another
+            && known.intent.is_held()
+            && pipeline.netns_state(known).await? == NetnsState::InUse
+        {
             let message = format!(
                 "sandbox {} lives on in the netns {}",
                 known.sandbox,
@@ -240,22 +243,22 @@ impl Task {
     async fn enroll_for(
         &mut self,
         call: &AddCall,
-        turn: Option<Turn>,
+        permit: Option<Permit>,
         gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<(), Failure> {
         let firm = interrupt::firm(self.sent.clone(), self.seen);
-        let mut stop = pin!(async {
+        let mut cancelled = pin!(async {
             tokio::select! {
-                () = gone => Stop::CallerGone,
-                stop = firm => stop,
+                () = gone => CancelReason::CallerGone,
+                reason = firm => reason,
             }
         });
         let result = self
-            .enroll(Run {
+            .enroll(EnrollContext {
                 deadline: call.deadline,
-                forward: call.forward,
-                stop: stop.as_mut(),
-                turn,
+                work_deadline: call.work_deadline,
+                cancelled: cancelled.as_mut(),
+                permit,
                 phases: call.phases.clone(),
             })
             .await;

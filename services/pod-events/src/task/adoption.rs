@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{Step, Task};
 use crate::{
     checkpoint::{Intent, Record},
-    pipeline::soon,
+    pipeline::deadline_in,
     plan::Action,
     pod::Pod,
     redirection::Redirection,
@@ -73,7 +73,7 @@ impl Task {
         }
         let ended = matches!(action, Action::LetGo { .. }) || pod.is_some_and(|pod| pod.terminal);
         let pipeline = &self.shared.pipeline;
-        let found = match pipeline.find(record, soon(SEARCH)).await {
+        let found = match pipeline.find(record, deadline_in(SEARCH)).await {
             Err(failure) if failure.reason == Reason::NetnsNotFound && ended => {
                 return self.forget_current().await;
             }

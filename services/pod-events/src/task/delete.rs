@@ -8,7 +8,7 @@ use super::{POLL, Step, Task};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
-    pipeline::Life,
+    pipeline::NetnsState,
     trace,
 };
 
@@ -77,7 +77,7 @@ impl Task {
             return Ok(Step::Rest);
         };
         let pipeline = &self.shared.pipeline;
-        if pipeline.life(record).await? == Life::Inhabited {
+        if pipeline.netns_state(record).await? == NetnsState::InUse {
             let shown = inventory
                 .pod(&self.key)
                 .is_some_and(|pod| record.is_of(pod) && !pod.terminal);
@@ -85,7 +85,7 @@ impl Task {
                 return Ok(Step::Wait(POLL));
             }
             // It lives on without us: nothing may point at listeners that go.
-            pipeline.take_out(record).await?;
+            pipeline.withdraw_now(record).await?;
         }
         self.forget_current().await
     }
@@ -96,14 +96,17 @@ impl Task {
             return Ok(Step::Rest);
         };
         let pipeline = &self.shared.pipeline;
-        if matches!(pipeline.life(record).await?, Life::Ended | Life::Empty) {
+        if matches!(
+            pipeline.netns_state(record).await?,
+            NetnsState::Gone | NetnsState::Empty
+        ) {
             return self.forget_current().await;
         }
         if !record.intent.is_held() {
             return Ok(Step::Wait(LET_GO_POLL));
         }
         if overdue {
-            pipeline.take_out(record).await?;
+            pipeline.withdraw_now(record).await?;
             tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Took a pod out of the mesh that is gone from the source");
         }
         Ok(Step::Wait(POLL))
@@ -157,8 +160,8 @@ impl Task {
         if successor.is_none() || record.let_through {
             return false;
         }
-        let life = self.shared.pipeline.life(record).await;
-        let is_over = matches!(life, Ok(Life::Ended | Life::Empty));
+        let life = self.shared.pipeline.netns_state(record).await;
+        let is_over = matches!(life, Ok(NetnsState::Gone | NetnsState::Empty));
         if !is_over {
             let held = record.intent.is_held();
             self.wake_in(if held { POLL } else { LET_GO_POLL });

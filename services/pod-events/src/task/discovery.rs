@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::{Shared, Task, adoption::unfound};
 use crate::{
     checkpoint::{Intent, Record},
-    pipeline::soon,
+    pipeline::deadline_in,
     pod::Pod,
     redirection::Redirection,
 };
@@ -56,7 +56,7 @@ impl Task {
             redirection: self.to_be_found_for(pod)?,
             ..unfound(pod)?
         };
-        let mut found = pipeline.find(&wanted, soon(SEARCH)).await?;
+        let mut found = pipeline.find(&wanted, deadline_in(SEARCH)).await?;
         // Rules to a sidecar may be in place that are another agent's, or ours of before: a failure takes nothing back.
         if !pod.is_redirected() && !found.redirection.is_sidecar() {
             // Nothing but the claim is in place; what another agent put there would stay until ours takes its place.

@@ -7,7 +7,7 @@ use super::Task;
 use crate::{
     drift::DriftKind,
     outputs,
-    pipeline::{Reclaimed, is_passing},
+    pipeline::{Reclaimed, is_transient},
 };
 
 impl Task {
@@ -80,8 +80,8 @@ impl Task {
             }
             let pipeline = &self.shared.pipeline;
             match pipeline.reclaim(record, &mut self.timeline).await {
-                Ok(Reclaimed::Whole) => {}
-                Ok(Reclaimed::Mended) => mended = true,
+                Ok(Reclaimed::Intact) => {}
+                Ok(Reclaimed::Repaired) => mended = true,
                 Ok(Reclaimed::Gone) => super::delete::end_unseen(record),
                 Err(failure) => result = Err(failure),
             }
@@ -92,7 +92,7 @@ impl Task {
         }
         match &result {
             Ok(()) => (self.unclaimed, self.differing) = (false, None),
-            Err(failure) if is_passing(failure.reason) => self.unclaimed = true,
+            Err(failure) if is_transient(failure.reason) => self.unclaimed = true,
             // What cannot be mended is no reason to hurry, either.
             Err(_) => self.repair_backoff.record_repair(Instant::now()),
         }

@@ -2,7 +2,7 @@
 
 use tokio::sync::watch;
 
-use super::{Command, Stop};
+use super::{CancelReason, Command};
 
 /// How many commands of a kind there have been. Those sent count up as they are sent, those seen as they are obeyed:
 /// where more were sent than seen, one waits.
@@ -26,19 +26,22 @@ impl Interrupts {
 }
 
 /// Resolves when something waits that must not wait behind a runtime's ADD: the end of a sandbox, a restarted netconfig.
-pub(super) async fn firm(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> Stop {
+pub(super) async fn firm(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> CancelReason {
     // A sender that is gone is the end of the process.
     drop(sent.wait_for(|sent| sent.firm > seen.firm).await);
-    Stop::Interrupted
+    CancelReason::Interrupted
 }
 
 /// Resolves when anything new waits.
-pub(super) async fn anything(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> Stop {
+pub(super) async fn anything(
+    mut sent: watch::Receiver<Interrupts>,
+    seen: Interrupts,
+) -> CancelReason {
     drop(
         sent.wait_for(|sent| sent.firm > seen.firm || sent.looks > seen.looks)
             .await,
     );
-    Stop::Interrupted
+    CancelReason::Interrupted
 }
 
 #[cfg(test)]
@@ -53,7 +56,10 @@ mod tests {
         let seen = Interrupts::default();
         sender.send_modify(|sent| sent.count(&Command::Look));
         assert_eq!(firm(sent.clone(), seen).now_or_never(), None);
-        assert_eq!(anything(sent, seen).now_or_never(), Some(Stop::Interrupted));
+        assert_eq!(
+            anything(sent, seen).now_or_never(),
+            Some(CancelReason::Interrupted)
+        );
     }
 
     #[tokio::test]
@@ -64,7 +70,7 @@ mod tests {
         sender.send_modify(|sent| sent.count(&command));
         assert_eq!(
             firm(sent.clone(), seen).now_or_never(),
-            Some(Stop::Interrupted)
+            Some(CancelReason::Interrupted)
         );
         seen.count(&command);
         assert_eq!(firm(sent, seen).now_or_never(), None);

@@ -12,7 +12,7 @@ use crate::{
     checkpoint::{Intent, Record},
     drift::DriftKind,
     explain,
-    pipeline::{Pipeline, soon},
+    pipeline::{Pipeline, deadline_in},
 };
 
 /// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext,
@@ -55,14 +55,14 @@ impl Task {
     }
 
     async fn restore_listeners(&mut self) -> Result<(), Failure> {
-        let stop = interrupt::firm(self.sent.clone(), self.seen);
+        let cancelled = interrupt::firm(self.sent.clone(), self.seen);
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
         let pipeline = &self.shared.pipeline;
         let listening = pipeline
             .clients
-            .listening_ports(&record.sandbox, soon(5))
+            .listening_ports(&record.sandbox, deadline_in(5))
             .await?;
         let lost = lost(&listening);
         if lost.is_empty() || is_to_be_told(pipeline, record).await? {
@@ -76,7 +76,7 @@ impl Task {
         self.timeline
             .note(format!("ztunnel does not listen on {lost:?} any more"));
         pipeline
-            .hand_over_again(record, &mut self.timeline, stop)
+            .readd_workload(record, &mut self.timeline, cancelled)
             .await?;
         self.mended(DriftKind::ListenerLost);
         Ok(())
@@ -85,7 +85,7 @@ impl Task {
 
 /// Whether the pod is in the desired set and no ztunnel says that it serves it: the next one is told of it.
 async fn is_to_be_told(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
-    let all = pipeline.clients.list_workloads(soon(5)).await?;
+    let all = pipeline.clients.list_workloads(deadline_in(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);
     let mut wanted = all.workloads.iter().filter_map(|it| it.workload.as_ref());
     let is_in_set = wanted.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));

@@ -10,7 +10,7 @@ use super::{POLL, Step, Task, interrupt};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
-    pipeline::{Run, is_passing},
+    pipeline::{EnrollContext, is_transient},
     plan::{Action, Wanted, next},
     trace,
 };
@@ -25,7 +25,7 @@ const INTERRUPTED: Duration = Duration::from_secs(5);
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// How long an enrollment may take that no caller waits for. It is tried again.
-const UNHURRIED: Duration = Duration::from_secs(15);
+const BACKGROUND_ENROLL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Task {
     /// What is wanted of the current sandbox.
@@ -136,11 +136,13 @@ impl Task {
         match action {
             Action::Rest => Ok(Step::Rest),
             Action::WaitUntil(then) => Ok(Step::Wait(then.since(BootInstant::now()))),
-            Action::Enroll => self.enroll_unhurried().await,
+            Action::Enroll => self.enroll_in_background().await,
             Action::Renew => self.renew().await,
-            Action::LetAlone => pipeline.let_alone(record, log).await.map(|()| Step::Again),
+            Action::LetAlone => pipeline.detach(record, log).await.map(|()| Step::Again),
             Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT)),
-            Action::AwaitPropagation => pipeline.announced(record, log).map(|()| Step::Again),
+            Action::AwaitPropagation => pipeline
+                .start_propagation(record, log)
+                .map(|()| Step::Again),
             Action::Abandon => {
                 let failures = pipeline.undo(record, log).await;
                 let left = || Failure::new(Reason::DependencyUnavailable, failures.join("; "));
@@ -150,7 +152,7 @@ impl Task {
                     Err(left())
                 }
             }
-            Action::StartLeaving => pipeline.start_leaving(record, log).map(|()| Step::Again),
+            Action::StartLeaving => pipeline.start_withdrawal(record, log).map(|()| Step::Again),
             Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Again),
             Action::Finish { overdue } => {
                 let done = pipeline.finish(record, log, overdue).await?;
@@ -162,10 +164,13 @@ impl Task {
     }
 
     /// Enrols the current sandbox because it is wanted, and nobody waits. Anything new of the pod comes first.
-    async fn enroll_unhurried(&mut self) -> Result<Step, Failure> {
-        let mut stop = pin!(interrupt::anything(self.sent.clone(), self.seen));
-        let run = Run::unhurried(Instant::now() + UNHURRIED, stop.as_mut());
-        match self.enroll(run).await {
+    async fn enroll_in_background(&mut self) -> Result<Step, Failure> {
+        let mut cancelled = pin!(interrupt::anything(self.sent.clone(), self.seen));
+        let context = EnrollContext::background(
+            Instant::now() + BACKGROUND_ENROLL_TIMEOUT,
+            cancelled.as_mut(),
+        );
+        match self.enroll(context).await {
             Ok(()) => Ok(Step::Again),
             // A look follows when that has passed.
             Err(failure)
@@ -178,7 +183,7 @@ impl Task {
     }
 
     /// Enrols the current sandbox.
-    pub(super) async fn enroll(&mut self, run: Run<'_>) -> Result<(), Failure> {
+    pub(super) async fn enroll(&mut self, context: EnrollContext<'_>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
         self.renew_redirection()?;
         let Some(record) = self.records.last_mut() else {
@@ -192,7 +197,13 @@ impl Task {
         };
         shared
             .pipeline
-            .enroll(broker.as_deref(), stood, record, &mut self.timeline, run)
+            .enroll(
+                broker.as_deref(),
+                stood,
+                record,
+                &mut self.timeline,
+                context,
+            )
             .await?;
         let trace = trace::current();
         tracing::info!(
@@ -227,7 +238,7 @@ impl Task {
             .min(LONGEST_WAIT)
             // Pods that failed together do not come back together.
             .mul_f64(0.75 + fastrand::f64() / 2.0);
-        if is_passing(failure.reason) {
+        if is_transient(failure.reason) {
             tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
         } else {
             tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use inpod_types::{Enrollment, Failure, Reason};
 
 use super::{Step, Task};
-use crate::{checkpoint::Record, pipeline::soon, pod::Pod};
+use crate::{checkpoint::Record, pipeline::deadline_in, pod::Pod};
 
 impl Task {
     /// Whether a record's redirection is what the pod asks for now, as far as that is known.
@@ -61,7 +61,7 @@ impl Task {
             return Ok(record.addresses.clone());
         }
         let clients = &self.shared.pipeline.clients;
-        let seen = clients.inspect(&record.sandbox, soon(5)).await?;
+        let seen = clients.inspect(&record.sandbox, deadline_in(5)).await?;
         let inside: BTreeSet<IpAddr> = seen
             .addresses
             .iter()

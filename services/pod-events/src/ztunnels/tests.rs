@@ -102,7 +102,7 @@ fn a_selector_is_a_namespace_a_label_and_a_value() {
 struct Scene {
     inventory: watch::Sender<Arc<Inventory>>,
     health: watch::Sender<Health>,
-    broker: watch::Sender<Run>,
+    broker: watch::Sender<Instance>,
     told: Arc<Mutex<(Vec<String>, u32)>>,
     task: tokio::task::JoinHandle<()>,
 }

@@ -107,11 +107,11 @@ async fn the_wait_for_a_ztunnel_is_given_up_when_something_else_of_the_pod_comes
     let dir = tempfile::tempdir().unwrap();
     let pipeline = pipeline(dir.path());
     let (mut record, mut log) = (record("a"), Timeline::default());
-    let stop = async {
+    let cancelled = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
-        Stop::Interrupted
+        CancelReason::Interrupted
     };
-    let told = pipeline.hand_over_again(&mut record, &mut log, stop);
+    let told = pipeline.readd_workload(&mut record, &mut log, cancelled);
     // The caller of a DEL has five seconds.
     let told = timeout(Duration::from_secs(5), told).await;
     let failure = told.expect("it waits on").unwrap_err();

@@ -105,7 +105,7 @@ fn admission(container_id: &str, at: BootInstant) -> Admitted {
         netns: NetnsRef::at("/run/netns/web"),
         addresses: Vec::new(),
         deadline: Instant::now(),
-        forward: Instant::now(),
+        work_deadline: Instant::now(),
         trace: Trace::default(),
         phases: Phases::default(),
     };
