@@ -131,13 +131,13 @@ impl Away {
             self.enrolled.hold(registry.held_namespaces());
         }
         let complete = inventory.is_complete();
-        let is_left = self.shared.leaving.is(Leave::Uninstall);
-        let wanted = if is_left {
+        let is_uninstalling = self.shared.leaving.is(Leave::Uninstall);
+        let wanted = if is_uninstalling {
             self.enrolled.held().clone()
         } else {
             self.enrolled.wanted().clone()
         };
-        if is_left && wanted.is_empty() && !self.state_dir.join(ENROLLED_FILE).exists() {
+        if is_uninstalling && wanted.is_empty() && !self.state_dir.join(ENROLLED_FILE).exists() {
             // It has been cleared away with everything else.
             return Ok(());
         }

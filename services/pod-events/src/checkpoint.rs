@@ -43,7 +43,7 @@ pub struct Record {
     pub runtime_uid: Option<PodUid>,
     /// Whether the pod was let through before the source knew it. UID and service account are guesses then: the
     /// runtime's word, or where it said none the container's id; and `default`.
-    pub let_through: bool,
+    pub admitted_unenrolled: bool,
     /// How its traffic is redirected, as it was applied last.
     pub redirection: Redirection,
 }
@@ -51,16 +51,16 @@ pub struct Record {
 impl Record {
     /// Whether it is of a pod that the source shows. A static pod keeps its sandbox when the pod that shows it is made
     /// anew.
-    pub fn is_of(&self, pod: &Pod) -> bool {
+    pub fn belongs_to(&self, pod: &Pod) -> bool {
         let by_hash = self.runtime_uid.is_some() && self.runtime_uid == pod.runtime_uid;
         let unnamed =
-            self.let_through && self.pod.uid.as_str() == self.sandbox.container_id.as_str();
+            self.admitted_unenrolled && self.pod.uid.as_str() == self.sandbox.container_id.as_str();
         pod.is_called(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
     }
 
     /// Whether a verb of the runtime about that sandbox is about this one. One that was found by its processes has no
     /// network, and belongs to whichever network's verb names its container.
-    pub fn is_meant_by(&self, sandbox: &SandboxRef) -> bool {
+    pub fn matches_request(&self, sandbox: &SandboxRef) -> bool {
         let own = &self.sandbox;
         let found = own.network_name == NetworkName::default();
         own == sandbox
@@ -68,25 +68,25 @@ impl Record {
     }
 
     /// Whether its traffic is redirected to the proxy in the pod, or about to be.
-    pub fn is_sidecars(&self) -> bool {
-        self.redirection.is_sidecar() && self.intent.is_held()
+    pub fn uses_sidecar(&self) -> bool {
+        self.redirection.is_sidecar() && self.intent.has_effects()
     }
 
     /// Whether its redirection stands and is left to itself, as on a node that inpod has left: a pod with a sidecar
     /// sends nothing in plain text for that.
-    pub fn is_let_alone(&self) -> bool {
+    pub fn is_detached(&self) -> bool {
         let stands = matches!(self.intent, Intent::Enrolled { .. });
         self.redirection.is_sidecar() && stands && self.netns_id.is_none()
     }
 
     /// Whether anything may be in place that is ours to look after.
-    pub fn is_looked_after(&self) -> bool {
-        self.intent.is_held() && !self.is_let_alone()
+    pub fn is_managed(&self) -> bool {
+        self.intent.has_effects() && !self.is_detached()
     }
 
     /// Whether nobody knows yet where its netns is: it stands for a pod that another agent put into the mesh.
-    pub fn is_unfound(&self) -> bool {
-        matches!(self.intent, Intent::Inherited) && self.netns_id.is_none()
+    pub fn has_unknown_netns(&self) -> bool {
+        matches!(self.intent, Intent::Adopted) && self.netns_id.is_none()
     }
 }
 

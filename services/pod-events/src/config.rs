@@ -232,7 +232,7 @@ impl Config {
             excluded: &self.exclude_namespaces,
             pods_may: self.pods_may(),
             sidecars: self.sidecar_redirection,
-            is_left: false,
+            is_uninstalling: false,
         }
     }
 

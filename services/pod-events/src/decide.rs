@@ -36,7 +36,7 @@ pub struct Policy<'a> {
     /// Whether the traffic of pods with a sidecar is redirected to it.
     pub sidecars: bool,
     /// Whether inpod is being taken off the node: no pod joins then.
-    pub is_left: bool,
+    pub is_uninstalling: bool,
 }
 
 impl Policy<'_> {
@@ -58,7 +58,7 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
     let decided = never(pod, namespace, policy).or_else(|| by_injection(pod, policy));
     let reason = decided.unwrap_or_else(|| by_labels(pod, selected));
-    let reason = if policy.is_left {
+    let reason = if policy.is_uninstalling {
         staying_out(reason)
     } else {
         reason

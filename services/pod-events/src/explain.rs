@@ -43,7 +43,10 @@ pub(crate) fn known(shared: &Shared, registry: &Registry, key: &PodKey) -> Optio
     let pod = shown
         .map(|pod| pod.pod.clone())
         .or_else(|| Some(view.records.last()?.pod.clone()))?;
-    let guessed = view.records.last().is_some_and(|record| record.let_through);
+    let guessed = view
+        .records
+        .last()
+        .is_some_and(|record| record.admitted_unenrolled);
     let unanswered = inventory.namespaces_exist && !inventory.is_complete();
     let decision = match shown {
         Some(pod) => shared.decide(pod),
@@ -95,7 +98,8 @@ impl Known {
     }
 
     fn is_let_through(&self) -> bool {
-        self.current().is_some_and(|record| record.let_through)
+        self.current()
+            .is_some_and(|record| record.admitted_unenrolled)
     }
 
     fn failure(&self) -> Option<types::Failure> {
@@ -191,7 +195,7 @@ fn shown_annotation(known: &Known) -> String {
 pub(crate) fn state(current: Option<&Record>) -> wire::PodState {
     match current.map(|record| &record.intent) {
         None | Some(Intent::Out) => wire::PodState::Out,
-        Some(Intent::Enrolling | Intent::Inherited) => wire::PodState::Enrolling,
+        Some(Intent::Enrolling | Intent::Adopted) => wire::PodState::Enrolling,
         Some(Intent::Enrolled { .. }) => wire::PodState::Enrolled,
         Some(Intent::Announcing | Intent::Leaving { .. } | Intent::Draining { .. }) => {
             wire::PodState::Withdrawing

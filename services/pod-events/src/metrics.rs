@@ -234,7 +234,7 @@ fn watch_pods(registry: &mut Registry, pods: &Pods) {
         failing,
     ));
     let counted = pods.clone();
-    let is_let_through = |pod: &Seen| pod.records.last().is_some_and(|it| it.let_through);
+    let is_let_through = |pod: &Seen| pod.records.last().is_some_and(|it| it.admitted_unenrolled);
     let let_through = move || {
         let counts = counted.count(is_let_through);
         counts.get(&true).copied().unwrap_or_default()

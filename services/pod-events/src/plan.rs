@@ -5,21 +5,21 @@ use std::time::Duration;
 use crate::{boottime::BootInstant, checkpoint::Intent};
 
 /// After this long a sandbox whose end was announced is taken as ended although processes are left in its netns.
-pub const DELETE_BOUND: Duration = Duration::from_secs(60);
+pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A pod that is gone from the source for less than this may be one whose manifest is being replaced.
-pub const GONE_FOR_GOOD: Duration = Duration::from_secs(2);
+pub const GONE_GRACE: Duration = Duration::from_secs(2);
 
 /// What is wanted of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Desired {
     /// In the mesh.
     In {
         /// Whether what it asks of its redirection, and its addresses, are those that were applied.
-        as_applied: bool,
+        in_sync: bool,
     },
     /// Redirected to its sidecar for the life of its sandbox, and not looked after.
-    LetAlone {
+    Detached {
         /// Whether netconfig holds its netns.
         is_claimed: bool,
     },
@@ -50,19 +50,19 @@ pub struct Timing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// All is as it should be.
-    Rest,
+    Idle,
     /// Come back then.
     WaitUntil(BootInstant),
     /// Put everything in place, whatever of it is there already.
     Enroll,
     /// Apply what has changed of the pod's wishes or addresses; it stays in the mesh.
-    Renew,
+    Update,
     /// Leave what is in place where it is, and look after it no more.
-    LetAlone,
+    Detach,
     /// Take back what an unfinished enrollment left.
-    Abandon,
+    Undo,
     /// Have peers told that the pod leaves.
-    StartLeaving,
+    StartWithdrawal,
     /// Come back when peers have been told.
     AwaitAnnouncement,
     /// Give peers time to learn it.
@@ -81,7 +81,7 @@ pub enum Action {
     },
     /// The pod is gone from the source and nobody said that its sandbox ends: forget it once its netns is empty. When
     /// the bound has passed it is taken out of the mesh, and remembered until it has ended.
-    LetGo {
+    GarbageCollect {
         /// Whether the bound has passed.
         overdue: bool,
     },
@@ -89,40 +89,40 @@ pub enum Action {
 
 /// After this long a pod that is gone from the source is taken out of the mesh although its containers run: longer
 /// than the graces that pods are given to end, during which they serve.
-pub const GONE_BOUND: Duration = Duration::from_secs(600);
+pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The next action.
-pub fn next(intent: &Intent, wanted: Wanted, now: BootInstant, timing: Timing) -> Action {
-    let past = |since: BootInstant, wait: Duration| now.since(since) >= wait;
+pub fn next(intent: &Intent, wanted: Desired, now: BootInstant, timing: Timing) -> Action {
+    let elapsed = |since: BootInstant, wait: Duration| now.since(since) >= wait;
     match (intent, wanted) {
         (Intent::Deleting { since }, _) => Action::Delete {
-            overdue: past(*since, DELETE_BOUND),
+            overdue: elapsed(*since, DELETE_TIMEOUT),
         },
-        (_, Wanted::Unknown) => Action::Rest,
-        (_, Wanted::Gone { since }) if !past(since, GONE_FOR_GOOD) => {
-            Action::WaitUntil(since + GONE_FOR_GOOD)
+        (_, Desired::Unknown) => Action::Idle,
+        (_, Desired::Gone { since }) if !elapsed(since, GONE_GRACE) => {
+            Action::WaitUntil(since + GONE_GRACE)
         }
-        (_, Wanted::Gone { since }) => Action::LetGo {
-            overdue: past(since, GONE_BOUND),
+        (_, Desired::Gone { since }) => Action::GarbageCollect {
+            overdue: elapsed(since, GONE_TIMEOUT),
         },
-        (Intent::Enrolled { .. }, Wanted::In { as_applied: true })
-        | (Intent::Enrolled { .. }, Wanted::LetAlone { is_claimed: false })
-        | (Intent::Out, Wanted::Out { .. } | Wanted::LetAlone { .. }) => Action::Rest,
-        (Intent::Enrolled { .. }, Wanted::In { as_applied: false }) => Action::Renew,
-        (_, Wanted::In { .. }) => Action::Enroll,
-        (Intent::Enrolling, Wanted::Out { .. } | Wanted::LetAlone { .. }) => Action::Abandon,
-        (_, Wanted::LetAlone { .. }) => Action::LetAlone,
-        (Intent::Enrolled { .. } | Intent::Inherited, Wanted::Out { .. }) => Action::StartLeaving,
-        (Intent::Announcing, Wanted::Out { is_announced: true }) => Action::AwaitPropagation,
-        (Intent::Announcing, Wanted::Out { .. }) => Action::AwaitAnnouncement,
-        (Intent::Leaving { since }, Wanted::Out { .. }) if past(*since, timing.propagation) => {
+        (Intent::Enrolled { .. }, Desired::In { in_sync: true })
+        | (Intent::Enrolled { .. }, Desired::Detached { is_claimed: false })
+        | (Intent::Out, Desired::Out { .. } | Desired::Detached { .. }) => Action::Idle,
+        (Intent::Enrolled { .. }, Desired::In { in_sync: false }) => Action::Update,
+        (_, Desired::In { .. }) => Action::Enroll,
+        (Intent::Enrolling, Desired::Out { .. } | Desired::Detached { .. }) => Action::Undo,
+        (_, Desired::Detached { .. }) => Action::Detach,
+        (Intent::Enrolled { .. } | Intent::Adopted, Desired::Out { .. }) => Action::StartWithdrawal,
+        (Intent::Announcing, Desired::Out { is_announced: true }) => Action::AwaitPropagation,
+        (Intent::Announcing, Desired::Out { .. }) => Action::AwaitAnnouncement,
+        (Intent::Leaving { since }, Desired::Out { .. }) if elapsed(*since, timing.propagation) => {
             Action::Drain
         }
-        (Intent::Leaving { since }, Wanted::Out { .. }) => {
+        (Intent::Leaving { since }, Desired::Out { .. }) => {
             Action::WaitUntil(*since + timing.propagation)
         }
-        (Intent::Draining { since }, Wanted::Out { .. }) => Action::Finish {
-            overdue: past(*since, timing.grace),
+        (Intent::Draining { since }, Desired::Out { .. }) => Action::Finish {
+            overdue: elapsed(*since, timing.grace),
         },
     }
 }
@@ -136,9 +136,9 @@ mod tests {
         grace: Duration::from_secs(30),
     };
 
-    const IN: Wanted = Wanted::In { as_applied: true };
+    const IN: Desired = Desired::In { in_sync: true };
 
-    const OUT: Wanted = Wanted::Out { is_announced: true };
+    const OUT: Desired = Desired::Out { is_announced: true };
 
     fn at(seconds: u64) -> BootInstant {
         BootInstant::after_boot(Duration::from_secs(1000 + seconds))
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    fn next_at(seconds: u64, intent: &Intent, wanted: Wanted) -> Action {
+    fn next_at(seconds: u64, intent: &Intent, wanted: Desired) -> Action {
         next(intent, wanted, at(seconds), TIMING)
     }
 
@@ -159,7 +159,7 @@ mod tests {
         [
             Intent::Out,
             Intent::Enrolling,
-            Intent::Inherited,
+            Intent::Adopted,
             enrolled(),
             Intent::Announcing,
             Intent::Leaving { since },
@@ -169,16 +169,16 @@ mod tests {
 
     #[test]
     fn what_is_as_wanted_rests() {
-        assert_eq!(next_at(0, &enrolled(), IN), Action::Rest);
-        assert_eq!(next_at(0, &Intent::Out, OUT), Action::Rest);
+        assert_eq!(next_at(0, &enrolled(), IN), Action::Idle);
+        assert_eq!(next_at(0, &Intent::Out, OUT), Action::Idle);
     }
 
     #[test]
     fn where_the_source_cannot_tell_everything_stays() {
         for intent in every_intent() {
             assert_eq!(
-                next_at(100, &intent, Wanted::Unknown),
-                Action::Rest,
+                next_at(100, &intent, Desired::Unknown),
+                Action::Idle,
                 "{intent:?}"
             );
         }
@@ -196,14 +196,17 @@ mod tests {
 
     #[test]
     fn a_withdrawal_announces_then_drains_then_finishes() {
-        assert_eq!(next_at(0, &enrolled(), OUT), Action::StartLeaving);
-        let inherited = next_at(0, &Intent::Inherited, OUT);
-        assert_eq!(inherited, Action::StartLeaving);
-        let untold = Wanted::Out {
+        assert_eq!(next_at(0, &enrolled(), OUT), Action::StartWithdrawal);
+        let inherited = next_at(0, &Intent::Adopted, OUT);
+        assert_eq!(inherited, Action::StartWithdrawal);
+        let unannounced = Desired::Out {
             is_announced: false,
         };
         let announcing = Intent::Announcing;
-        assert_eq!(next_at(99, &announcing, untold), Action::AwaitAnnouncement);
+        assert_eq!(
+            next_at(99, &announcing, unannounced),
+            Action::AwaitAnnouncement
+        );
         assert_eq!(next_at(0, &announcing, OUT), Action::AwaitPropagation);
         let leaving = Intent::Leaving { since: at(0) };
         assert_eq!(next_at(4, &leaving, OUT), Action::WaitUntil(at(5)));
@@ -221,33 +224,33 @@ mod tests {
 
     #[test]
     fn an_enrolled_pod_that_asks_for_something_else_is_changed_where_it_stands() {
-        let changed = Wanted::In { as_applied: false };
-        assert_eq!(next_at(0, &enrolled(), changed), Action::Renew);
+        let changed = Desired::In { in_sync: false };
+        assert_eq!(next_at(0, &enrolled(), changed), Action::Update);
         assert_eq!(next_at(0, &Intent::Enrolling, changed), Action::Enroll);
     }
 
     #[test]
     fn an_unfinished_enrollment_that_is_no_longer_wanted_is_taken_back() {
-        assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Abandon);
+        assert_eq!(next_at(0, &Intent::Enrolling, OUT), Action::Undo);
     }
 
     #[test]
     fn what_is_let_alone_loses_its_claim_once_and_no_rule() {
-        let let_alone = |is_claimed| Wanted::LetAlone { is_claimed };
-        assert_eq!(next_at(0, &enrolled(), let_alone(true)), Action::LetAlone);
-        assert_eq!(next_at(9, &enrolled(), let_alone(false)), Action::Rest);
+        let detached = |is_claimed| Desired::Detached { is_claimed };
+        assert_eq!(next_at(0, &enrolled(), detached(true)), Action::Detach);
+        assert_eq!(next_at(9, &enrolled(), detached(false)), Action::Idle);
         // Nothing of ours is in place of these yet.
-        let found = next_at(0, &Intent::Inherited, let_alone(true));
-        assert_eq!(found, Action::LetAlone);
-        assert_eq!(next_at(0, &Intent::Out, let_alone(false)), Action::Rest);
-        let begun = next_at(0, &Intent::Enrolling, let_alone(true));
-        assert_eq!(begun, Action::Abandon);
+        let found = next_at(0, &Intent::Adopted, detached(true));
+        assert_eq!(found, Action::Detach);
+        assert_eq!(next_at(0, &Intent::Out, detached(false)), Action::Idle);
+        let begun = next_at(0, &Intent::Enrolling, detached(true));
+        assert_eq!(begun, Action::Undo);
     }
 
     #[test]
     fn an_announced_end_stands_whatever_is_wanted() {
         let deleting = Intent::Deleting { since: at(0) };
-        for wanted in [IN, OUT, Wanted::Unknown, Wanted::Gone { since: at(0) }] {
+        for wanted in [IN, OUT, Desired::Unknown, Desired::Gone { since: at(0) }] {
             assert_eq!(
                 next_at(59, &deleting, wanted),
                 Action::Delete { overdue: false }
@@ -261,15 +264,21 @@ mod tests {
 
     #[test]
     fn a_pod_that_is_gone_for_a_moment_may_come_back_and_one_that_stays_away_is_let_go() {
-        let gone = Wanted::Gone { since: at(0) };
+        let gone = Desired::Gone { since: at(0) };
         for intent in every_intent() {
             assert_eq!(next_at(1, &intent, gone), Action::WaitUntil(at(2)));
-            assert_eq!(next_at(2, &intent, gone), Action::LetGo { overdue: false });
+            assert_eq!(
+                next_at(2, &intent, gone),
+                Action::GarbageCollect { overdue: false }
+            );
             assert_eq!(
                 next_at(599, &intent, gone),
-                Action::LetGo { overdue: false }
+                Action::GarbageCollect { overdue: false }
             );
-            assert_eq!(next_at(600, &intent, gone), Action::LetGo { overdue: true });
+            assert_eq!(
+                next_at(600, &intent, gone),
+                Action::GarbageCollect { overdue: true }
+            );
         }
     }
 }

@@ -336,8 +336,8 @@ impl Registry {
         }
         let served = current
             .into_values()
-            .filter(|record| record.intent.is_held() && !record.redirection.is_sidecar())
-            .filter(|record| record.netns_id.is_some() || record.is_unfound());
+            .filter(|record| record.intent.has_effects() && !record.redirection.is_sidecar())
+            .filter(|record| record.netns_id.is_some() || record.has_unknown_netns());
         Ok((
             revision,
             served.map(|record| workload_of(&record)).collect(),

@@ -23,7 +23,7 @@ pub enum Resolved {
     /// The pod, and what it should be.
     Pod(Pod, Decision),
     /// Nobody can tell, and the pod may start all the same.
-    LetThrough {
+    AdmittedUnenrolled {
         /// The pod, as far as anybody said.
         pod: Pod,
         /// Why nobody can tell.
@@ -66,7 +66,7 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
             Err(Failure::new(Reason::PodOtherNode, message).at_field("pod"))
         }
         Learnt::Unanswered(why) => decided(&shared.source.inventory())
-            .map_or_else(|| let_through(shared, key, call, why), Ok),
+            .map_or_else(|| admit_unenrolled(shared, key, call, why), Ok),
     }
 }
 
@@ -75,7 +75,7 @@ impl Resolved {
     pub fn enrollment(&self) -> Enrollment {
         match self {
             Self::Pod(_, decision) => decision.enrollment,
-            Self::LetThrough { .. } => Enrollment::Unknown,
+            Self::AdmittedUnenrolled { .. } => Enrollment::Unknown,
         }
     }
 
@@ -85,7 +85,7 @@ impl Resolved {
             Self::Pod(pod, decision) if decision.enrollment == Enrollment::Ambient => {
                 is_permission_known(inventory, pod, pods_may)
             }
-            Self::Pod(..) | Self::LetThrough { .. } => true,
+            Self::Pod(..) | Self::AdmittedUnenrolled { .. } => true,
         }
     }
 }
@@ -132,7 +132,7 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
 }
 
 /// What becomes of a pod of which nobody can tell whether it is to be in the mesh.
-fn let_through(
+fn admit_unenrolled(
     shared: &Shared,
     key: &PodKey,
     call: &AddCall,
@@ -152,7 +152,7 @@ fn let_through(
     }
     let shown = meant(&inventory, key, call.uid.as_ref()).cloned();
     let pod = shown.map_or_else(|| guess(key, call), Ok)?;
-    Ok(Resolved::LetThrough { pod, why })
+    Ok(Resolved::AdmittedUnenrolled { pod, why })
 }
 
 /// A pod of which nothing but its name is known.

@@ -139,7 +139,7 @@ impl Shared {
     /// Who joins the mesh.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
-            is_left: self.leaving.is(Leave::Uninstall),
+            is_uninstalling: self.leaving.is(Leave::Uninstall),
             ..self.config.policy()
         }
     }
@@ -366,6 +366,6 @@ impl Task {
     fn index_of(&self, sandbox: &SandboxRef) -> Option<usize> {
         self.records
             .iter()
-            .position(|record| record.is_meant_by(sandbox))
+            .position(|record| record.matches_request(sandbox))
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn record(container_id: &str) -> Record {
         revision: Revision(1),
         intent: Intent::Out,
         runtime_uid: None,
-        let_through: false,
+        admitted_unenrolled: false,
         redirection: Redirection::default(),
     }
 }

@@ -166,19 +166,19 @@ impl Departure {
     /// Pods that are neither in the mesh nor out of it.
     fn on_their_way(&self) -> Result<(), String> {
         let records = self.registry.records().into_iter();
-        let count = records.filter(|record| !record.intent.rests()).count();
+        let count = records.filter(|record| !record.intent.is_stable()).count();
         nothing(count, "pods are on their way into the mesh or out of it")
     }
 
     fn in_mesh(&self) -> usize {
         let records = self.registry.records().into_iter();
-        records.filter(Record::is_looked_after).count()
+        records.filter(Record::is_managed).count()
     }
 
     /// Pods with a sidecar whose redirection stays.
     fn let_alone(&self) -> usize {
         let records = self.registry.records().into_iter();
-        records.filter(Record::is_let_alone).count()
+        records.filter(Record::is_detached).count()
     }
 
     /// Whether no pod is in the mesh, peers have been told, and the plugin knows it.

@@ -107,7 +107,7 @@ impl Enrolled {
             // What pods may ask for decides on no enrollment.
             pods_may: Permissions::default(),
             sidecars: self.sidecars,
-            is_left: false,
+            is_uninstalling: false,
         };
         let joins = |pod: &Pod| {
             let decided = decide_from(&self.seen, pod, &policy).enrollment;
@@ -190,7 +190,7 @@ mod tests {
             excluded: &excluded,
             pods_may: Permissions::default(),
             sidecars: true,
-            is_left: false,
+            is_uninstalling: false,
         })
     }
 

@@ -126,7 +126,7 @@ pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, Parse
         revision: Revision(file.revision),
         intent: file.intent.into(),
         runtime_uid: file.runtime_uid.map(|uid| uid.parse()).transpose()?,
-        let_through: file.let_through,
+        admitted_unenrolled: file.let_through,
         redirection: match file.sidecar {
             Some(sidecar) => Redirection::Sidecar(sidecar),
             None => Redirection::Ambient(file.wishes),
@@ -169,7 +169,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         revision: record.revision.0,
         intent: (&record.intent).into(),
         runtime_uid: record.runtime_uid.as_ref().map(ToString::to_string),
-        let_through: record.let_through,
+        let_through: record.admitted_unenrolled,
         wishes,
         sidecar,
     };
@@ -183,7 +183,7 @@ impl From<FileIntent> for Intent {
         match intent {
             FileIntent::Out => Self::Out,
             FileIntent::Enrolling => Self::Enrolling,
-            FileIntent::Inherited => Self::Inherited,
+            FileIntent::Inherited => Self::Adopted,
             FileIntent::Enrolled { fingerprint } => Self::Enrolled { fingerprint },
             FileIntent::Announcing => Self::Announcing,
             FileIntent::Leaving { since_ms } => Self::Leaving {
@@ -206,7 +206,7 @@ impl From<&Intent> for FileIntent {
         match intent {
             Intent::Out => Self::Out,
             Intent::Enrolling => Self::Enrolling,
-            Intent::Inherited => Self::Inherited,
+            Intent::Adopted => Self::Inherited,
             Intent::Enrolled { fingerprint } => Self::Enrolled {
                 fingerprint: fingerprint.clone(),
             },

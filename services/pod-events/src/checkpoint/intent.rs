@@ -9,7 +9,7 @@ pub enum Intent {
     Enrolling,
     /// In the mesh by another agent's doing, as far as is known: its rules and ztunnel's listeners may be in place, and
     /// are to stay until they are replaced or taken away in order.
-    Inherited,
+    Adopted,
     /// Everything is in place.
     Enrolled {
         /// The fingerprint of the rules.
@@ -42,7 +42,7 @@ impl Intent {
             Self::Enrolled { fingerprint } => Some(fingerprint),
             Self::Out
             | Self::Enrolling
-            | Self::Inherited
+            | Self::Adopted
             | Self::Announcing
             | Self::Leaving { .. }
             | Self::Draining { .. }
@@ -59,20 +59,20 @@ impl Intent {
     }
 
     /// Whether it is where it would stay if nothing changed.
-    pub fn rests(&self) -> bool {
-        matches!(self, Self::Out | Self::Enrolled { .. } | Self::Inherited)
+    pub fn is_stable(&self) -> bool {
+        matches!(self, Self::Out | Self::Enrolled { .. } | Self::Adopted)
     }
 
     /// Whether anything may be in place.
-    pub fn is_held(&self) -> bool {
+    pub fn has_effects(&self) -> bool {
         !matches!(self, Self::Out)
     }
 
     /// Whether the pod was in the mesh, and may have connections that must not be cut by a failure.
-    pub fn has_stood(&self) -> bool {
+    pub fn was_in_mesh(&self) -> bool {
         matches!(
             self,
-            Self::Inherited
+            Self::Adopted
                 | Self::Enrolled { .. }
                 | Self::Announcing
                 | Self::Leaving { .. }

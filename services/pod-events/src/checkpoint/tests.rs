@@ -18,7 +18,7 @@ fn what_was_written_is_read_back() {
     let intents = [
         Intent::Out,
         Intent::Enrolling,
-        Intent::Inherited,
+        Intent::Adopted,
         Intent::Enrolled {
             fingerprint: "f".into(),
         },
@@ -58,7 +58,7 @@ fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_st
 fn what_was_let_through_what_a_runtime_calls_it_and_what_it_asks_for_is_read_back() {
     let (_dir, checkpoint) = checkpoint();
     let record = Record {
-        let_through: true,
+        admitted_unenrolled: true,
         runtime_uid: Some("h1".parse().unwrap()),
         redirection: Redirection::Ambient(Wishes {
             dns_capture: Some(false),
@@ -126,9 +126,9 @@ fn a_sidecars_redirection_is_let_alone_where_it_stands_without_a_claim() {
         fingerprint: "f".into(),
     };
     let to_sidecar = || Redirection::Sidecar(Box::new(sidecar()));
-    assert!(of(to_sidecar(), enrolled()).is_let_alone());
-    assert!(!of(to_sidecar(), Intent::Inherited).is_let_alone());
-    assert!(!of(Redirection::default(), enrolled()).is_let_alone());
+    assert!(of(to_sidecar(), enrolled()).is_detached());
+    assert!(!of(to_sidecar(), Intent::Adopted).is_detached());
+    assert!(!of(Redirection::default(), enrolled()).is_detached());
     let claimed = Record {
         netns_id: Some(NetnsId {
             device: 4,
@@ -137,7 +137,7 @@ fn a_sidecars_redirection_is_let_alone_where_it_stands_without_a_claim() {
         }),
         ..of(to_sidecar(), enrolled())
     };
-    assert!(claimed.is_looked_after() && !claimed.is_let_alone());
+    assert!(claimed.is_managed() && !claimed.is_detached());
 }
 
 #[test]
@@ -149,20 +149,20 @@ fn a_record_is_of_the_pod_of_its_uid_its_hash_or_where_there_was_none_its_name()
         pod
     };
     let plain = record("c1");
-    assert!(plain.is_of(&of("uid-of-web", None)) && !plain.is_of(&of("another", None)));
+    assert!(plain.belongs_to(&of("uid-of-web", None)) && !plain.belongs_to(&of("another", None)));
     let static_pod = Record {
         runtime_uid: Some("h1".parse().unwrap()),
         ..record("c1")
     };
-    assert!(static_pod.is_of(&of("made-anew", Some("h1"))));
-    assert!(!static_pod.is_of(&of("made-anew", Some("h2"))));
+    assert!(static_pod.belongs_to(&of("made-anew", Some("h1"))));
+    assert!(!static_pod.belongs_to(&of("made-anew", Some("h2"))));
     let mut unnamed = Record {
-        let_through: true,
+        admitted_unenrolled: true,
         ..record("c1")
     };
-    assert!(!unnamed.is_of(&of("another", None)));
+    assert!(!unnamed.belongs_to(&of("another", None)));
     unnamed.pod.uid = "c1".parse().unwrap();
-    assert!(unnamed.is_of(&of("another", None)));
+    assert!(unnamed.belongs_to(&of("another", None)));
 }
 
 #[test]

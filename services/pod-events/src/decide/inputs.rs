@@ -27,7 +27,7 @@ pub(super) fn of(
         inputs.push((setting, policy.sidecars.to_string()));
         inputs.extend(injection.inputs());
     }
-    if policy.is_left {
+    if policy.is_uninstalling {
         inputs.push(("node is left".to_owned(), "true".to_owned()));
     }
     inputs.extend(permissions(pod, namespace, is_known, policy));
@@ -139,7 +139,7 @@ mod tests {
             excluded: &[],
             pods_may: Permissions::of("keep-existing"),
             sidecars: true,
-            is_left: false,
+            is_uninstalling: false,
         };
         decide(&pod, &namespace, is_known, &policy).inputs
     }

@@ -13,7 +13,7 @@ fn decided(pod: &Pod, namespace: &Namespace, selectors: &Selectors) -> Decision 
         excluded: &["kube-system".parse().unwrap()],
         pods_may: Permissions::default(),
         sidecars: true,
-        is_left: false,
+        is_uninstalling: false,
     };
     decide(pod, namespace, true, &policy)
 }
@@ -65,7 +65,7 @@ fn nobody_joins_a_node_that_is_left_and_who_would_not_have_joined_keeps_the_reas
             excluded: &[],
             pods_may: Permissions::default(),
             sidecars: true,
-            is_left: true,
+            is_uninstalling: true,
         };
         let decision = decide(pod, &namespace("shop"), is_known, &policy);
         (decision.enrollment, decision.reason)
@@ -94,13 +94,13 @@ fn a_pod_with_a_sidecar_is_redirected_to_it_and_never_ambient() {
     let ambient = |shown: &mut serde_json::Value| {
         shown["metadata"]["labels"] = serde_json::json!({ keys::DATAPLANE_MODE: "ambient" });
     };
-    let of = |pod: &Pod, sidecars, is_left| {
+    let of = |pod: &Pod, sidecars, is_uninstalling| {
         let policy = Policy {
             selectors: &istio(),
             excluded: &["kube-system".parse().unwrap()],
             pods_may: Permissions::default(),
             sidecars,
-            is_left,
+            is_uninstalling,
         };
         // Its namespace need not be known.
         let decision = decide(pod, &namespace("shop"), false, &policy);
@@ -213,7 +213,7 @@ fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would
             excluded,
             pods_may: Permissions::default(),
             sidecars: true,
-            is_left: false,
+            is_uninstalling: false,
         };
         decide_from(inventory, pod, &policy).enrollment
     };

@@ -14,7 +14,7 @@ pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<Strin
     let Some(record) = known.current() else {
         return missing(known).into_iter().collect();
     };
-    if record.let_through {
+    if record.admitted_unenrolled {
         let why = "It was let through without a decision: none of its traffic is captured.";
         return vec![why.to_owned()];
     }
@@ -29,7 +29,7 @@ pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<Strin
         standing(known, record),
         (in_place && differ).then(|| "Its rules are not the ones that belong there.".to_owned()),
         // netconfig counts what goes past ztunnel.
-        (record.intent.is_held() && !record.is_sidecars() && flows > 0).then(|| direct(flows)),
+        (record.intent.has_effects() && !record.uses_sidecar() && flows > 0).then(|| direct(flows)),
     ];
     all.extend(seen.into_iter().flatten());
     all
@@ -37,7 +37,7 @@ pub(super) fn sentences(known: &Known, rules: Option<&RulesReport>) -> Vec<Strin
 
 /// What the pod asked for and was given.
 fn granted(record: &Record) -> Vec<String> {
-    if !record.intent.is_held() {
+    if !record.intent.has_effects() {
         return Vec::new();
     }
     let wishes = match &record.redirection {
@@ -77,12 +77,12 @@ fn missing(known: &Known) -> Option<String> {
 fn standing(known: &Known, record: &Record) -> Option<String> {
     let wanted = is_wanted(known);
     // What another agent has put in place for a sidecar is not known.
-    let is_found = matches!(record.intent, Intent::Inherited) && record.redirection.is_sidecar();
+    let is_found = matches!(record.intent, Intent::Adopted) && record.redirection.is_sidecar();
     let sentence = match record.intent {
-        Intent::Enrolled { .. } if record.is_let_alone() => {
+        Intent::Enrolled { .. } if record.is_detached() => {
             "It stays redirected to its sidecar, and nobody looks after that."
         }
-        Intent::Inherited if is_found && wanted => {
+        Intent::Adopted if is_found && wanted => {
             "It should be in the mesh and is not yet: its traffic may not be captured."
         }
         Intent::Out | Intent::Enrolling if wanted => {
@@ -96,7 +96,7 @@ fn standing(known: &Known, record: &Record) -> Option<String> {
         }
         Intent::Out
         | Intent::Enrolling
-        | Intent::Inherited
+        | Intent::Adopted
         | Intent::Enrolled { .. }
         | Intent::Announcing
         | Intent::Deleting { .. } => return None,
@@ -216,8 +216,8 @@ mod tests {
     #[test]
     fn each_way_around_ztunnel_has_its_sentence() {
         let since = BootInstant::BOOT;
-        let let_through = vec![Record {
-            let_through: true,
+        let admitted_unenrolled = vec![Record {
+            admitted_unenrolled: true,
             ..record("c1")
         }];
         let ingress = vec![Record {
@@ -229,7 +229,7 @@ mod tests {
             ..record("c1")
         }];
         for (enrollment, records, said) in [
-            (Enrollment::Unknown, let_through, "let through"),
+            (Enrollment::Unknown, admitted_unenrolled, "let through"),
             (Enrollment::Ambient, ingress, keys::BYPASS_INBOUND_CAPTURE),
             (
                 Enrollment::None,

@@ -18,27 +18,27 @@ pub(super) fn words(view: &View) -> &'static str {
 fn step(current: &Record, action: Option<Action>) -> &'static str {
     match action {
         None => "claim its netns again, and mend what is in it",
-        Some(Action::Enroll | Action::StartLeaving | Action::LetGo { .. })
-            if current.is_unfound() =>
+        Some(Action::Enroll | Action::StartWithdrawal | Action::GarbageCollect { .. })
+            if current.has_unknown_netns() =>
         {
             "look for its netns among the node's processes"
         }
-        Some(Action::Rest) => "forget an earlier sandbox of the pod",
+        Some(Action::Idle) => "forget an earlier sandbox of the pod",
         Some(Action::WaitUntil(_)) => match current.intent {
             Intent::Leaving { .. } => "let its new connections go direct",
             Intent::Out
             | Intent::Enrolling
-            | Intent::Inherited
+            | Intent::Adopted
             | Intent::Enrolled { .. }
             | Intent::Announcing
             | Intent::Draining { .. }
             | Intent::Deleting { .. } => "see whether the pod is gone for good",
         },
         Some(Action::Enroll) => "enroll it",
-        Some(Action::LetAlone) => "let its netns go; its sidecar's redirection stays",
-        Some(Action::Abandon) => "take back what an unfinished enrollment left",
-        Some(Action::Renew) => "apply what changed of its annotations or addresses",
-        Some(Action::StartLeaving) => "tell its peers that it leaves the mesh",
+        Some(Action::Detach) => "let its netns go; its sidecar's redirection stays",
+        Some(Action::Undo) => "take back what an unfinished enrollment left",
+        Some(Action::Update) => "apply what changed of its annotations or addresses",
+        Some(Action::StartWithdrawal) => "tell its peers that it leaves the mesh",
         Some(Action::AwaitAnnouncement | Action::AwaitPropagation) => {
             "see whether its peers were told that it leaves"
         }
@@ -49,7 +49,7 @@ fn step(current: &Record, action: Option<Action>) -> &'static str {
         Some(Action::Delete { .. }) => {
             "forget its sandbox, once only the sandbox's own process is in it or 60 s are over"
         }
-        Some(Action::LetGo { .. }) => "forget its sandbox, once no process is in it",
+        Some(Action::GarbageCollect { .. }) => "forget its sandbox, once no process is in it",
     }
 }
 
@@ -91,7 +91,7 @@ mod tests {
                 "claim its netns again, and mend what is in it",
             ),
             (
-                Intent::Inherited,
+                Intent::Adopted,
                 Some(Action::Enroll),
                 "look for its netns among the node's processes",
             ),

@@ -66,8 +66,8 @@ impl<'a> Standing<'a> {
         taken_over: bool,
     ) -> Self {
         let records = view.map(|view| view.records.as_slice()).unwrap_or_default();
-        let record = records.iter().rev().find(|record| record.is_of(pod));
-        let is_last = records.last().is_none_or(|last| last.is_of(pod));
+        let record = records.iter().rev().find(|record| record.belongs_to(pod));
+        let is_last = records.last().is_none_or(|last| last.belongs_to(pod));
         let failure = view.and_then(|view| view.failure.as_ref());
         Self {
             pod,
@@ -95,7 +95,7 @@ impl<'a> Standing<'a> {
         if self.pod.terminal {
             return Some(Mark::Absent);
         }
-        if record.is_sidecars() {
+        if record.uses_sidecar() {
             // Peers speak to its proxy, and to no ztunnel.
             return (!self.pod.is_terminating).then_some(Mark::Absent);
         }
@@ -113,7 +113,7 @@ impl<'a> Standing<'a> {
             // It serves to its end.
             _ if self.pod.is_terminating => None,
             Intent::Enrolled { .. } => Some(Mark::Enabled),
-            Intent::Inherited | Intent::Deleting { .. } => None,
+            Intent::Adopted | Intent::Deleting { .. } => None,
             Intent::Out | Intent::Enrolling if was_refused => Some(Mark::Pending),
             Intent::Out => self.wish_outside(),
             Intent::Enrolling => None,
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn what_another_agent_did_and_what_ends_stays_as_it_is() {
         let since = BootInstant::now();
-        for intent in [Intent::Inherited, Intent::Deleting { since }] {
+        for intent in [Intent::Adopted, Intent::Deleting { since }] {
             assert_eq!(standing(intent).wish(), None);
         }
         assert_eq!(standing(enrolled()).terminating().wish(), None);

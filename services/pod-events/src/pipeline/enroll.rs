@@ -121,7 +121,7 @@ impl Pipeline {
         let broker = self.broker_for(record.redirection.enrollment())?;
         let mut begun = record.clone();
         begun.revision = self.revisions.next();
-        if !begun.intent.has_stood() {
+        if !begun.intent.was_in_mesh() {
             begun.intent = Intent::Enrolling;
         }
         self.checkpoint.write(&begun)?;

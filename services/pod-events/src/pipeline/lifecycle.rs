@@ -71,7 +71,7 @@ impl Pipeline {
     ///
     /// When one of the services could not be told.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
-        if record.intent.is_held() || record.netns_id.is_some() {
+        if record.intent.has_effects() || record.netns_id.is_some() {
             let workload = self.remove_workload(record, deadline_in(2));
             let claim = self.clients.release(&record.sandbox, deadline_in(2));
             let (workload, claim) = tokio::join!(workload, claim);
@@ -106,7 +106,7 @@ impl Pipeline {
                 }
             }
             claimed => {
-                let was_detached = record.is_let_alone();
+                let was_detached = record.is_detached();
                 record.netns_id = Some(claimed?.id);
                 if was_detached {
                     self.checkpoint.write(record)?;

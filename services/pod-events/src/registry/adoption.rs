@@ -42,7 +42,7 @@ impl Registry {
         }
         if pods > 0 {
             let records = self.records();
-            let unfound = records.iter().filter(|it| it.is_unfound()).count();
+            let unfound = records.iter().filter(|it| it.has_unknown_netns()).count();
             tracing::info!(pods, unfound, "Took over the pods that ran before");
         }
         Ok(())
@@ -74,5 +74,5 @@ fn may_be_in(shared: &Shared, pod: &Pod) -> bool {
 }
 
 fn is_new(records: &[Record], pod: &Pod) -> bool {
-    !records.iter().any(|record| record.is_of(pod))
+    !records.iter().any(|record| record.belongs_to(pod))
 }

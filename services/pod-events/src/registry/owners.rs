@@ -10,7 +10,7 @@ use inpod_types::{ContainerId, SandboxRef};
 use crate::{checkpoint::Record, source::PodKey};
 
 /// The pods by the containers of their sandboxes. By containers, as a record may be meant by another network's verb
-/// too (see [`Record::is_meant_by`]), but never by another container's.
+/// too (see [`Record::matches_request`]), but never by another container's.
 #[derive(Debug, Default)]
 pub struct Owners(Mutex<BTreeMap<ContainerId, BTreeSet<PodKey>>>);
 

@@ -15,7 +15,7 @@ impl Registry {
             let view = handle.view.lock().unwrap_or_else(PoisonError::into_inner);
             view.records
                 .iter()
-                .any(|record| record.is_meant_by(sandbox))
+                .any(|record| record.matches_request(sandbox))
         };
         let mut pods = self.shared.owners.of(sandbox).into_iter();
         pods.find(|key| tasks.running.get(key).is_some_and(holds))
@@ -25,7 +25,7 @@ impl Registry {
     pub fn record(&self, sandbox: &SandboxRef) -> Option<Record> {
         let view = self.view(&self.owner(sandbox)?)?;
         let mut records = view.records.into_iter();
-        records.find(|record| record.is_meant_by(sandbox))
+        records.find(|record| record.matches_request(sandbox))
     }
 
     /// Every record.

@@ -60,7 +60,7 @@ mod tests {
     async fn without_task(directory: &std::path::Path) -> Registry {
         let shared = shared(directory).await;
         let known = crate::checkpoint::Record {
-            intent: Intent::Inherited,
+            intent: Intent::Adopted,
             ..record("a")
         };
         shared.pipeline.checkpoint.write(&known).unwrap();

@@ -109,6 +109,6 @@ impl Registry {
 impl Handle {
     fn is_held(&self) -> bool {
         let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        view.records.iter().any(Record::is_looked_after)
+        view.records.iter().any(Record::is_managed)
     }
 }

@@ -180,7 +180,7 @@ impl Server {
             let message = "the caller's time was over before it was this pod's turn";
             return Err(Failure::new(Reason::DeadlineExceeded, message));
         }
-        match known.current().filter(|record| !record.is_unfound()) {
+        match known.current().filter(|record| !record.has_unknown_netns()) {
             Some(record) => self.clients().sockets(record, deadline).await,
             None => {
                 let netns = self

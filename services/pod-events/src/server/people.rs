@@ -92,7 +92,7 @@ impl Server {
 
     async fn see(&self, record: &Record) -> Seen {
         let deadline = Instant::now() + LOOK;
-        if record.is_let_alone() {
+        if record.is_detached() {
             return Seen::default();
         }
         if record.netns_id.is_none() {

@@ -122,7 +122,7 @@ impl Server {
             )
         };
         let record = self.registry.record(sandbox).ok_or_else(unknown)?;
-        if !matches!(record.intent, Intent::Enrolled { .. }) || record.is_let_alone() {
+        if !matches!(record.intent, Intent::Enrolled { .. }) || record.is_detached() {
             return Ok(Enrollment::None);
         }
         let deadline = Instant::now() + LOOK;

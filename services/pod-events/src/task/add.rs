@@ -51,7 +51,9 @@ impl Task {
     ) -> Result<Added, Failure> {
         let (pod, decision) = match resolved {
             Resolved::Pod(pod, decision) => (pod, decision),
-            Resolved::LetThrough { pod, why } => return self.let_through(&call, &pod, why).await,
+            Resolved::AdmittedUnenrolled { pod, why } => {
+                return self.admit_unenrolled(&call, &pod, why).await;
+            }
         };
         let added = Added {
             enrollment: decision.enrollment,
@@ -110,7 +112,7 @@ impl Task {
 
     /// Writes down a sandbox of which nobody can tell whether it is to be in the mesh. When that is known it is enrolled
     /// like any other that is outside and wanted.
-    async fn let_through(
+    async fn admit_unenrolled(
         &mut self,
         call: &AddCall,
         pod: &Pod,
@@ -125,7 +127,7 @@ impl Task {
             return Ok(added);
         }
         let record = Record {
-            let_through: true,
+            admitted_unenrolled: true,
             ..self.fresh(call, pod)
         };
         self.adopt(call, record).await?;
@@ -134,7 +136,11 @@ impl Task {
             .note(format!("sandbox {} let through: {why}", call.sandbox));
         self.look_now().await;
         // Told until it is known better.
-        if self.records.last().is_some_and(|record| record.let_through) {
+        if self
+            .records
+            .last()
+            .is_some_and(|record| record.admitted_unenrolled)
+        {
             self.failure = Some(Failure::new(Reason::SourceUnavailable, why));
         }
         Ok(added)
@@ -143,17 +149,24 @@ impl Task {
     /// A pod that was let through gets its names as soon as the source shows it.
     pub(super) fn recognise(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
-        let Some(record) = self.records.last_mut().filter(|known| known.let_through) else {
+        let Some(record) = self
+            .records
+            .last_mut()
+            .filter(|known| known.admitted_unenrolled)
+        else {
             return Ok(());
         };
-        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
+        let Some(pod) = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod))
+        else {
             return Ok(());
         };
         let known = Record {
             pod: pod.pod.clone(),
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
-            let_through: false,
+            admitted_unenrolled: false,
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             ..record.clone()
         };
@@ -195,7 +208,7 @@ impl Task {
         };
         self.shared.pipeline.checkpoint.write(&record)?;
         self.records.retain(|known| known.sandbox != record.sandbox);
-        if self.records.iter().any(Record::is_unfound) {
+        if self.records.iter().any(Record::has_unknown_netns) {
             // It goes when this one stands.
             self.wake_in(POLL);
         }
@@ -211,7 +224,7 @@ impl Task {
             pod: pod.pod.clone(),
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
-            let_through: false,
+            admitted_unenrolled: false,
             // An enrollment looks again.
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             netns: call.netns.clone(),
@@ -226,7 +239,7 @@ impl Task {
         let pipeline = &self.shared.pipeline;
         let another = known.netns != call.netns;
         if another
-            && known.intent.is_held()
+            && known.intent.has_effects()
             && pipeline.netns_state(known).await? == NetnsState::InUse
         {
             let message = format!(
@@ -274,7 +287,7 @@ impl Task {
                 };
                 self.shared.pipeline.checkpoint.write(record)?;
                 self.wake_in(POLL);
-            } else if !record.intent.is_held() {
+            } else if !record.intent.has_effects() {
                 let forgotten = self.shared.pipeline.checkpoint.remove(&record.sandbox);
                 failure
                     .undo_failures
@@ -289,16 +302,16 @@ impl Task {
 
 /// A record that goes on, with the names that are known now; a guess takes the place of none.
 fn named_by(known: Record, fresh: Record) -> Record {
-    if fresh.let_through && !known.let_through {
+    if fresh.admitted_unenrolled && !known.admitted_unenrolled {
         return known;
     }
     Record {
         pod: fresh.pod,
         service_account: fresh.service_account,
         runtime_uid: fresh.runtime_uid,
-        let_through: fresh.let_through,
+        admitted_unenrolled: fresh.admitted_unenrolled,
         // What was applied, as long as it stands.
-        redirection: if known.intent.has_stood() {
+        redirection: if known.intent.was_in_mesh() {
             known.redirection
         } else {
             fresh.redirection

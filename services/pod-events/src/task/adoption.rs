@@ -25,7 +25,7 @@ impl Task {
         let Some(pod) = inventory.pod(&self.key) else {
             return Ok(());
         };
-        if self.records.iter().any(|record| record.is_of(pod)) {
+        if self.records.iter().any(|record| record.belongs_to(pod)) {
             return Ok(());
         }
         let pipeline = &self.shared.pipeline;
@@ -38,7 +38,7 @@ impl Task {
         self.failure = found.as_ref().err().cloned();
         let record = found.unwrap_or(unfound);
         pipeline.checkpoint.write(&record)?;
-        let known = if record.is_unfound() {
+        let known = if record.has_unknown_netns() {
             "is not known yet"
         } else {
             "was found"
@@ -55,9 +55,9 @@ impl Task {
     pub(super) fn has_to_be_found(&self, action: Action) -> bool {
         let acts = matches!(
             action,
-            Action::Enroll | Action::StartLeaving | Action::LetGo { .. }
+            Action::Enroll | Action::StartWithdrawal | Action::GarbageCollect { .. }
         );
-        acts && self.records.last().is_some_and(Record::is_unfound)
+        acts && self.records.last().is_some_and(Record::has_unknown_netns)
     }
 
     /// Looks once more for the netns of the current sandbox, which goes on as the sandbox that is found. A pod that is
@@ -67,11 +67,14 @@ impl Task {
         let Some(record) = self.records.last_mut() else {
             return Ok(Step::Rest);
         };
-        let pod = inventory.pod(&self.key).filter(|pod| record.is_of(pod));
+        let pod = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod));
         if let Some(pod) = pod {
             record.addresses.clone_from(&pod.addresses);
         }
-        let ended = matches!(action, Action::LetGo { .. }) || pod.is_some_and(|pod| pod.terminal);
+        let ended =
+            matches!(action, Action::GarbageCollect { .. }) || pod.is_some_and(|pod| pod.terminal);
         let pipeline = &self.shared.pipeline;
         let found = match pipeline.find(record, deadline_in(SEARCH)).await {
             Err(failure) if failure.reason == Reason::NetnsNotFound && ended => {
@@ -103,9 +106,9 @@ pub(crate) fn unfound(pod: &Pod) -> Result<Record, Failure> {
         netns_id: None,
         addresses: pod.addresses.clone(),
         revision: inpod_types::Revision::default(),
-        intent: Intent::Inherited,
+        intent: Intent::Adopted,
         runtime_uid: pod.runtime_uid.clone(),
-        let_through: false,
+        admitted_unenrolled: false,
         redirection: Redirection::default(),
     })
 }

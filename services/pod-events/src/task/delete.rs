@@ -26,7 +26,7 @@ impl Task {
         };
         let pipeline = &self.shared.pipeline;
         if let Some(record) = self.records.get_mut(index) {
-            if !record.intent.is_held()
+            if !record.intent.has_effects()
                 && record.netns_id.is_none()
                 && pipeline.forget(record).await.is_ok()
             {
@@ -80,7 +80,7 @@ impl Task {
         if pipeline.netns_state(record).await? == NetnsState::InUse {
             let shown = inventory
                 .pod(&self.key)
-                .is_some_and(|pod| record.is_of(pod) && !pod.terminal);
+                .is_some_and(|pod| record.belongs_to(pod) && !pod.terminal);
             if !overdue || shown {
                 return Ok(Step::Wait(POLL));
             }
@@ -102,7 +102,7 @@ impl Task {
         ) {
             return self.forget_current().await;
         }
-        if !record.intent.is_held() {
+        if !record.intent.has_effects() {
             return Ok(Step::Wait(LET_GO_POLL));
         }
         if overdue {
@@ -135,7 +135,7 @@ impl Task {
         let mut kept = Vec::new();
         for record in std::mem::take(&mut self.records) {
             let is_ending = matches!(record.intent, Intent::Deleting { .. });
-            let stays = if record.is_unfound() {
+            let stays = if record.has_unknown_netns() {
                 !settled
             } else {
                 !is_ending && !self.is_over(&record).await
@@ -156,14 +156,16 @@ impl Task {
     /// looked at again.
     async fn is_over(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
-        let successor = inventory.pod(&self.key).filter(|pod| !record.is_of(pod));
-        if successor.is_none() || record.let_through {
+        let successor = inventory
+            .pod(&self.key)
+            .filter(|pod| !record.belongs_to(pod));
+        if successor.is_none() || record.admitted_unenrolled {
             return false;
         }
         let life = self.shared.pipeline.netns_state(record).await;
         let is_over = matches!(life, Ok(NetnsState::Gone | NetnsState::Empty));
         if !is_over {
-            let held = record.intent.is_held();
+            let held = record.intent.has_effects();
             self.wake_in(if held { POLL } else { LET_GO_POLL });
         }
         is_over
@@ -175,7 +177,7 @@ impl Task {
         let is_meant = |index: &usize| {
             self.records
                 .get(*index)
-                .is_some_and(|record| record.netns_id == Some(netns) && record.intent.is_held())
+                .is_some_and(|record| record.netns_id == Some(netns) && record.intent.has_effects())
         };
         if self.index_of(sandbox).filter(is_meant).is_some() {
             self.unclaimed = true;

@@ -75,7 +75,7 @@ impl Task {
         let mut result = Ok(());
         let mut mended = false;
         for record in &mut self.records {
-            if !record.intent.is_held() || record.is_unfound() {
+            if !record.intent.has_effects() || record.has_unknown_netns() {
                 continue;
             }
             let pipeline = &self.shared.pipeline;

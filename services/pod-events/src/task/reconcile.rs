@@ -11,7 +11,7 @@ use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
     pipeline::{EnrollContext, is_transient},
-    plan::{Action, Wanted, next},
+    plan::{Action, Desired, next},
     trace,
 };
 
@@ -29,40 +29,43 @@ const BACKGROUND_ENROLL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Task {
     /// What is wanted of the current sandbox.
-    pub(super) fn wanted(&mut self, record: &Record) -> Wanted {
+    pub(super) fn wanted(&mut self, record: &Record) -> Desired {
         let inventory = self.shared.source.inventory();
-        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
+        let Some(pod) = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod))
+        else {
             // A pod that nobody has shown yet is not gone.
-            if !inventory.is_complete() || record.let_through {
-                return Wanted::Unknown;
+            if !inventory.is_complete() || record.admitted_unenrolled {
+                return Desired::Unknown;
             }
-            return Wanted::Gone {
+            return Desired::Gone {
                 since: *self.gone_since.get_or_insert_with(BootInstant::now),
             };
         };
         self.gone_since = None;
         let enrollment = self.shared.decide(pod).enrollment;
-        if record.is_sidecars() {
+        if record.uses_sidecar() {
             return self.wanted_of_sidecar(record, pod, enrollment);
         }
         match enrollment {
             // What is in place for ztunnel leaves in order first.
-            Enrollment::Sidecar if record.intent.is_held() => Wanted::Out {
+            Enrollment::Sidecar if record.intent.has_effects() => Desired::Out {
                 is_announced: self.shared.outputs.has_withdrawn(&record.pod),
             },
-            Enrollment::Ambient | Enrollment::Sidecar => Wanted::In {
-                as_applied: self.is_as_applied(record, pod, enrollment),
+            Enrollment::Ambient | Enrollment::Sidecar => Desired::In {
+                in_sync: self.is_in_sync(record, pod, enrollment),
             },
-            Enrollment::None => Wanted::Out {
+            Enrollment::None => Desired::Out {
                 is_announced: self.shared.outputs.has_withdrawn(&record.pod),
             },
-            Enrollment::Unknown => Wanted::Unknown,
+            Enrollment::Unknown => Desired::Unknown,
         }
     }
 
     /// Whether the pod is to be left as it is, for another agent. What was begun of it is brought to an end first.
     fn is_handed_over(&self) -> bool {
-        let rests = |record: &Record| record.intent.rests();
+        let rests = |record: &Record| record.intent.is_stable();
         self.shared.leaving.is(Leave::Handover) && self.records.last().is_none_or(rests)
     }
 
@@ -112,7 +115,13 @@ impl Task {
                 Ok(Step::Rest) => {
                     self.attempts = 0;
                     self.all_is_well(wanted);
-                    if self.records.iter().rev().skip(1).any(Record::is_unfound) {
+                    if self
+                        .records
+                        .iter()
+                        .rev()
+                        .skip(1)
+                        .any(Record::has_unknown_netns)
+                    {
                         // The one that stands has taken its place.
                         self.wake_in(POLL);
                     }
@@ -134,16 +143,16 @@ impl Task {
         };
         let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
         match action {
-            Action::Rest => Ok(Step::Rest),
+            Action::Idle => Ok(Step::Rest),
             Action::WaitUntil(then) => Ok(Step::Wait(then.since(BootInstant::now()))),
             Action::Enroll => self.enroll_in_background().await,
-            Action::Renew => self.renew().await,
-            Action::LetAlone => pipeline.detach(record, log).await.map(|()| Step::Again),
+            Action::Update => self.renew().await,
+            Action::Detach => pipeline.detach(record, log).await.map(|()| Step::Again),
             Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT)),
             Action::AwaitPropagation => pipeline
                 .start_propagation(record, log)
                 .map(|()| Step::Again),
-            Action::Abandon => {
+            Action::Undo => {
                 let failures = pipeline.undo(record, log).await;
                 let left = || Failure::new(Reason::DependencyUnavailable, failures.join("; "));
                 if failures.is_empty() {
@@ -152,14 +161,14 @@ impl Task {
                     Err(left())
                 }
             }
-            Action::StartLeaving => pipeline.start_withdrawal(record, log).map(|()| Step::Again),
+            Action::StartWithdrawal => pipeline.start_withdrawal(record, log).map(|()| Step::Again),
             Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Again),
             Action::Finish { overdue } => {
                 let done = pipeline.finish(record, log, overdue).await?;
                 Ok(if done { Step::Again } else { Step::Wait(POLL) })
             }
             Action::Delete { overdue } => self.try_delete(overdue).await,
-            Action::LetGo { overdue } => self.let_go(overdue).await,
+            Action::GarbageCollect { overdue } => self.let_go(overdue).await,
         }
     }
 
@@ -189,7 +198,7 @@ impl Task {
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
-        let stood = Some(record.intent.clone()).filter(Intent::has_stood);
+        let stood = Some(record.intent.clone()).filter(Intent::was_in_mesh);
         let broker = shared.pipeline.begin(record)?;
         self.show();
         let Some(record) = self.records.last_mut() else {
@@ -219,8 +228,8 @@ impl Task {
     }
 
     /// Nothing is left to do. What failed before has been done since, or is not wanted any more.
-    fn all_is_well(&mut self, wanted: Wanted) {
-        let is_known = !matches!(wanted, Wanted::Gone { .. } | Wanted::Unknown);
+    fn all_is_well(&mut self, wanted: Desired) {
+        let is_known = !matches!(wanted, Desired::Gone { .. } | Desired::Unknown);
         if is_known && self.differing.is_none() {
             self.failure = None;
         }

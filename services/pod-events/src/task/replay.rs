@@ -136,7 +136,7 @@ fn missing(inventory: &Inventory, at: BootInstant) -> Settled {
 
 /// Whether nothing is in place of a sandbox, nor claimed.
 fn is_bare(record: &Record) -> bool {
-    !record.intent.is_held() && record.netns_id.is_none()
+    !record.intent.has_effects() && record.netns_id.is_none()
 }
 
 fn is_ending(record: &Record) -> bool {
@@ -146,5 +146,5 @@ fn is_ending(record: &Record) -> bool {
 /// Whether a sandbox of the same pod was recorded after a moment. Revisions count from the boot, as moments do.
 fn is_successor(record: &Record, pod: &Pod, at: BootInstant) -> bool {
     let later = u128::from(record.revision.0) > at.since_boot().as_nanos();
-    record.is_of(pod) && !is_ending(record) && later
+    record.belongs_to(pod) && !is_ending(record) && later
 }

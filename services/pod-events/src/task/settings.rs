@@ -99,7 +99,7 @@ impl Shared {
     /// Tells people what the pod of a sandbox that was enrolled asks for and does not get.
     pub(super) fn tell_refused(&self, key: &PodKey, record: &Record) {
         let inventory = self.source.inventory();
-        let Some(pod) = inventory.pod(key).filter(|pod| record.is_of(pod)) else {
+        let Some(pod) = inventory.pod(key).filter(|pod| record.belongs_to(pod)) else {
             return;
         };
         let namespace = inventory.namespace(&pod.pod.namespace);
@@ -125,7 +125,7 @@ impl Task {
         enrollment: Enrollment,
     ) -> Result<(), Failure> {
         let known = self.index_of(sandbox).and_then(|at| self.records.get(at));
-        let stands = known.is_some_and(|record| record.intent.has_stood());
+        let stands = known.is_some_and(|record| record.intent.was_in_mesh());
         match self.shared.redirection_for(pod, enrollment) {
             Err(failure) if failure.reason == Reason::InvalidField && !stands => {
                 self.failure = Some(failure.clone());
@@ -145,14 +145,17 @@ impl Task {
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
-        let Some(pod) = inventory.pod(&self.key).filter(|pod| record.is_of(pod)) else {
+        let Some(pod) = inventory
+            .pod(&self.key)
+            .filter(|pod| record.belongs_to(pod))
+        else {
             return Ok(());
         };
         let told = self.shared.redirection_of(pod);
         if let Err(failure) = &told {
             self.timeline.note(failure.to_string());
         }
-        let stands = record.intent.has_stood().then_some(&record.redirection);
+        let stands = record.intent.was_in_mesh().then_some(&record.redirection);
         record.redirection = enrolled_with(told, stands, pod, self.shared.config.pods_may())?;
         Ok(())
     }

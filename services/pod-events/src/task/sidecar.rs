@@ -7,7 +7,7 @@ use inpod_types::{Enrollment, SandboxRef};
 use super::Task;
 use crate::{
     checkpoint::{Intent, Record},
-    plan::Wanted,
+    plan::Desired,
     pod::Pod,
 };
 
@@ -18,23 +18,23 @@ impl Task {
         record: &Record,
         pod: &Pod,
         enrollment: Enrollment,
-    ) -> Wanted {
+    ) -> Desired {
         let stands = matches!(record.intent, Intent::Enrolled { .. });
         if enrollment == Enrollment::Sidecar {
-            let as_applied = self.is_as_applied(record, pod, enrollment);
-            Wanted::In { as_applied }
+            let in_sync = self.is_in_sync(record, pod, enrollment);
+            Desired::In { in_sync }
         } else if stands && !self.shared.leaving.is(Leave::Uninstall) {
-            Wanted::In { as_applied: true }
+            Desired::In { in_sync: true }
         } else {
             let is_claimed = record.netns_id.is_some();
-            Wanted::LetAlone { is_claimed }
+            Desired::Detached { is_claimed }
         }
     }
 
     /// What was let alone on a node that was to be left is looked after again where inpod stays.
     pub(super) fn look_after_again(&mut self) {
-        let is_left = self.shared.leaving.is(Leave::Uninstall);
-        self.unclaimed |= !is_left && self.records.last().is_some_and(Record::is_let_alone);
+        let is_uninstalling = self.shared.leaving.is(Leave::Uninstall);
+        self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
     }
 
     /// Whether a sandbox has something in place that leads elsewhere than an enrollment would.
@@ -43,7 +43,7 @@ impl Task {
         let to_sidecar = enrollment == Enrollment::Sidecar;
         known.is_some_and(|record| {
             let ends = matches!(record.intent, Intent::Deleting { .. });
-            record.intent.is_held() && !ends && record.redirection.is_sidecar() != to_sidecar
+            record.intent.has_effects() && !ends && record.redirection.is_sidecar() != to_sidecar
         })
     }
 }

@@ -9,7 +9,7 @@ use crate::{checkpoint::Record, pipeline::deadline_in, pod::Pod};
 
 impl Task {
     /// Whether a record's redirection is what the pod asks for now, as far as that is known.
-    pub(super) fn is_as_applied(&self, record: &Record, pod: &Pod, enrollment: Enrollment) -> bool {
+    pub(super) fn is_in_sync(&self, record: &Record, pod: &Pod, enrollment: Enrollment) -> bool {
         let compared = pod.addresses.is_empty()
             || self.compared == pod.addresses
             || is_same(&record.addresses, &pod.addresses);
@@ -27,7 +27,7 @@ impl Task {
         let Some(known) = self.records.last() else {
             return Ok(Step::Rest);
         };
-        let Some(pod) = inventory.pod(&self.key).filter(|pod| known.is_of(pod)) else {
+        let Some(pod) = inventory.pod(&self.key).filter(|pod| known.belongs_to(pod)) else {
             return Ok(Step::Rest);
         };
         let renewed = Record {

@@ -310,7 +310,7 @@ fn decided(pod: &Value, is_excluded: bool) -> Verdict {
         excluded: &excluded,
         pods_may: Permissions::default(),
         sidecars: true,
-        is_left: false,
+        is_uninstalling: false,
     };
     let decision = decide(&pod, &namespace("shop"), true, &policy);
     match decision.enrollment {
