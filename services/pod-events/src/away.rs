@@ -26,7 +26,7 @@ use crate::{
     metrics::Metrics,
     registry::Registry,
     source::{Inventory, PodKey},
-    task::{Settled, Shared},
+    task::{ReplayOutcome, Shared},
 };
 use enrolled::Enrolled;
 use spool::{Effects, Event};
@@ -117,7 +117,7 @@ impl Away {
         let result = spool::settle(&directory, &self.boot_id, &mut late).await;
         self.waits = late.waits;
         let touched = late.touched;
-        self.registry.look_at(&touched);
+        self.registry.wake_pods(&touched);
         result
     }
 
@@ -126,9 +126,9 @@ impl Away {
         let inventory = self.shared.source.inventory();
         let registry = &self.registry;
         self.enrolled
-            .follow(&inventory, |namespace| registry.is_held(namespace));
+            .follow(&inventory, |namespace| registry.has_managed_pods(namespace));
         if is_due {
-            self.enrolled.hold(registry.held_namespaces());
+            self.enrolled.hold(registry.namespaces_with_managed_pods());
         }
         let complete = inventory.is_complete();
         let is_uninstalling = self.shared.leaving.is(Leave::Uninstall);
@@ -190,15 +190,15 @@ struct Late<'a> {
 }
 
 impl Effects for Late<'_> {
-    async fn settle(&mut self, event: Event) -> Settled {
+    async fn settle(&mut self, event: Event) -> ReplayOutcome {
         let name = event.name();
         let settled = if matches!(event, Event::Admitted(..)) && is_disabled(self.state_dir) {
             // What the kill switch let through stays outside as long as it is set. Nothing that the source shows
             // settles it, and a node may be left so for long.
-            Settled::Later("inpod is disabled on this node".to_owned())
+            ReplayOutcome::Retry("inpod is disabled on this node".to_owned())
         } else {
             let settled = self.tell(event).await;
-            self.waits |= matches!(settled, Settled::Later(_));
+            self.waits |= matches!(settled, ReplayOutcome::Retry(_));
             settled
         };
         self.metrics.spooled(name, &settled);
@@ -207,16 +207,16 @@ impl Effects for Late<'_> {
 }
 
 impl Late<'_> {
-    async fn tell(&mut self, event: Event) -> Settled {
+    async fn tell(&mut self, event: Event) -> ReplayOutcome {
         match event {
             Event::Ended(sandbox) => {
                 let owner = self.registry.owner(&sandbox);
-                let settled = self.registry.ended(&sandbox).await;
+                let settled = self.registry.replay_delete(&sandbox).await;
                 self.touched.extend(owner);
                 settled
             }
             Event::Admitted(key, admitted) => {
-                let settled = self.registry.admitted(&key, *admitted).await;
+                let settled = self.registry.replay_add(&key, *admitted).await;
                 self.touched.insert(key);
                 settled
             }

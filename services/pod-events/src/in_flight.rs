@@ -13,7 +13,7 @@ use crate::source::PodKey;
 
 /// The ADDs that are under way. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Underway(Arc<Mutex<State>>);
+pub(crate) struct InFlight(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -25,62 +25,62 @@ struct State {
 struct Add {
     key: PodKey,
     sandbox: SandboxRef,
-    end: watch::Sender<()>,
+    cancel: watch::Sender<()>,
 }
 
-impl Underway {
+impl InFlight {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// An ADD begins. It has ended when the value is dropped.
-    pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> Begun {
-        let (end, ended) = watch::channel(());
+    pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> InFlightAdd {
+        let (cancel, cancelled) = watch::channel(());
         let mut state = self.lock();
         let number = state.next;
         state.next += 1;
         let add = Add {
             key: key.clone(),
             sandbox: sandbox.clone(),
-            end,
+            cancel,
         };
         state.adds.insert(number, add);
-        Begun {
-            underway: self.clone(),
+        InFlightAdd {
+            in_flight: self.clone(),
             number,
-            ended,
+            cancelled,
         }
     }
 
     /// Ends all ADDs of a sandbox that began before, and returns when they have: whatever their pod's task is asked
     /// from then on comes after them. Tells whose sandbox it was to become.
-    pub(crate) async fn end(&self, sandbox: &SandboxRef) -> Option<PodKey> {
-        let mut of_it: Vec<Add> = {
+    pub(crate) async fn cancel(&self, sandbox: &SandboxRef) -> Option<PodKey> {
+        let mut matching: Vec<Add> = {
             let mut state = self.lock();
-            let of_it = state.adds.extract_if(.., |_, add| add.sandbox == *sandbox);
-            of_it.map(|(_, add)| add).collect()
+            let matching = state.adds.extract_if(.., |_, add| add.sandbox == *sandbox);
+            matching.map(|(_, add)| add).collect()
         };
-        join_all(of_it.iter().map(|add| {
-            add.end.send_replace(());
-            add.end.closed()
+        join_all(matching.iter().map(|add| {
+            add.cancel.send_replace(());
+            add.cancel.closed()
         }))
         .await;
-        of_it.pop().map(|add| add.key)
+        matching.pop().map(|add| add.key)
     }
 }
 
 /// An ADD that is under way.
 #[derive(Debug)]
-pub(crate) struct Begun {
-    underway: Underway,
+pub(crate) struct InFlightAdd {
+    in_flight: InFlight,
     number: u64,
-    ended: watch::Receiver<()>,
+    cancelled: watch::Receiver<()>,
 }
 
-impl Begun {
+impl InFlightAdd {
     /// Resolves when its sandbox is deleted.
-    pub(crate) async fn by_delete(&mut self) -> Failure {
-        if self.ended.changed().await.is_err() {
+    pub(crate) async fn cancelled(&mut self) -> Failure {
+        if self.cancelled.changed().await.is_err() {
             // Nobody can delete it any more: the process ends.
             std::future::pending::<()>().await;
         }
@@ -89,9 +89,9 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for InFlightAdd {
     fn drop(&mut self) {
-        self.underway.lock().adds.remove(&self.number);
+        self.in_flight.lock().adds.remove(&self.number);
     }
 }
 
@@ -108,27 +108,27 @@ mod tests {
 
     #[tokio::test]
     async fn a_delete_ends_the_adds_of_its_sandbox_and_waits_until_they_have_ended() {
-        let underway = Underway::default();
-        let mut add = underway.begin(&key(), &sandbox("a"));
-        let mut other = underway.begin(&key(), &sandbox("b"));
+        let in_flight = InFlight::default();
+        let mut add = in_flight.begin(&key(), &sandbox("a"));
+        let mut other = in_flight.begin(&key(), &sandbox("b"));
         let ends = sandbox("a");
-        let mut delete = Box::pin(underway.end(&ends));
+        let mut delete = Box::pin(in_flight.cancel(&ends));
         assert_eq!(delete.as_mut().now_or_never(), None, "it has not ended");
         assert_eq!(
-            add.by_delete().now_or_never().map(|failure| failure.reason),
+            add.cancelled().now_or_never().map(|failure| failure.reason),
             Some(Reason::SandboxNotCurrent)
         );
-        assert!(other.by_delete().now_or_never().is_none());
+        assert!(other.cancelled().now_or_never().is_none());
         drop(add);
         assert_eq!(delete.await, Some(key()));
     }
 
     #[tokio::test]
     async fn an_add_that_begins_after_a_delete_or_was_answered_is_not_ended_by_it() {
-        let underway = Underway::default();
-        drop(underway.begin(&key(), &sandbox("a")));
-        assert_eq!(underway.end(&sandbox("a")).await, None);
-        let mut later = underway.begin(&key(), &sandbox("a"));
-        assert!(later.by_delete().now_or_never().is_none());
+        let in_flight = InFlight::default();
+        drop(in_flight.begin(&key(), &sandbox("a")));
+        assert_eq!(in_flight.cancel(&sandbox("a")).await, None);
+        let mut later = in_flight.begin(&key(), &sandbox("a"));
+        assert!(later.cancelled().now_or_never().is_none());
     }
 }

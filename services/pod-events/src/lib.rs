@@ -207,8 +207,8 @@ async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: R
     while changes.changed().await.is_ok() {
         let now = Arc::clone(&changes.borrow_and_update());
         let changes = now.since(&before);
-        registry.look_after(&changes);
-        registry.meet_after(&changes);
+        registry.wake_changed(&changes);
+        registry.discover_changed(&changes);
         before = now;
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     explain,
     outputs::metrics as outputs,
     registry::Registry as Pods,
-    task::{Added, Settled, Shared, View as Seen},
+    task::{Added, ReplayOutcome, Shared, View as Seen},
 };
 
 pub use istio::Istio;
@@ -186,11 +186,11 @@ impl Metrics {
     }
 
     /// Something of the spool was looked at. What must wait is looked at again and is not counted yet.
-    pub(crate) fn spooled(&self, event: &'static str, settled: &Settled) {
+    pub(crate) fn spooled(&self, event: &'static str, settled: &ReplayOutcome) {
         let result = match settled {
-            Settled::Done => "done",
-            Settled::Dropped(_) => "dropped",
-            Settled::Later(_) => return,
+            ReplayOutcome::Done => "done",
+            ReplayOutcome::Dropped(_) => "dropped",
+            ReplayOutcome::Retry(_) => return,
         };
         let labels = [("event", event), ("result", result)];
         self.spooled.get_or_create(&labels).inc();

@@ -28,23 +28,23 @@ use tokio::{
 use crate::{
     checkpoint::Record,
     drift::DriftKind,
-    in_flight::Underway,
+    in_flight::InFlight,
     metrics::Phase,
     pipeline::{is_transient, workload_of},
     resolve::resolve,
     source::PodKey,
-    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, refused},
+    task::{AddCall, Added, Command, Interrupts, Shared, Task, View, log_refusal},
     trace,
 };
 
 /// How long a synchronisation waits for the slowest task. One that is later claims for itself.
-const RECLAIM: Duration = Duration::from_secs(5);
+const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How many pods are remembered whose task has ended with a failure, for people.
-const REMEMBERED: usize = 256;
+const MAX_FAILED: usize = 256;
 
 /// Between two attempts of an ADD that something passing stopped.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// All tasks of the node. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -52,8 +52,8 @@ pub struct Registry {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<Tasks>>,
     /// Whether what ran before us is written down.
-    inherited: Arc<AtomicBool>,
-    underway: Underway,
+    adopted: Arc<AtomicBool>,
+    in_flight: InFlight,
 }
 
 #[derive(Debug, Default)]
@@ -86,12 +86,12 @@ impl Handle {
 
 impl Tasks {
     /// What people may want to know of a pod whose task is no more.
-    fn remember(&mut self, key: PodKey, view: View) {
+    fn remember_failed(&mut self, key: PodKey, view: View) {
         self.failed.retain(|(known, _)| *known != key);
         if view.failure.is_some() {
             self.failed.push_back((key, view));
         }
-        if self.failed.len() > REMEMBERED {
+        if self.failed.len() > MAX_FAILED {
             self.failed.pop_front();
         }
     }
@@ -103,8 +103,8 @@ impl Registry {
         let registry = Self {
             shared,
             tasks: Arc::default(),
-            inherited: Arc::default(),
-            underway: Underway::default(),
+            adopted: Arc::default(),
+            in_flight: InFlight::default(),
         };
         let mut by_pod: BTreeMap<PodKey, Vec<Record>> = BTreeMap::new();
         for record in records.into_values() {
@@ -146,20 +146,20 @@ impl Registry {
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
             let finished = is_idle && commands.is_empty();
             if finished && let Some(handle) = tasks.running.remove(key) {
-                tasks.remember(key.clone(), handle.view());
+                tasks.remember_failed(key.clone(), handle.view());
             }
             finished
         });
-        self.keep(of, run);
+        self.supervise(of, run);
     }
 
     /// Asks a pod's task, which is started where there is none.
-    fn ask(&self, key: &PodKey, command: Command) {
+    fn dispatch(&self, key: &PodKey, command: Command) {
         let mut tasks = self.tasks();
         let records = match tasks.running.get(key) {
             Some(handle) if !handle.commands.is_closed() => None,
             // It has come to an end by a defect, and is replaced with what it wrote down.
-            Some(_) => Some(self.written_down(key)),
+            Some(_) => Some(self.checkpointed(key)),
             // One that ended as it should had nothing left to remember: to read every pod's record for each new pod
             // would cost more with each pod of the node.
             None => Some(Vec::new()),
@@ -173,7 +173,7 @@ impl Registry {
         }
     }
 
-    fn written_down(&self, key: &PodKey) -> Vec<Record> {
+    fn checkpointed(&self, key: &PodKey) -> Vec<Record> {
         let records = self.shared.pipeline.checkpoint.records();
         let records = records.unwrap_or_default().into_iter();
         records.filter(|record| key_of(record) == *key).collect()
@@ -187,15 +187,15 @@ impl Registry {
     /// As the task says.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
         let added = {
-            let mut ended = self.underway.begin(key, &call.sandbox);
+            let mut in_flight = self.in_flight.begin(key, &call.sandbox);
             tokio::select! {
                 biased;
-                ended = ended.by_delete() => Err(ended),
+                failure = in_flight.cancelled() => Err(failure),
                 added = self.add_until(key, &call) => added,
             }
         };
         if let Err(failure) = &added {
-            refused(key, &call.sandbox, &call.trace, failure);
+            log_refusal(key, &call.sandbox, &call.trace, failure);
         }
         added
     }
@@ -210,17 +210,17 @@ impl Registry {
             let enrollment = resolved.enrollment();
             let (reply, answer) = oneshot::channel();
             call.phases.set(Phase::Queue);
-            self.ask(key, Command::Add(call.clone(), Box::new(resolved), reply));
+            self.dispatch(key, Command::Add(call.clone(), Box::new(resolved), reply));
             let ended = |_| Err(Failure::new(Reason::Internal, "the pod's task has ended"));
             match answer.await.unwrap_or_else(ended) {
                 Err(failure) if is_transient(failure.reason) => {
-                    if Instant::now() + PAUSE >= until {
+                    if Instant::now() + RETRY_INTERVAL >= until {
                         return Err(Failure {
                             reason: Reason::DependencyUnavailable,
                             ..failure
                         });
                     }
-                    sleep(PAUSE).await;
+                    sleep(RETRY_INTERVAL).await;
                     self.shared.pipeline.wait_ready(enrollment, until).await?;
                 }
                 other => return other,
@@ -231,12 +231,12 @@ impl Registry {
     /// A sandbox ends. Tells whether that was written down for later; an unknown one is done.
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
         // One that waits for its turn, for its pod or for a ztunnel. What it has begun its task undoes first.
-        let adding = self.underway.end(sandbox).await;
+        let adding = self.in_flight.cancel(sandbox).await;
         let Some(key) = self.owner(sandbox).or(adding) else {
             return false;
         };
         let (reply, answer) = oneshot::channel();
-        self.ask(
+        self.dispatch(
             &key,
             Command::Delete(sandbox.clone(), trace::current(), reply),
         );
@@ -244,15 +244,15 @@ impl Registry {
     }
 
     /// Tells the tasks of pods of which something new is known.
-    pub fn look(&self, wanted: impl Fn(&PodKey) -> bool) {
+    pub fn wake(&self, wanted: impl Fn(&PodKey) -> bool) {
         for (_, handle) in self.tasks().running.iter().filter(|(key, _)| wanted(key)) {
-            handle.send(Command::Look);
+            handle.send(Command::Reconcile);
         }
     }
 
     /// From now on pods are looked for of which no verb was seen: what ran before us is written down.
-    pub fn look_for_strangers(&self) {
-        self.inherited.store(true, Ordering::Relaxed);
+    pub fn enable_discovery(&self) {
+        self.adopted.store(true, Ordering::Relaxed);
     }
 
     /// Has the tasks of these pods verify and mend what is in place, and attempt what waits; returns when each has.
@@ -271,9 +271,9 @@ impl Registry {
     }
 
     /// netconfig has let a netns go.
-    pub fn released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
+    pub fn netns_released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
         if let Some(key) = self.owner(&sandbox) {
-            self.ask(&key, Command::Released(sandbox, netns));
+            self.dispatch(&key, Command::NetnsReleased(sandbox, netns));
         }
     }
 
@@ -293,7 +293,7 @@ impl Registry {
             let kind = DriftKind::of(fingerprint, intact);
             let (namespace, name) = &key;
             tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules are not the ones applied");
-            self.ask(&key, Command::Differs(sandbox.clone(), kind));
+            self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));
         }
     }
 
@@ -309,7 +309,7 @@ impl Registry {
             tasks.running.values().map(ask).collect()
         };
         // A task that has ended has nothing to claim.
-        if timeout(RECLAIM, join_all(answers)).await.is_err() {
+        if timeout(RECLAIM_TIMEOUT, join_all(answers)).await.is_err() {
             tracing::warn!("Some pods have not been claimed again yet");
         }
     }

@@ -124,8 +124,8 @@ impl Sync {
             known.netconfig = netconfig;
             // Pods with a sidecar wait for nobody else.
             self.show(known.clone());
-            self.registry.look(|_| true);
-            self.registry.meet_all();
+            self.registry.wake(|_| true);
+            self.registry.discover_all();
         }
         let is_new = known.broker != broker;
         // A source that lists after the broker was told shows what the first set lacks.
@@ -144,8 +144,8 @@ impl Sync {
             known.broker = broker;
         }
         self.show(known);
-        self.registry.look(|_| true);
-        self.registry.meet_all();
+        self.registry.wake(|_| true);
+        self.registry.discover_all();
         Ok(())
     }
 
@@ -156,9 +156,9 @@ impl Sync {
     /// Once: pods that ran before us are written down, so that the first set names them.
     async fn inherit(&mut self) -> Result<(), Failure> {
         if self.inheritance.is_open() && self.is_listed() {
-            self.registry.inherit().await?;
+            self.registry.adopt().await?;
             self.inheritance.close()?;
-            self.registry.look_for_strangers();
+            self.registry.enable_discovery();
         }
         if self.inheritance.is_unknown() {
             let message =
@@ -275,7 +275,7 @@ fn on_drift(
                 required("netns", released.netns),
             );
             if let (Ok(sandbox), Ok(netns)) = named {
-                registry.released(sandbox, netns);
+                registry.netns_released(sandbox, netns);
             }
         }
         Drift::State(state) => {

@@ -54,12 +54,12 @@ use crate::{
     uninstall::Leaving,
 };
 
-pub(crate) use adoption::unfound;
-pub(crate) use discovery::is_missed;
+pub(crate) use adoption::record_without_netns;
+pub(crate) use discovery::should_be_enrolled;
 
 pub use add::AddCall;
 pub use interrupt::Interrupts;
-pub use replay::{Admitted, Settled};
+pub use replay::{OfflineAdd, ReplayOutcome};
 pub(crate) use settings::is_permission_known;
 pub use view::View;
 
@@ -75,22 +75,22 @@ pub enum Command {
     /// A sandbox ends. Answered with whether that was written down for later.
     Delete(SandboxRef, Trace, oneshot::Sender<bool>),
     /// The source says something new of the pod, or a service is back.
-    Look,
+    Reconcile,
     /// netconfig was restarted. Answered when the claims are back, as far as they come back.
     Reclaim(oneshot::Sender<()>),
     /// A person wants it looked at. Answered when what is in place was verified and mended, as far as that can be now.
     Resync(oneshot::Sender<()>),
     /// netconfig sees other rules in a netns than were applied.
-    Differs(SandboxRef, DriftKind),
+    RulesDrifted(SandboxRef, DriftKind),
     /// netconfig has let a netns go.
-    Released(SandboxRef, NetnsId),
+    NetnsReleased(SandboxRef, NetnsId),
     /// A sandbox ended while nobody listened. Only written down; a look follows.
-    Ended(SandboxRef, oneshot::Sender<Settled>),
+    ReplayDelete(SandboxRef, oneshot::Sender<ReplayOutcome>),
     /// The pod ran before us and may be in the mesh: its netns is looked for until then. Only written down; a look
     /// follows.
-    Inherit(Instant, oneshot::Sender<Result<(), Failure>>),
+    Adopt(Instant, oneshot::Sender<Result<(), Failure>>),
     /// A pod was let through while nobody listened. Only written down; a look follows.
-    Admitted(Admitted, oneshot::Sender<Settled>),
+    ReplayAdd(OfflineAdd, oneshot::Sender<ReplayOutcome>),
 }
 
 /// The answer to `Add`.
@@ -158,7 +158,7 @@ impl Shared {
 }
 
 /// How often a step that cannot be taken yet is looked at again.
-const POLL: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// One pod's task.
 #[derive(Debug)]
@@ -179,15 +179,15 @@ pub(crate) struct Task {
     /// Whether netconfig may not hold what it should.
     unclaimed: bool,
     /// What netconfig sees that is not as it was left.
-    differing: Option<DriftKind>,
+    drifted: Option<DriftKind>,
     drift: Drift,
     repair_backoff: RepairBackoff,
     /// When to see whether ztunnel still listens.
     listeners_due: Option<Instant>,
     /// The addresses that the source showed when they were last compared with those in the netns.
-    compared: Vec<IpAddr>,
+    compared_addresses: Vec<IpAddr>,
     /// When to look for the netns of a pod that no verb was seen for.
-    search_due: Option<Instant>,
+    discovery_due: Option<Instant>,
 }
 
 fn wall_clock(then: Instant) -> SystemTime {
@@ -195,7 +195,7 @@ fn wall_clock(then: Instant) -> SystemTime {
 }
 
 /// The one line of an ADD that failed. What was left behind is part of it.
-pub(crate) fn refused(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure: &Failure) {
+pub(crate) fn log_refusal(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure: &Failure) {
     let (namespace, name) = key;
     tracing::warn!(
         pod = format!("{namespace}/{name}"), %sandbox, trace_id = trace.id(),
@@ -206,9 +206,9 @@ pub(crate) fn refused(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure
 /// How an action went.
 enum Step {
     /// Look again at once.
-    Again,
+    Continue,
     /// Nothing is left to do.
-    Rest,
+    Done,
     /// Look again after a while.
     Wait(Duration),
 }
@@ -241,14 +241,14 @@ impl Task {
             wake: None,
             next: None,
             unclaimed: false,
-            differing: None,
+            drifted: None,
             drift: Drift::default(),
             repair_backoff: RepairBackoff::default(),
             listeners_due: None,
-            compared: Vec::new(),
-            search_due: None,
+            compared_addresses: Vec::new(),
+            discovery_due: None,
         };
-        task.show();
+        task.publish_view();
         task
     }
 
@@ -262,14 +262,14 @@ impl Task {
             let due = self.due();
             tokio::select! {
                 command = commands.recv() => match command {
-                    Some(command) => self.obey(command).await,
+                    Some(command) => self.handle(command).await,
                     None => return,
                 },
                 () = async { sleep_until(due.unwrap_or_else(Instant::now)).await }, if due.is_some() => {
                     self.advance().await;
                 }
             }
-            self.show();
+            self.publish_view();
         }
     }
 
@@ -284,12 +284,12 @@ impl Task {
         self.wake.or(listeners)
     }
 
-    fn show(&self) {
+    fn publish_view(&self) {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         let owners = &self.shared.owners;
         owners.replace(&self.key, &view.records, &self.records);
         *view = View {
-            since: view.stands_since(&self.records),
+            since: view.state_since(&self.records),
             records: self.records.clone(),
             failure: self.failure.clone(),
             timeline: self.timeline.clone(),
@@ -302,7 +302,7 @@ impl Task {
     }
 
     /// Whoever gets an answer may look at once: what is seen is brought up to date before it.
-    async fn obey(&mut self, command: Command) {
+    async fn handle(&mut self, command: Command) {
         self.seen.count(&command);
         match command {
             Command::Add(call, resolved, mut reply) => {
@@ -316,49 +316,49 @@ impl Task {
                     let gone = pin!(reply.closed());
                     trace::on_behalf_of(trace.clone(), self.add(call, *resolved, gone)).await
                 };
-                self.show();
+                self.publish_view();
                 if let Err(failure) = &result
                     && reply.is_closed()
                 {
-                    refused(&self.key, &about, &trace, failure);
+                    log_refusal(&self.key, &about, &trace, failure);
                 }
                 // A caller who is gone has its answer in the undoing.
                 reply.send(result).unwrap_or_default();
             }
             Command::Delete(sandbox, trace, reply) => {
                 let deferred = trace::on_behalf_of(trace, self.delete(&sandbox)).await;
-                self.show();
+                self.publish_view();
                 reply.send(deferred).unwrap_or_default();
             }
-            Command::Look => self.look_now().await,
+            Command::Reconcile => self.reconcile_now().await,
             Command::Reclaim(reply) | Command::Resync(reply) => {
                 self.unclaimed = true;
-                self.look_now().await;
-                self.show();
+                self.reconcile_now().await;
+                self.publish_view();
                 reply.send(()).unwrap_or_default();
             }
-            Command::Differs(sandbox, kind) => self.differs(&sandbox, kind).await,
-            Command::Released(sandbox, netns) => self.released(&sandbox, netns).await,
-            Command::Ended(sandbox, reply) => {
-                let settled = self.ended(&sandbox);
-                self.show();
+            Command::RulesDrifted(sandbox, kind) => self.rules_drifted(&sandbox, kind).await,
+            Command::NetnsReleased(sandbox, netns) => self.netns_released(&sandbox, netns).await,
+            Command::ReplayDelete(sandbox, reply) => {
+                let settled = self.replay_delete(&sandbox);
+                self.publish_view();
                 reply.send(settled).unwrap_or_default();
             }
-            Command::Inherit(until, reply) => {
-                let inherited = self.inherit(until).await;
-                self.show();
-                reply.send(inherited).unwrap_or_default();
+            Command::Adopt(until, reply) => {
+                let adopted = self.adopt(until).await;
+                self.publish_view();
+                reply.send(adopted).unwrap_or_default();
             }
-            Command::Admitted(admitted, reply) => {
-                let settled = self.admitted(&admitted);
-                self.show();
+            Command::ReplayAdd(admitted, reply) => {
+                let settled = self.replay_add(&admitted);
+                self.publish_view();
                 reply.send(settled).unwrap_or_default();
             }
         }
     }
 
     /// Something new is known: what waited for a later attempt is attempted now.
-    async fn look_now(&mut self) {
+    async fn reconcile_now(&mut self) {
         self.attempts = 0;
         self.advance().await;
     }

@@ -90,8 +90,8 @@ impl Departure {
             if result.is_err() {
                 return;
             }
-            self.registry.look(|_| true);
-            self.registry.meet_all();
+            self.registry.wake(|_| true);
+            self.registry.discover_all();
         }
     }
 

@@ -17,7 +17,7 @@ use crate::{
     boottime::BootInstant,
     metrics::Phases,
     source::PodKey,
-    task::{AddCall, Admitted, Settled},
+    task::{AddCall, OfflineAdd, ReplayOutcome},
 };
 
 /// What is added to the name of a file that cannot be understood.
@@ -32,7 +32,7 @@ pub(super) enum Event {
     /// A sandbox ended.
     Ended(SandboxRef),
     /// A pod was let through.
-    Admitted(PodKey, Box<Admitted>),
+    Admitted(PodKey, Box<OfflineAdd>),
 }
 
 impl Event {
@@ -54,7 +54,7 @@ impl Event {
 /// What events lead to.
 pub(super) trait Effects: Send {
     /// Has an event take effect.
-    fn settle(&mut self, event: Event) -> impl Future<Output = Settled> + Send;
+    fn settle(&mut self, event: Event) -> impl Future<Output = ReplayOutcome> + Send;
 }
 
 /// Why a file is no event.
@@ -118,18 +118,18 @@ async fn settle_one(
         None => None,
     };
     match effects.settle(event).await {
-        Settled::Done => {
+        ReplayOutcome::Done => {
             tracing::info!(%sandbox, event = event_name, "Made up for what was missed");
             waiting.remove(&sandbox);
             // What has ended needs no admission any more; its end alone would be harmless.
             admission.map_or(Ok(()), |admission| remove(&admission))?;
             remove(path)
         }
-        Settled::Dropped(why) => {
+        ReplayOutcome::Dropped(why) => {
             tracing::warn!(%sandbox, event = event_name, why, "Dropped what was missed");
             remove(path)
         }
-        Settled::Later(why) => {
+        ReplayOutcome::Retry(why) => {
             tracing::debug!(%sandbox, event = event_name, why, "Not yet");
             waiting.insert(sandbox, (!is_end).then(|| path.to_owned()));
             Ok(())
@@ -246,7 +246,7 @@ fn admitted(entry: Entry, sandbox: SandboxRef) -> Result<Event, NoEvent> {
     };
     let at = BootInstant::after_boot(BootInstant::now().since_boot().saturating_sub(age));
     let key = (pod.namespace.parse()?, pod.name.parse()?);
-    Ok(Event::Admitted(key, Box::new(Admitted { call, at })))
+    Ok(Event::Admitted(key, Box::new(OfflineAdd { call, at })))
 }
 
 #[cfg(test)]

@@ -190,7 +190,7 @@ impl Driver {
         let leaves = |intent: &Intent| matches!(intent, Intent::Announcing);
         let view = self.registry.view(key).unwrap_or_default();
         if view.records.iter().any(|record| leaves(&record.intent)) {
-            self.registry.look(|known| known == key);
+            self.registry.wake(|known| known == key);
         }
     }
 

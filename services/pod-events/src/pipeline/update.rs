@@ -15,16 +15,16 @@ impl Pipeline {
     /// # Errors
     ///
     /// As netconfig says; then the rules are what they were.
-    pub async fn renew(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
+    pub async fn update(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
         let began = tokio::time::Instant::now();
         let fingerprint = self.clients.apply(&record, deadline_in(5)).await?;
         log.note_since(format!("changed rules, now {fingerprint}"), began);
-        let renewed = Record {
+        let updated = Record {
             intent: Intent::Enrolled { fingerprint },
             ..record
         };
-        self.checkpoint.write(&renewed)?;
-        Ok(renewed)
+        self.checkpoint.write(&updated)?;
+        Ok(updated)
     }
 
     /// Has ztunnel told of a workload once more that it was told of before, as if for the first time.

@@ -8,36 +8,36 @@ use tokio::{sync::oneshot, time::timeout};
 use super::Registry;
 use crate::{
     source::PodKey,
-    task::{Admitted, Command, Settled},
+    task::{Command, OfflineAdd, ReplayOutcome},
 };
 
 /// How long a task may be busy with something else. What it has not heard then it is told again.
-const BUSY: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Registry {
     /// A sandbox ended, and nobody was told. Waits until that is written down, and for nothing else.
-    pub async fn ended(&self, sandbox: &SandboxRef) -> Settled {
+    pub async fn replay_delete(&self, sandbox: &SandboxRef) -> ReplayOutcome {
         let Some(key) = self.owner(sandbox) else {
-            return Settled::Done;
+            return ReplayOutcome::Done;
         };
         let (reply, answer) = oneshot::channel();
-        self.ask(&key, Command::Ended(sandbox.clone(), reply));
-        heard(answer).await
+        self.dispatch(&key, Command::ReplayDelete(sandbox.clone(), reply));
+        await_reply(answer).await
     }
 
     /// A pod was let through, and nobody was told. Waits until that is written down, and for nothing else.
-    pub async fn admitted(&self, key: &PodKey, admitted: Admitted) -> Settled {
+    pub async fn replay_add(&self, key: &PodKey, admitted: OfflineAdd) -> ReplayOutcome {
         let (reply, answer) = oneshot::channel();
-        self.ask(key, Command::Admitted(admitted, reply));
-        heard(answer).await
+        self.dispatch(key, Command::ReplayAdd(admitted, reply));
+        await_reply(answer).await
     }
 }
 
-async fn heard(answer: oneshot::Receiver<Settled>) -> Settled {
-    match timeout(BUSY, answer).await {
+async fn await_reply(answer: oneshot::Receiver<ReplayOutcome>) -> ReplayOutcome {
+    match timeout(REPLY_TIMEOUT, answer).await {
         Ok(Ok(settled)) => settled,
-        Ok(Err(_)) => Settled::Later("the pod's task has ended".to_owned()),
-        Err(_) => Settled::Later("the pod's task is busy".to_owned()),
+        Ok(Err(_)) => ReplayOutcome::Retry("the pod's task has ended".to_owned()),
+        Err(_) => ReplayOutcome::Retry("the pod's task is busy".to_owned()),
     }
 }
 

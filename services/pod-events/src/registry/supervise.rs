@@ -12,29 +12,29 @@ use super::Registry;
 use crate::{source::PodKey, task::Command};
 
 /// How long a pod is left alone then: what made its task fail may do so again.
-const AGAIN: Duration = Duration::from_secs(10);
+const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 impl Registry {
     /// Has a pod's task run to its end, and the pod looked after where that end is no good one.
-    pub(super) fn keep(&self, key: PodKey, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn supervise(&self, key: PodKey, task: impl Future<Output = ()> + Send + 'static) {
         let registry = self.clone();
         // Nothing of the task is looked at after its end: its view is replaced with what is written down.
         let task = AssertUnwindSafe(task).catch_unwind();
         tokio::spawn(async move {
             if task.await.is_err() {
                 let pod = format!("{}/{}", key.0, key.1);
-                tracing::error!(pod, again = ?AGAIN, "A pod's task has ended by a defect");
-                sleep(AGAIN).await;
-                registry.replace(&key);
+                tracing::error!(pod, retry_in = ?RESTART_DELAY, "A pod's task has ended by a defect");
+                sleep(RESTART_DELAY).await;
+                registry.restart(&key);
             }
         });
     }
 
     /// Has a pod's claim made sure of and the pod looked at: a netconfig may have been restarted while nobody was there
     /// to be told.
-    fn replace(&self, key: &PodKey) {
+    fn restart(&self, key: &PodKey) {
         let (reply, _unheard) = oneshot::channel();
-        self.ask(key, Command::Reclaim(reply));
+        self.dispatch(key, Command::Reclaim(reply));
     }
 }
 
@@ -87,10 +87,10 @@ mod tests {
     async fn a_pod_whose_task_panics_is_looked_after_by_another_a_while_later() {
         let dir = tempfile::tempdir().unwrap();
         let registry = without_task(dir.path()).await;
-        registry.keep(web(), async { panic!("a defect") });
-        sleep(AGAIN / 2).await;
+        registry.supervise(web(), async { panic!("a defect") });
+        sleep(RESTART_DELAY / 2).await;
         assert_eq!(shown(&registry), [""; 0]);
-        sleep(AGAIN).await;
+        sleep(RESTART_DELAY).await;
         assert_eq!(shown(&registry), ["a"]);
     }
 
@@ -98,8 +98,8 @@ mod tests {
     async fn a_task_that_ends_as_it_should_has_no_successor() {
         let dir = tempfile::tempdir().unwrap();
         let registry = without_task(dir.path()).await;
-        registry.keep(web(), async {});
-        sleep(AGAIN * 2).await;
+        registry.supervise(web(), async {});
+        sleep(RESTART_DELAY * 2).await;
         assert_eq!(shown(&registry), [""; 0]);
     }
 }

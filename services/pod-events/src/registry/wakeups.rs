@@ -12,7 +12,7 @@ use super::{Handle, Registry, Tasks};
 use crate::{
     checkpoint::Record,
     source::{Changes, PodKey},
-    task::{Command, is_missed},
+    task::{Command, should_be_enrolled},
 };
 
 /// The first of all names: they begin with a lower-case letter or a digit (RFC 1123, as Kubernetes demands).
@@ -37,9 +37,9 @@ impl Tasks {
 impl Registry {
     /// Has the task of every pod look again that changed or whose namespace did; all, where it is known now that
     /// everything is known, or no more.
-    pub(crate) fn look_after(&self, changes: &Changes) {
+    pub(crate) fn wake_changed(&self, changes: &Changes) {
         if changes.completeness {
-            return self.look(|_| true);
+            return self.wake(|_| true);
         }
         let tasks = self.tasks();
         let alone = |key: &&PodKey| !changes.namespaces.contains(&key.0);
@@ -48,29 +48,29 @@ impl Registry {
         let namespaces = changes.namespaces.iter();
         let namespaces = namespaces.flat_map(|namespace| tasks.of_namespace(namespace));
         for handle in pods.chain(namespaces) {
-            handle.send(Command::Look);
+            handle.send(Command::Reconcile);
         }
     }
 
     /// Has all pods looked for that are wanted in the mesh and of which nothing is recorded.
-    pub(crate) fn meet_all(&self) {
+    pub(crate) fn discover_all(&self) {
         let inventory = self.shared.source.inventory();
-        self.meet(inventory.pods.iter().map(|(key, _)| key));
+        self.discover(inventory.pods.iter().map(|(key, _)| key));
     }
 
     /// The same of those that changed, or whose namespace did.
-    pub(crate) fn meet_after(&self, changes: &Changes) {
+    pub(crate) fn discover_changed(&self, changes: &Changes) {
         if changes.completeness || !changes.namespaces.is_empty() {
-            self.meet_all();
+            self.discover_all();
         } else {
-            self.meet(changes.pods.iter());
+            self.discover(changes.pods.iter());
         }
     }
 
     /// Nothing is met before what ran before us is written down, but for pods with a sidecar, which are nothing to
     /// ztunnel and wait for netconfig alone.
-    fn meet<'a>(&self, pods: impl Iterator<Item = &'a PodKey>) {
-        let all = self.inherited.load(Ordering::Relaxed);
+    fn discover<'a>(&self, pods: impl Iterator<Item = &'a PodKey>) {
+        let all = self.adopted.load(Ordering::Relaxed);
         let claims = self.shared.pipeline.broker_for(Enrollment::Sidecar).is_ok();
         if !all && !claims {
             return;
@@ -79,35 +79,38 @@ impl Registry {
         for key in pods {
             let is_known = self.tasks().running.contains_key(key);
             let pod = inventory.pod(key).filter(|_| !is_known);
-            if pod.is_some_and(|pod| is_missed(&self.shared, pod, all)) {
-                self.ask(key, Command::Look);
+            if pod.is_some_and(|pod| should_be_enrolled(&self.shared, pod, all)) {
+                self.dispatch(key, Command::Reconcile);
             }
         }
     }
 
     /// Has the tasks of some pods look again.
-    pub(crate) fn look_at(&self, pods: &BTreeSet<PodKey>) {
+    pub(crate) fn wake_pods(&self, pods: &BTreeSet<PodKey>) {
         let tasks = self.tasks();
         for handle in pods.iter().filter_map(|key| tasks.running.get(key)) {
-            handle.send(Command::Look);
+            handle.send(Command::Reconcile);
         }
     }
 
     /// The namespaces that have a pod in the mesh, or one on its way in or out.
-    pub(crate) fn held_namespaces(&self) -> BTreeSet<NamespaceName> {
+    pub(crate) fn namespaces_with_managed_pods(&self) -> BTreeSet<NamespaceName> {
         let tasks = self.tasks();
-        let held = tasks.running.iter().filter(|(_, handle)| handle.is_held());
+        let held = tasks
+            .running
+            .iter()
+            .filter(|(_, handle)| handle.is_managed());
         held.map(|((namespace, _), _)| namespace.clone()).collect()
     }
 
     /// Whether a namespace is one of them.
-    pub(crate) fn is_held(&self, namespace: &NamespaceName) -> bool {
-        self.tasks().of_namespace(namespace).any(Handle::is_held)
+    pub(crate) fn has_managed_pods(&self, namespace: &NamespaceName) -> bool {
+        self.tasks().of_namespace(namespace).any(Handle::is_managed)
     }
 }
 
 impl Handle {
-    fn is_held(&self) -> bool {
+    fn is_managed(&self) -> bool {
         let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         view.records.iter().any(Record::is_managed)
     }

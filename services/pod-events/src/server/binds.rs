@@ -23,7 +23,7 @@ use crate::{
     checkpoint::{Intent, Record},
     explain::{self, Known},
     pod::Pod,
-    task::{is_missed, unfound},
+    task::{record_without_netns, should_be_enrolled},
 };
 
 /// How long one pod may take.
@@ -198,7 +198,7 @@ impl Server {
         let awaited = |message: &str| Failure::new(Reason::SandboxAwaited, message);
         let pod = known.shown();
         let pod = pod.ok_or_else(|| awaited("no netns of the pod is known"))?;
-        if is_missed(&self.shared, pod, true) {
+        if should_be_enrolled(&self.shared, pod, true) {
             let message = "the pod is to join the mesh, and its netns is being looked for";
             return Err(awaited(message).retry_after(EACH));
         }
@@ -207,7 +207,7 @@ impl Server {
                 "no verb was seen for the pod, and its status shows no address",
             ));
         }
-        unfound(pod)
+        record_without_netns(pod)
     }
 }
 

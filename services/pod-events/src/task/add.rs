@@ -9,7 +9,7 @@ use inpod_service::Trace;
 use inpod_types::{Enrollment, Failure, NetnsRef, PodUid, Reason, SandboxRef};
 use tokio::time::Instant;
 
-use super::{Added, CancelReason, POLL, Task, interrupt};
+use super::{Added, CancelReason, POLL_INTERVAL, Task, interrupt};
 use crate::{
     admission::Permit,
     boottime::BootInstant,
@@ -65,24 +65,24 @@ impl Task {
         }
         let mut permit = None;
         let joins = matches!(added.enrollment, Enrollment::Ambient | Enrollment::Sidecar)
-            && !self.leads_elsewhere(&call.sandbox, added.enrollment);
+            && !self.is_redirected_elsewhere(&call.sandbox, added.enrollment);
         if joins {
             // Before anything is written down: there is nothing to undo.
             self.shared.pipeline.broker_for(added.enrollment)?;
-            self.refuse_malformed(&call.sandbox, &pod, added.enrollment)?;
+            self.reject_malformed(&call.sandbox, &pod, added.enrollment)?;
             permit = Some(self.acquire_permit(&call, gone.as_mut()).await?);
         }
-        let record = self.fresh(&call, &pod);
-        self.adopt(&call, record).await?;
+        let record = self.new_record(&call, &pod);
+        self.set_current(&call, record).await?;
         self.failure = None;
         self.timeline.note(format!(
             "sandbox {} created: {} ({})",
             call.sandbox, added.enrollment, added.reason
         ));
         if joins {
-            self.enroll_for(&call, permit, gone).await?;
+            self.enroll_for_caller(&call, permit, gone).await?;
         } else {
-            self.look_now().await;
+            self.reconcile_now().await;
             tracing::info!(
                 pod = %added.pod, uid = %added.pod.uid, sandbox = %call.sandbox,
                 trace_id = call.trace.id(), enrollment = %added.enrollment,
@@ -99,11 +99,11 @@ impl Task {
         gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<Permit, Failure> {
         let _waits = call.phases.enter(Phase::Queue);
-        let firm = interrupt::firm(self.sent.clone(), self.seen);
+        let urgent = interrupt::urgent(self.sent.clone(), self.seen);
         let permit = tokio::select! {
             biased;
             () = gone => Err(CancelReason::CallerGone.into()),
-            reason = firm => Err(reason.into()),
+            reason = urgent => Err(reason.into()),
             permit = self.shared.admission.acquire(call.work_deadline) => permit,
         };
         self.failure = permit.as_ref().err().cloned();
@@ -128,13 +128,13 @@ impl Task {
         }
         let record = Record {
             admitted_unenrolled: true,
-            ..self.fresh(call, pod)
+            ..self.new_record(call, pod)
         };
-        self.adopt(call, record).await?;
+        self.set_current(call, record).await?;
         tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, trace_id = call.trace.id(), why, "Let through outside the mesh");
         self.timeline
             .note(format!("sandbox {} let through: {why}", call.sandbox));
-        self.look_now().await;
+        self.reconcile_now().await;
         // Told until it is known better.
         if self
             .records
@@ -147,7 +147,7 @@ impl Task {
     }
 
     /// A pod that was let through gets its names as soon as the source shows it.
-    pub(super) fn recognise(&mut self) -> Result<(), Failure> {
+    pub(super) fn identify(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self
             .records
@@ -188,7 +188,7 @@ impl Task {
 
     /// Makes the sandbox the pod's current one. A repeated call keeps what is known of it; another netns takes its
     /// place only when the one that is known has ended.
-    async fn adopt(&mut self, call: &AddCall, fresh: Record) -> Result<(), Failure> {
+    async fn set_current(&mut self, call: &AddCall, fresh: Record) -> Result<(), Failure> {
         let known = self
             .index_of(&call.sandbox)
             .and_then(|index| self.records.get(index))
@@ -198,10 +198,10 @@ impl Task {
                 if known.netns == call.netns
                     && !matches!(known.intent, Intent::Deleting { .. }) =>
             {
-                named_by(known, fresh)
+                merge_identity(known, fresh)
             }
             Some(known) => {
-                self.make_way(&known, call).await?;
+                self.replace_sandbox(&known, call).await?;
                 fresh
             }
             None => fresh,
@@ -210,15 +210,15 @@ impl Task {
         self.records.retain(|known| known.sandbox != record.sandbox);
         if self.records.iter().any(Record::has_unknown_netns) {
             // It goes when this one stands.
-            self.wake_in(POLL);
+            self.wake_in(POLL_INTERVAL);
         }
         self.records.push(record);
-        self.show();
+        self.publish_view();
         Ok(())
     }
 
     /// The record of a sandbox in which nothing is in place.
-    pub(super) fn fresh(&self, call: &AddCall, pod: &Pod) -> Record {
+    pub(super) fn new_record(&self, call: &AddCall, pod: &Pod) -> Record {
         Record {
             sandbox: call.sandbox.clone(),
             pod: pod.pod.clone(),
@@ -235,7 +235,7 @@ impl Task {
         }
     }
 
-    async fn make_way(&self, known: &Record, call: &AddCall) -> Result<(), Failure> {
+    async fn replace_sandbox(&self, known: &Record, call: &AddCall) -> Result<(), Failure> {
         let pipeline = &self.shared.pipeline;
         let another = known.netns != call.netns;
         if another
@@ -253,17 +253,17 @@ impl Task {
     }
 
     /// Enrols for a caller who waits. If that fails the runtime deletes the sandbox, so nothing of it is kept.
-    async fn enroll_for(
+    async fn enroll_for_caller(
         &mut self,
         call: &AddCall,
         permit: Option<Permit>,
         gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<(), Failure> {
-        let firm = interrupt::firm(self.sent.clone(), self.seen);
+        let urgent = interrupt::urgent(self.sent.clone(), self.seen);
         let mut cancelled = pin!(async {
             tokio::select! {
                 () = gone => CancelReason::CallerGone,
-                reason = firm => reason,
+                reason = urgent => reason,
             }
         });
         let result = self
@@ -286,7 +286,7 @@ impl Task {
                     since: BootInstant::now(),
                 };
                 self.shared.pipeline.checkpoint.write(record)?;
-                self.wake_in(POLL);
+                self.wake_in(POLL_INTERVAL);
             } else if !record.intent.has_effects() {
                 let forgotten = self.shared.pipeline.checkpoint.remove(&record.sandbox);
                 failure
@@ -301,7 +301,7 @@ impl Task {
 }
 
 /// A record that goes on, with the names that are known now; a guess takes the place of none.
-fn named_by(known: Record, fresh: Record) -> Record {
+fn merge_identity(known: Record, fresh: Record) -> Record {
     if fresh.admitted_unenrolled && !known.admitted_unenrolled {
         return known;
     }

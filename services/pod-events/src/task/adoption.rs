@@ -16,11 +16,11 @@ use crate::{
 };
 
 /// How many seconds a later search may take.
-const SEARCH: u64 = 5;
+const SEARCH_SECONDS: u64 = 5;
 
 impl Task {
     /// Writes the pod down as one that is in the mesh, with its netns if that is found in time.
-    pub(super) async fn inherit(&mut self, until: Instant) -> Result<(), Failure> {
+    pub(super) async fn adopt(&mut self, until: Instant) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory.pod(&self.key) else {
             return Ok(());
@@ -29,14 +29,14 @@ impl Task {
             return Ok(());
         }
         let pipeline = &self.shared.pipeline;
-        let unfound = Record {
+        let unlocated = Record {
             revision: pipeline.revisions.next(),
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
-            ..unfound(pod)?
+            ..record_without_netns(pod)?
         };
-        let found = pipeline.find(&unfound, until).await;
+        let found = pipeline.find(&unlocated, until).await;
         self.failure = found.as_ref().err().cloned();
-        let record = found.unwrap_or(unfound);
+        let record = found.unwrap_or(unlocated);
         pipeline.checkpoint.write(&record)?;
         let known = if record.has_unknown_netns() {
             "is not known yet"
@@ -52,7 +52,7 @@ impl Task {
     }
 
     /// Whether the current sandbox has to be found before anything can be done about it.
-    pub(super) fn has_to_be_found(&self, action: Action) -> bool {
+    pub(super) fn needs_netns_lookup(&self, action: Action) -> bool {
         let acts = matches!(
             action,
             Action::Enroll | Action::StartWithdrawal | Action::GarbageCollect { .. }
@@ -62,10 +62,10 @@ impl Task {
 
     /// Looks once more for the netns of the current sandbox, which goes on as the sandbox that is found. A pod that is
     /// gone, or terminal, and has no process any more has ended.
-    pub(super) async fn search(&mut self, action: Action) -> Result<Step, Failure> {
+    pub(super) async fn locate_netns(&mut self, action: Action) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
-            return Ok(Step::Rest);
+            return Ok(Step::Done);
         };
         let pod = inventory
             .pod(&self.key)
@@ -76,7 +76,7 @@ impl Task {
         let ended =
             matches!(action, Action::GarbageCollect { .. }) || pod.is_some_and(|pod| pod.terminal);
         let pipeline = &self.shared.pipeline;
-        let found = match pipeline.find(record, deadline_in(SEARCH)).await {
+        let found = match pipeline.find(record, deadline_in(SEARCH_SECONDS)).await {
             Err(failure) if failure.reason == Reason::NetnsNotFound && ended => {
                 return self.forget_current().await;
             }
@@ -87,12 +87,12 @@ impl Task {
             .note(format!("its netns was found: sandbox {}", found.sandbox));
         self.failure = None;
         self.records.push(found);
-        Ok(Step::Again)
+        Ok(Step::Continue)
     }
 }
 
 /// The record of a pod whose netns nobody knows.
-pub(crate) fn unfound(pod: &Pod) -> Result<Record, Failure> {
+pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
     let odd = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
     Ok(Record {
         sandbox: SandboxRef {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use inpod_types::{Failure, NetnsId, SandboxRef};
 
-use super::{POLL, Step, Task};
+use super::{POLL_INTERVAL, Step, Task};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
@@ -13,10 +13,10 @@ use crate::{
 };
 
 /// How often a sandbox is looked at whose pod is gone and which is outside of the mesh.
-const LET_GO_POLL: Duration = Duration::from_secs(30);
+const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
 /// After how long it is tried again to forget an earlier sandbox. A service that was away has it tried at once.
-const FORGET_AGAIN: Duration = Duration::from_secs(10);
+const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Task {
     /// The runtime says that a sandbox ends. Tells whether that was written down for later.
@@ -47,7 +47,7 @@ impl Task {
             }
         }
         self.timeline.note(format!("sandbox {sandbox} ends"));
-        self.end_now(index).await;
+        self.delete_now(index).await;
         let deferred = self.index_of(sandbox).is_some();
         if deferred {
             tracing::warn!(%sandbox, "Wrote a deletion down: the sandbox lives on, or a service is away");
@@ -56,14 +56,14 @@ impl Task {
     }
 
     /// Ends what can be ended now. Whoever said that it ends does not wait for what follows.
-    async fn end_now(&mut self, index: usize) {
+    async fn delete_now(&mut self, index: usize) {
         self.attempts = 0;
         if index + 1 < self.records.len() {
             self.forget_superseded().await;
             return self.wake_in(Duration::ZERO);
         }
         match self.try_delete(false).await {
-            Ok(Step::Again | Step::Rest) => self.wake_in(Duration::ZERO),
+            Ok(Step::Continue | Step::Done) => self.wake_in(Duration::ZERO),
             Ok(Step::Wait(wait)) => self.wake_in(wait),
             Err(failure) => self.retry_later(failure),
         }
@@ -74,7 +74,7 @@ impl Task {
     pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
-            return Ok(Step::Rest);
+            return Ok(Step::Done);
         };
         let pipeline = &self.shared.pipeline;
         if pipeline.netns_state(record).await? == NetnsState::InUse {
@@ -82,7 +82,7 @@ impl Task {
                 .pod(&self.key)
                 .is_some_and(|pod| record.belongs_to(pod) && !pod.terminal);
             if !overdue || shown {
-                return Ok(Step::Wait(POLL));
+                return Ok(Step::Wait(POLL_INTERVAL));
             }
             // It lives on without us: nothing may point at listeners that go.
             pipeline.withdraw_now(record).await?;
@@ -91,9 +91,9 @@ impl Task {
     }
 
     /// The pod is gone from the source: what has ended is forgotten, what lives on leaves the mesh after the bound.
-    pub(super) async fn let_go(&mut self, overdue: bool) -> Result<Step, Failure> {
+    pub(super) async fn garbage_collect(&mut self, overdue: bool) -> Result<Step, Failure> {
         let Some(record) = self.records.last_mut() else {
-            return Ok(Step::Rest);
+            return Ok(Step::Done);
         };
         let pipeline = &self.shared.pipeline;
         if matches!(
@@ -103,24 +103,24 @@ impl Task {
             return self.forget_current().await;
         }
         if !record.intent.has_effects() {
-            return Ok(Step::Wait(LET_GO_POLL));
+            return Ok(Step::Wait(GONE_POLL_INTERVAL));
         }
         if overdue {
             pipeline.withdraw_now(record).await?;
             tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Took a pod out of the mesh that is gone from the source");
         }
-        Ok(Step::Wait(POLL))
+        Ok(Step::Wait(POLL_INTERVAL))
     }
 
     pub(super) async fn forget_current(&mut self) -> Result<Step, Failure> {
         let Some(record) = self.records.last() else {
-            return Ok(Step::Rest);
+            return Ok(Step::Done);
         };
         self.shared.pipeline.forget(record).await?;
         tracing::info!(pod = %record.pod, sandbox = %record.sandbox, trace_id = trace::current().id(), "Deleted");
         self.records.pop();
         self.failure = None;
-        Ok(Step::Again)
+        Ok(Step::Continue)
     }
 
     /// An earlier sandbox of the pod whose end was announced has nothing to wait for: its claim goes, and the broker
@@ -138,13 +138,13 @@ impl Task {
             let stays = if record.has_unknown_netns() {
                 !settled
             } else {
-                !is_ending && !self.is_over(&record).await
+                !is_ending && !self.has_ended(&record).await
             };
             if stays {
                 kept.push(record);
             } else if let Err(failure) = self.shared.pipeline.forget(&record).await {
                 tracing::warn!(sandbox = %record.sandbox, %failure, "Cannot forget an earlier sandbox yet");
-                self.wake_in(FORGET_AGAIN);
+                self.wake_in(FORGET_RETRY_INTERVAL);
                 kept.push(record);
             }
         }
@@ -154,7 +154,7 @@ impl Task {
 
     /// Whether the sandbox of a pod is over that has given its name to another one. While it lives on it is served, and
     /// looked at again.
-    async fn is_over(&mut self, record: &Record) -> bool {
+    async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory
             .pod(&self.key)
@@ -163,17 +163,21 @@ impl Task {
             return false;
         }
         let life = self.shared.pipeline.netns_state(record).await;
-        let is_over = matches!(life, Ok(NetnsState::Gone | NetnsState::Empty));
-        if !is_over {
+        let has_ended = matches!(life, Ok(NetnsState::Gone | NetnsState::Empty));
+        if !has_ended {
             let held = record.intent.has_effects();
-            self.wake_in(if held { POLL } else { LET_GO_POLL });
+            self.wake_in(if held {
+                POLL_INTERVAL
+            } else {
+                GONE_POLL_INTERVAL
+            });
         }
-        is_over
+        has_ended
     }
 
     /// netconfig has let a netns go. It may have been asked to, by an undoing of before: only what cannot be claimed
     /// again has ended.
-    pub(super) async fn released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
+    pub(super) async fn netns_released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
         let is_meant = |index: &usize| {
             self.records
                 .get(*index)
@@ -181,13 +185,13 @@ impl Task {
         };
         if self.index_of(sandbox).filter(is_meant).is_some() {
             self.unclaimed = true;
-            self.look_now().await;
+            self.reconcile_now().await;
         }
     }
 }
 
 /// A sandbox that ended while nobody looked is forgotten at once.
-pub(super) fn end_unseen(record: &mut Record) {
+pub(super) fn mark_ended(record: &mut Record) {
     record.intent = Intent::Deleting {
         since: BootInstant::BOOT,
     };

@@ -12,28 +12,28 @@ use crate::{
 
 impl Task {
     /// netconfig sees other rules in a sandbox's netns than were applied.
-    pub(super) async fn differs(&mut self, sandbox: &SandboxRef, kind: DriftKind) {
+    pub(super) async fn rules_drifted(&mut self, sandbox: &SandboxRef, kind: DriftKind) {
         if self.index_of(sandbox).is_none() {
             return;
         }
-        self.differing = Some(kind);
+        self.drifted = Some(kind);
         // A repair that failed is repeated in its time, whatever is seen meanwhile.
         if self.attempts == 0 || self.wake.is_none() {
-            self.look_now().await;
+            self.reconcile_now().await;
         }
     }
 
     /// Claims, verifies and mends what netconfig may not hold, or sees differ. What is undone again and again is mended
     /// with growing waits: two agents that fight cost the pod more than one that wins.
-    pub(super) async fn mend(&mut self) -> Result<(), Failure> {
-        if !self.unclaimed && self.differing.is_none() {
+    pub(super) async fn repair(&mut self) -> Result<(), Failure> {
+        if !self.unclaimed && self.drifted.is_none() {
             return Ok(());
         }
         let now = Instant::now();
         if !self.unclaimed
             && let Some(until) = self.repair_backoff.delayed_until(now)
         {
-            self.contested();
+            self.report_contested();
             self.wake_in(until.duration_since(now));
             return Ok(());
         }
@@ -41,7 +41,7 @@ impl Task {
     }
 
     /// Something else undoes what is mended here.
-    pub(super) fn contested(&mut self) {
+    pub(super) fn report_contested(&mut self) {
         let is_known = |known: &Failure| known.reason == Reason::RulesContested;
         if self.failure.as_ref().is_some_and(is_known) {
             return;
@@ -55,7 +55,7 @@ impl Task {
     }
 
     /// Something was mended.
-    pub(super) fn mended(&mut self, kind: DriftKind) {
+    pub(super) fn record_repair(&mut self, kind: DriftKind) {
         self.repair_backoff.record_repair(Instant::now());
         *self.drift.entry(kind).or_default() += 1;
         self.shared.repairs.count(kind);
@@ -73,7 +73,7 @@ impl Task {
     /// tried again.
     async fn reclaim(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
-        let mut mended = false;
+        let mut repaired = false;
         for record in &mut self.records {
             if !record.intent.has_effects() || record.has_unknown_netns() {
                 continue;
@@ -81,17 +81,17 @@ impl Task {
             let pipeline = &self.shared.pipeline;
             match pipeline.reclaim(record, &mut self.timeline).await {
                 Ok(Reclaimed::Intact) => {}
-                Ok(Reclaimed::Repaired) => mended = true,
-                Ok(Reclaimed::Gone) => super::delete::end_unseen(record),
+                Ok(Reclaimed::Repaired) => repaired = true,
+                Ok(Reclaimed::Gone) => super::delete::mark_ended(record),
                 Err(failure) => result = Err(failure),
             }
         }
-        if mended {
-            let kind = self.differing.unwrap_or(DriftKind::Changed);
-            self.mended(kind);
+        if repaired {
+            let kind = self.drifted.unwrap_or(DriftKind::Changed);
+            self.record_repair(kind);
         }
         match &result {
-            Ok(()) => (self.unclaimed, self.differing) = (false, None),
+            Ok(()) => (self.unclaimed, self.drifted) = (false, None),
             Err(failure) if is_transient(failure.reason) => self.unclaimed = true,
             // What cannot be mended is no reason to hurry, either.
             Err(_) => self.repair_backoff.record_repair(Instant::now()),

@@ -8,37 +8,39 @@ use super::{CancelReason, Command};
 /// where more were sent than seen, one waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interrupts {
-    looks: u64,
-    firm: u64,
+    routine: u64,
+    urgent: u64,
 }
 
 impl Interrupts {
     /// Counts a command.
     pub fn count(&mut self, command: &Command) {
         match command {
-            Command::Delete(..) | Command::Ended(..) | Command::Reclaim(_) => self.firm += 1,
-            Command::Add(..) | Command::Look | Command::Resync(_) | Command::Admitted(..) => {
-                self.looks += 1;
+            Command::Delete(..) | Command::ReplayDelete(..) | Command::Reclaim(_) => {
+                self.urgent += 1
             }
-            Command::Differs(..) | Command::Released(..) | Command::Inherit(..) => {}
+            Command::Add(..) | Command::Reconcile | Command::Resync(_) | Command::ReplayAdd(..) => {
+                self.routine += 1;
+            }
+            Command::RulesDrifted(..) | Command::NetnsReleased(..) | Command::Adopt(..) => {}
         }
     }
 }
 
 /// Resolves when something waits that must not wait behind a runtime's ADD: the end of a sandbox, a restarted netconfig.
-pub(super) async fn firm(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> CancelReason {
+pub(super) async fn urgent(
+    mut sent: watch::Receiver<Interrupts>,
+    seen: Interrupts,
+) -> CancelReason {
     // A sender that is gone is the end of the process.
-    drop(sent.wait_for(|sent| sent.firm > seen.firm).await);
+    drop(sent.wait_for(|sent| sent.urgent > seen.urgent).await);
     CancelReason::Interrupted
 }
 
 /// Resolves when anything new waits.
-pub(super) async fn anything(
-    mut sent: watch::Receiver<Interrupts>,
-    seen: Interrupts,
-) -> CancelReason {
+pub(super) async fn any(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> CancelReason {
     drop(
-        sent.wait_for(|sent| sent.firm > seen.firm || sent.looks > seen.looks)
+        sent.wait_for(|sent| sent.urgent > seen.urgent || sent.routine > seen.routine)
             .await,
     );
     CancelReason::Interrupted
@@ -54,10 +56,10 @@ mod tests {
     async fn a_look_interrupts_what_nobody_waits_for_and_no_add() {
         let (sender, sent) = watch::channel(Interrupts::default());
         let seen = Interrupts::default();
-        sender.send_modify(|sent| sent.count(&Command::Look));
-        assert_eq!(firm(sent.clone(), seen).now_or_never(), None);
+        sender.send_modify(|sent| sent.count(&Command::Reconcile));
+        assert_eq!(urgent(sent.clone(), seen).now_or_never(), None);
         assert_eq!(
-            anything(sent, seen).now_or_never(),
+            any(sent, seen).now_or_never(),
             Some(CancelReason::Interrupted)
         );
     }
@@ -69,10 +71,10 @@ mod tests {
         let mut seen = Interrupts::default();
         sender.send_modify(|sent| sent.count(&command));
         assert_eq!(
-            firm(sent.clone(), seen).now_or_never(),
+            urgent(sent.clone(), seen).now_or_never(),
             Some(CancelReason::Interrupted)
         );
         seen.count(&command);
-        assert_eq!(firm(sent, seen).now_or_never(), None);
+        assert_eq!(urgent(sent, seen).now_or_never(), None);
     }
 }

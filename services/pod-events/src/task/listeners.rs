@@ -23,7 +23,7 @@ impl Task {
     /// The pod has just been served: its listeners are looked at in a while.
     pub(super) fn check_listeners_later(&mut self) {
         let period = self.shared.config.listener_check();
-        self.listeners_due = period.map(|period| Instant::now() + by_chance(period));
+        self.listeners_due = period.map(|period| Instant::now() + jittered(period));
     }
 
     /// Looks, where that is due and the pod rests in the mesh, whether ztunnel still listens, and has it told of the pod
@@ -43,11 +43,11 @@ impl Task {
         let now = Instant::now();
         let due = *self
             .listeners_due
-            .get_or_insert_with(|| now + by_chance(period));
+            .get_or_insert_with(|| now + jittered(period));
         if due > now {
             return;
         }
-        self.listeners_due = Some(now + by_chance(period));
+        self.listeners_due = Some(now + jittered(period));
         if let Err(failure) = self.restore_listeners().await {
             self.retry_later(failure);
             self.listeners_due = self.wake;
@@ -55,7 +55,7 @@ impl Task {
     }
 
     async fn restore_listeners(&mut self) -> Result<(), Failure> {
-        let cancelled = interrupt::firm(self.sent.clone(), self.seen);
+        let cancelled = interrupt::urgent(self.sent.clone(), self.seen);
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
@@ -65,11 +65,11 @@ impl Task {
             .listening_ports(&record.sandbox, deadline_in(5))
             .await?;
         let lost = lost(&listening);
-        if lost.is_empty() || is_to_be_told(pipeline, record).await? {
+        if lost.is_empty() || will_be_sent(pipeline, record).await? {
             return Ok(());
         }
         if self.repair_backoff.delayed_until(Instant::now()).is_some() {
-            self.contested();
+            self.report_contested();
             return Ok(());
         }
         tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, ports = ?lost, "ztunnel does not listen any more");
@@ -78,13 +78,13 @@ impl Task {
         pipeline
             .readd_workload(record, &mut self.timeline, cancelled)
             .await?;
-        self.mended(DriftKind::ListenerLost);
+        self.record_repair(DriftKind::ListenerLost);
         Ok(())
     }
 }
 
 /// Whether the pod is in the desired set and no ztunnel says that it serves it: the next one is told of it.
-async fn is_to_be_told(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
+async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
     let all = pipeline.clients.list_workloads(deadline_in(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);
     let mut wanted = all.workloads.iter().filter_map(|it| it.workload.as_ref());
@@ -101,6 +101,6 @@ fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {
 }
 
 /// Between three quarters of a period and five: the pods of a node are not all looked at at once.
-fn by_chance(period: Duration) -> Duration {
+fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.75 + fastrand::f64() / 2.0)
 }

@@ -6,7 +6,7 @@ use inpod_service::Leave;
 use inpod_types::{Enrollment, Failure, Reason};
 use tokio::time::Instant;
 
-use super::{POLL, Step, Task, interrupt};
+use super::{POLL_INTERVAL, Step, Task, interrupt};
 use crate::{
     boottime::BootInstant,
     checkpoint::{Intent, Record},
@@ -16,20 +16,20 @@ use crate::{
 };
 
 /// How often it is looked whether peers have been told that a pod leaves. Whoever tells them wakes the task, too.
-const ANNOUNCEMENT: Duration = Duration::from_secs(1);
+const ANNOUNCEMENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// An enrollment that was interrupted is taken up by what interrupted it, or after this long.
-const INTERRUPTED: Duration = Duration::from_secs(5);
+const INTERRUPTED_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The longest wait between two attempts.
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How long an enrollment may take that no caller waits for. It is tried again.
 const BACKGROUND_ENROLL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Task {
     /// What is wanted of the current sandbox.
-    pub(super) fn wanted(&mut self, record: &Record) -> Desired {
+    pub(super) fn desired(&mut self, record: &Record) -> Desired {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory
             .pod(&self.key)
@@ -46,7 +46,7 @@ impl Task {
         self.gone_since = None;
         let enrollment = self.shared.decide(pod).enrollment;
         if record.uses_sidecar() {
-            return self.wanted_of_sidecar(record, pod, enrollment);
+            return self.desired_for_sidecar(record, pod, enrollment);
         }
         match enrollment {
             // What is in place for ztunnel leaves in order first.
@@ -75,30 +75,30 @@ impl Task {
         if self.is_handed_over() {
             return;
         }
-        self.look_after_again();
-        if let Err(failure) = self.mend().await {
+        self.reattach();
+        if let Err(failure) = self.repair().await {
             return self.retry_later(failure);
         }
         self.forget_superseded().await;
         if self.records.is_empty()
-            && let Err(failure) = self.look_for_stranger().await
+            && let Err(failure) = self.discover().await
         {
             return self.retry_later(failure);
         }
         // Each action leads to another state; five are more than any path has.
         for _ in 0..5 {
-            if let Err(failure) = self.recognise() {
+            if let Err(failure) = self.identify() {
                 return self.retry_later(failure);
             }
             let Some(current) = self.records.last().cloned() else {
                 // The ADD of its successor may have been missed.
-                match self.look_for_stranger().await {
+                match self.discover().await {
                     Ok(()) if self.records.is_empty() => return,
                     Ok(()) => continue,
                     Err(failure) => return self.retry_later(failure),
                 }
             };
-            let wanted = self.wanted(&current);
+            let wanted = self.desired(&current);
             let action = next(
                 &current.intent,
                 wanted,
@@ -107,14 +107,14 @@ impl Task {
             );
             self.next = Some(action);
             match self.act(action).await {
-                Ok(Step::Again) => {
+                Ok(Step::Continue) => {
                     self.attempts = 0;
                     // Whoever tells others of the pod hears of each step.
-                    self.show();
+                    self.publish_view();
                 }
-                Ok(Step::Rest) => {
+                Ok(Step::Done) => {
                     self.attempts = 0;
-                    self.all_is_well(wanted);
+                    self.clear_failure(wanted);
                     if self
                         .records
                         .iter()
@@ -123,7 +123,7 @@ impl Task {
                         .any(Record::has_unknown_netns)
                     {
                         // The one that stands has taken its place.
-                        self.wake_in(POLL);
+                        self.wake_in(POLL_INTERVAL);
                     }
                     return self.check_listeners().await;
                 }
@@ -131,61 +131,67 @@ impl Task {
                 Err(failure) => return self.retry_later(failure),
             }
         }
-        self.wake_in(POLL);
+        self.wake_in(POLL_INTERVAL);
     }
 
     async fn act(&mut self, action: Action) -> Result<Step, Failure> {
-        if self.has_to_be_found(action) {
-            return self.search(action).await;
+        if self.needs_netns_lookup(action) {
+            return self.locate_netns(action).await;
         }
         let Some(record) = self.records.last_mut() else {
-            return Ok(Step::Rest);
+            return Ok(Step::Done);
         };
         let (pipeline, log) = (&self.shared.pipeline, &mut self.timeline);
         match action {
-            Action::Idle => Ok(Step::Rest),
+            Action::Idle => Ok(Step::Done),
             Action::WaitUntil(then) => Ok(Step::Wait(then.since(BootInstant::now()))),
             Action::Enroll => self.enroll_in_background().await,
-            Action::Update => self.renew().await,
-            Action::Detach => pipeline.detach(record, log).await.map(|()| Step::Again),
-            Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT)),
+            Action::Update => self.update().await,
+            Action::Detach => pipeline.detach(record, log).await.map(|()| Step::Continue),
+            Action::AwaitAnnouncement => Ok(Step::Wait(ANNOUNCEMENT_POLL_INTERVAL)),
             Action::AwaitPropagation => pipeline
                 .start_propagation(record, log)
-                .map(|()| Step::Again),
+                .map(|()| Step::Continue),
             Action::Undo => {
                 let failures = pipeline.undo(record, log).await;
                 let left = || Failure::new(Reason::DependencyUnavailable, failures.join("; "));
                 if failures.is_empty() {
-                    Ok(Step::Again)
+                    Ok(Step::Continue)
                 } else {
                     Err(left())
                 }
             }
-            Action::StartWithdrawal => pipeline.start_withdrawal(record, log).map(|()| Step::Again),
-            Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Again),
+            Action::StartWithdrawal => pipeline
+                .start_withdrawal(record, log)
+                .map(|()| Step::Continue),
+            Action::Drain => pipeline.drain(record, log).await.map(|()| Step::Continue),
             Action::Finish { overdue } => {
                 let done = pipeline.finish(record, log, overdue).await?;
-                Ok(if done { Step::Again } else { Step::Wait(POLL) })
+                Ok(if done {
+                    Step::Continue
+                } else {
+                    Step::Wait(POLL_INTERVAL)
+                })
             }
             Action::Delete { overdue } => self.try_delete(overdue).await,
-            Action::GarbageCollect { overdue } => self.let_go(overdue).await,
+            Action::GarbageCollect { overdue } => self.garbage_collect(overdue).await,
         }
     }
 
     /// Enrols the current sandbox because it is wanted, and nobody waits. Anything new of the pod comes first.
     async fn enroll_in_background(&mut self) -> Result<Step, Failure> {
-        let mut cancelled = pin!(interrupt::anything(self.sent.clone(), self.seen));
+        let mut cancelled = pin!(interrupt::any(self.sent.clone(), self.seen));
         let context = EnrollContext::background(
             Instant::now() + BACKGROUND_ENROLL_TIMEOUT,
             cancelled.as_mut(),
         );
         match self.enroll(context).await {
-            Ok(()) => Ok(Step::Again),
+            Ok(()) => Ok(Step::Continue),
             // A look follows when that has passed.
             Err(failure)
                 if failure.reason == Reason::Starting && failure.undo_failures.is_empty() =>
             {
-                Ok(Step::Wait(INTERRUPTED))
+                Ok(Step::Wait(INTERRUPTED_RETRY_INTERVAL))
             }
             Err(failure) => Err(failure),
         }
@@ -194,13 +200,13 @@ impl Task {
     /// Enrols the current sandbox.
     pub(super) async fn enroll(&mut self, context: EnrollContext<'_>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
-        self.renew_redirection()?;
+        self.update_redirection()?;
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
         let stood = Some(record.intent.clone()).filter(Intent::was_in_mesh);
         let broker = shared.pipeline.begin(record)?;
-        self.show();
+        self.publish_view();
         let Some(record) = self.records.last_mut() else {
             return Ok(());
         };
@@ -221,16 +227,16 @@ impl Task {
         );
         self.failure = None;
         if !record.redirection.is_sidecar() {
-            shared.tell_refused(&self.key, record);
+            shared.report_not_permitted(&self.key, record);
             self.check_listeners_later();
         }
         Ok(())
     }
 
     /// Nothing is left to do. What failed before has been done since, or is not wanted any more.
-    fn all_is_well(&mut self, wanted: Desired) {
+    fn clear_failure(&mut self, wanted: Desired) {
         let is_known = !matches!(wanted, Desired::Gone { .. } | Desired::Unknown);
-        if is_known && self.differing.is_none() {
+        if is_known && self.drifted.is_none() {
             self.failure = None;
         }
     }
@@ -242,9 +248,9 @@ impl Task {
 
     /// The wait doubles with each failure; a new event cuts it short.
     pub(super) fn retry_later(&mut self, failure: Failure) {
-        let wait = POLL
+        let wait = POLL_INTERVAL
             .saturating_mul(1 << self.attempts.min(6))
-            .min(LONGEST_WAIT)
+            .min(MAX_RETRY_INTERVAL)
             // Pods that failed together do not come back together.
             .mul_f64(0.75 + fastrand::f64() / 2.0);
         if is_transient(failure.reason) {

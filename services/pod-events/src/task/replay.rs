@@ -12,11 +12,11 @@ use crate::{
 };
 
 /// How long a pod may take to show in the source after it was let through.
-const SHOW: Duration = Duration::from_secs(30);
+const SOURCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A pod that was let through without a question.
 #[derive(Clone, Debug)]
-pub struct Admitted {
+pub struct OfflineAdd {
     /// What would have been asked. Nobody waits: the deadline means nothing.
     pub call: AddCall,
     /// When it was let through.
@@ -25,29 +25,29 @@ pub struct Admitted {
 
 /// What became of an event that was told late.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum ReplayOutcome {
     /// Its effect is checkpointed, or there is none left to have.
     Done,
     /// It means nothing any more, because of this.
     Dropped(String),
     /// It is to be told again, because of this.
-    Later(String),
+    Retry(String),
 }
 
-impl From<CheckpointError> for Settled {
+impl From<CheckpointError> for ReplayOutcome {
     fn from(error: CheckpointError) -> Self {
-        Self::Later(format!("{:#}", anyhow::Error::from(error)))
+        Self::Retry(format!("{:#}", anyhow::Error::from(error)))
     }
 }
 
 impl Task {
     /// A sandbox ended.
-    pub(super) fn ended(&mut self, sandbox: &inpod_types::SandboxRef) -> Settled {
+    pub(super) fn replay_delete(&mut self, sandbox: &inpod_types::SandboxRef) -> ReplayOutcome {
         let Some(index) = self.index_of(sandbox) else {
-            return Settled::Done;
+            return ReplayOutcome::Done;
         };
         let Some(record) = self.records.get_mut(index) else {
-            return Settled::Done;
+            return ReplayOutcome::Done;
         };
         let checkpoint = &self.shared.pipeline.checkpoint;
         let written = if is_bare(record) {
@@ -69,22 +69,22 @@ impl Task {
         }
         self.timeline
             .note(format!("sandbox {sandbox} had ended, told late"));
-        self.show();
-        Settled::Done
+        self.publish_view();
+        ReplayOutcome::Done
     }
 
     /// A pod was let through: its sandbox becomes the current one, outside the mesh until somebody looks.
-    pub(super) fn admitted(&mut self, admitted: &Admitted) -> Settled {
+    pub(super) fn replay_add(&mut self, admitted: &OfflineAdd) -> ReplayOutcome {
         let call = &admitted.call;
         let inventory = self.shared.source.inventory();
         let fits = |pod: &&Pod| call.uid.as_ref().is_none_or(|uid| pod.is_called(uid));
         let Some(pod) = inventory.pod(&self.key).filter(fits) else {
             return missing(&inventory, admitted.at);
         };
-        if let Some(settled) = self.settled_already(admitted, pod) {
+        if let Some(settled) = self.existing_outcome(admitted, pod) {
             return settled;
         }
-        let record = self.fresh(call, pod);
+        let record = self.new_record(call, pod);
         if let Err(error) = self.shared.pipeline.checkpoint.write(&record) {
             return error.into();
         }
@@ -94,16 +94,16 @@ impl Task {
             "sandbox {} had been let through, told late",
             call.sandbox
         ));
-        self.show();
-        Settled::Done
+        self.publish_view();
+        ReplayOutcome::Done
     }
 
     /// What stands in the way of recording a sandbox, if anything does.
-    fn settled_already(&self, admitted: &Admitted, pod: &Pod) -> Option<Settled> {
+    fn existing_outcome(&self, admitted: &OfflineAdd, pod: &Pod) -> Option<ReplayOutcome> {
         let call = &admitted.call;
         if self.is_further_interface(&call.sandbox) {
             let why = "its container is recorded with another interface";
-            return Some(Settled::Dropped(why.to_owned()));
+            return Some(ReplayOutcome::Dropped(why.to_owned()));
         }
         if self
             .records
@@ -111,14 +111,14 @@ impl Task {
             .any(|known| known.sandbox != call.sandbox && is_successor(known, pod, admitted.at))
         {
             let why = "the pod has a later sandbox";
-            return Some(Settled::Dropped(why.to_owned()));
+            return Some(ReplayOutcome::Dropped(why.to_owned()));
         }
         let known = self.records.get(self.index_of(&call.sandbox)?)?;
         let lives = known.netns == call.netns && !is_ending(known);
         match (lives, is_bare(known)) {
-            (true, _) => Some(Settled::Done),
+            (true, _) => Some(ReplayOutcome::Done),
             (false, true) => None,
-            (false, false) => Some(Settled::Later(
+            (false, false) => Some(ReplayOutcome::Retry(
                 "an earlier sandbox of its name has not ended yet".to_owned(),
             )),
         }
@@ -126,11 +126,11 @@ impl Task {
 }
 
 /// A pod that the source does not show. It may still come to show it.
-fn missing(inventory: &Inventory, at: BootInstant) -> Settled {
-    if inventory.is_complete() && BootInstant::now().since(at) >= SHOW {
-        Settled::Dropped("the source does not show the pod".to_owned())
+fn missing(inventory: &Inventory, at: BootInstant) -> ReplayOutcome {
+    if inventory.is_complete() && BootInstant::now().since(at) >= SOURCE_TIMEOUT {
+        ReplayOutcome::Dropped("the source does not show the pod".to_owned())
     } else {
-        Settled::Later("the source does not show the pod yet".to_owned())
+        ReplayOutcome::Retry("the source does not show the pod yet".to_owned())
     }
 }
 

@@ -19,7 +19,11 @@ pub(crate) fn is_permission_known(inventory: &Inventory, pod: &Pod, pods_may: Pe
     pod.asks.asked().all(is_free) || !inventory.is_silent_on(&pod.pod.namespace)
 }
 
-fn wishes_from(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> Result<Wishes, Failure> {
+fn permitted_settings(
+    inventory: &Inventory,
+    pod: &Pod,
+    pods_may: Permissions,
+) -> Result<Wishes, Failure> {
     if !is_permission_known(inventory, pod, pods_may) {
         let message = format!(
             "it is not known what namespace {} permits its pods",
@@ -38,20 +42,22 @@ fn invalid(malformed: &Malformed) -> Failure {
 
 /// What a sandbox is to be enrolled with. What stands keeps what it has as long as nobody can tell, and where it leads
 /// elsewhere. Else what cannot be understood is refused, and what nobody can permit now is left out.
-fn enrolled_with(
-    told: Result<Redirection, Failure>,
+fn effective_redirection(
+    requested: Result<Redirection, Failure>,
     stands: Option<&Redirection>,
     pod: &Pod,
     pods_may: Permissions,
 ) -> Result<Redirection, Failure> {
-    match (told, stands) {
+    match (requested, stands) {
         (Err(_), Some(stands)) => Ok(stands.clone()),
-        (Ok(told), Some(stands)) if told.is_sidecar() != stands.is_sidecar() => Ok(stands.clone()),
+        (Ok(requested), Some(stands)) if requested.is_sidecar() != stands.is_sidecar() => {
+            Ok(stands.clone())
+        }
         (Err(failure), None) if failure.reason == Reason::NamespaceUnknown => {
             let granted = granted(&pod.asks, Permissions::default(), pods_may);
             granted.map(Redirection::Ambient).map_err(|_| failure)
         }
-        (told, _) => told,
+        (requested, _) => requested,
     }
 }
 
@@ -62,9 +68,9 @@ impl Shared {
     ///
     /// INVALID_FIELD where an annotation that is permitted cannot be understood, NAMESPACE_UNKNOWN where it is not known
     /// what is permitted. A pod that stands in the mesh keeps what it has then.
-    fn wishes_of(&self, pod: &Pod) -> Result<Wishes, Failure> {
+    fn settings_of(&self, pod: &Pod) -> Result<Wishes, Failure> {
         let inventory = self.source.inventory();
-        wishes_from(&inventory, pod, self.config.pods_may())
+        permitted_settings(&inventory, pod, self.config.pods_may())
     }
 
     /// How a pod is to be redirected.
@@ -92,12 +98,12 @@ impl Shared {
                 let sidecar = injection.sidecar().map_err(invalid)?;
                 Ok(Redirection::Sidecar(Box::new(sidecar.clone())))
             }
-            Some(_) | None => self.wishes_of(pod).map(Redirection::Ambient),
+            Some(_) | None => self.settings_of(pod).map(Redirection::Ambient),
         }
     }
 
     /// Tells people what the pod of a sandbox that was enrolled asks for and does not get.
-    pub(super) fn tell_refused(&self, key: &PodKey, record: &Record) {
+    pub(super) fn report_not_permitted(&self, key: &PodKey, record: &Record) {
         let inventory = self.source.inventory();
         let Some(pod) = inventory.pod(key).filter(|pod| record.belongs_to(pod)) else {
             return;
@@ -118,7 +124,7 @@ impl Shared {
 impl Task {
     /// Refuses a pod that asks for what it may in words that nobody understands. One that stands in the mesh keeps what it
     /// has.
-    pub(super) fn refuse_malformed(
+    pub(super) fn reject_malformed(
         &mut self,
         sandbox: &SandboxRef,
         pod: &Pod,
@@ -140,7 +146,7 @@ impl Task {
     /// # Errors
     ///
     /// When an annotation cannot be understood and nothing stands.
-    pub(super) fn renew_redirection(&mut self) -> Result<(), Failure> {
+    pub(super) fn update_redirection(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
             return Ok(());
@@ -151,12 +157,13 @@ impl Task {
         else {
             return Ok(());
         };
-        let told = self.shared.redirection_of(pod);
-        if let Err(failure) = &told {
+        let requested = self.shared.redirection_of(pod);
+        if let Err(failure) = &requested {
             self.timeline.note(failure.to_string());
         }
         let stands = record.intent.was_in_mesh().then_some(&record.redirection);
-        record.redirection = enrolled_with(told, stands, pod, self.shared.config.pods_may())?;
+        record.redirection =
+            effective_redirection(requested, stands, pod, self.shared.config.pods_may())?;
         Ok(())
     }
 }
@@ -206,7 +213,7 @@ mod tests {
     #[test]
     fn a_grant_is_unknown_only_where_the_namespace_would_decide_and_is_not_known() {
         let of = |namespace, node, pod: &Pod| {
-            wishes_from(&permitting(namespace), pod, Permissions::of(node))
+            permitted_settings(&permitting(namespace), pod, Permissions::of(node))
         };
         let asks = asking("80");
         assert_eq!(ports(&of(Some("exclude"), "", &asks).unwrap()), 1);
@@ -219,7 +226,7 @@ mod tests {
 
     #[test]
     fn what_stands_keeps_what_it_has_and_what_does_not_is_refused_or_left_out() {
-        let stands = wishes_from(
+        let stands = permitted_settings(
             &permitting(Some("exclude")),
             &asking("80,443"),
             Permissions::default(),
@@ -228,8 +235,8 @@ mod tests {
         let stands = Redirection::Ambient(stands);
         let renewed = |namespace, ports, stands: Option<&Redirection>| {
             let (pod, node) = (asking(ports), Permissions::default());
-            let told = wishes_from(&permitting(namespace), &pod, node);
-            enrolled_with(told.map(Redirection::Ambient), stands, &pod, node)
+            let requested = permitted_settings(&permitting(namespace), &pod, node);
+            effective_redirection(requested.map(Redirection::Ambient), stands, &pod, node)
         };
         let malformed = renewed(Some("exclude"), "http", Some(&stands)).unwrap();
         assert_eq!(malformed, stands);

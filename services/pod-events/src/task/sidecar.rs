@@ -13,7 +13,7 @@ use crate::{
 
 impl Task {
     /// What is wanted of a sandbox that is redirected to its sidecar, or about to be.
-    pub(super) fn wanted_of_sidecar(
+    pub(super) fn desired_for_sidecar(
         &self,
         record: &Record,
         pod: &Pod,
@@ -32,13 +32,17 @@ impl Task {
     }
 
     /// What was let alone on a node that was to be left is looked after again where inpod stays.
-    pub(super) fn look_after_again(&mut self) {
+    pub(super) fn reattach(&mut self) {
         let is_uninstalling = self.shared.leaving.is(Leave::Uninstall);
         self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
     }
 
     /// Whether a sandbox has something in place that leads elsewhere than an enrollment would.
-    pub(super) fn leads_elsewhere(&self, sandbox: &SandboxRef, enrollment: Enrollment) -> bool {
+    pub(super) fn is_redirected_elsewhere(
+        &self,
+        sandbox: &SandboxRef,
+        enrollment: Enrollment,
+    ) -> bool {
         let known = self.index_of(sandbox).and_then(|at| self.records.get(at));
         let to_sidecar = enrollment == Enrollment::Sidecar;
         known.is_some_and(|record| {

@@ -11,7 +11,7 @@ impl Task {
     /// Whether a record's redirection is what the pod asks for now, as far as that is known.
     pub(super) fn is_in_sync(&self, record: &Record, pod: &Pod, enrollment: Enrollment) -> bool {
         let compared = pod.addresses.is_empty()
-            || self.compared == pod.addresses
+            || self.compared_addresses == pod.addresses
             || is_same(&record.addresses, &pod.addresses);
         let wished = match self.shared.redirection_for(pod, enrollment) {
             Ok(redirection) => record.redirection == redirection,
@@ -22,41 +22,45 @@ impl Task {
     }
 
     /// Applies what the pod asks for now, and names its addresses. What cannot be applied changes nothing.
-    pub(super) async fn renew(&mut self) -> Result<Step, Failure> {
+    pub(super) async fn update(&mut self) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(known) = self.records.last() else {
-            return Ok(Step::Rest);
+            return Ok(Step::Done);
         };
         let Some(pod) = inventory.pod(&self.key).filter(|pod| known.belongs_to(pod)) else {
-            return Ok(Step::Rest);
+            return Ok(Step::Done);
         };
         let renewed = Record {
             redirection: self.shared.redirection_of(pod)?,
-            addresses: self.proven(known, &pod.addresses).await?,
+            addresses: self.verified_addresses(known, &pod.addresses).await?,
             ..known.clone()
         };
         let is_to_another = renewed.redirection.is_sidecar() != known.redirection.is_sidecar();
         if is_to_another || renewed == *known {
-            self.compared.clone_from(&pod.addresses);
-            return Ok(Step::Again);
+            self.compared_addresses.clone_from(&pod.addresses);
+            return Ok(Step::Continue);
         }
         let renewed = self
             .shared
             .pipeline
-            .renew(renewed, &mut self.timeline)
+            .update(renewed, &mut self.timeline)
             .await?;
         tracing::info!(pod = %renewed.pod, sandbox = %renewed.sandbox, "Changed");
-        self.compared.clone_from(&pod.addresses);
+        self.compared_addresses.clone_from(&pod.addresses);
         if let Some(record) = self.records.last_mut() {
             *record = renewed;
         }
         self.failure = None;
-        Ok(Step::Again)
+        Ok(Step::Continue)
     }
 
     /// Of the addresses that the source shows, those that are in the netns; where there are none, those that are known.
     /// A status may still show the addresses of the sandbox before.
-    async fn proven(&self, record: &Record, shown: &[IpAddr]) -> Result<Vec<IpAddr>, Failure> {
+    async fn verified_addresses(
+        &self,
+        record: &Record,
+        shown: &[IpAddr],
+    ) -> Result<Vec<IpAddr>, Failure> {
         if shown.is_empty() || is_same(&record.addresses, shown) {
             return Ok(record.addresses.clone());
         }

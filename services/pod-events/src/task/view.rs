@@ -25,7 +25,7 @@ pub struct View {
 
 impl View {
     /// Since when a pod that was seen so stands where these records say.
-    pub(super) fn stands_since(&self, records: &[Record]) -> Option<SystemTime> {
+    pub(super) fn state_since(&self, records: &[Record]) -> Option<SystemTime> {
         let place = |record: &Record| (record.sandbox.clone(), state(Some(record)));
         let before = self.records.last().map(place);
         match records.last().map(place) {

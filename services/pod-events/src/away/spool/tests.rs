@@ -15,17 +15,17 @@ struct Told {
 }
 
 impl Effects for Told {
-    async fn settle(&mut self, event: Event) -> Settled {
+    async fn settle(&mut self, event: Event) -> ReplayOutcome {
         let id = event.sandbox().container_id.to_string();
         self.events.push(format!("{id} {}", event.name()));
         self.left.push(names(&self.directory).len());
         match id.as_str() {
-            "late" => Settled::Later("not yet".to_owned()),
+            "late" => ReplayOutcome::Retry("not yet".to_owned()),
             "hidden" if matches!(event, Event::Admitted(..)) => {
-                Settled::Later("not shown".to_owned())
+                ReplayOutcome::Retry("not shown".to_owned())
             }
-            "odd" => Settled::Dropped("no such pod".to_owned()),
-            _ => Settled::Done,
+            "odd" => ReplayOutcome::Dropped("no such pod".to_owned()),
+            _ => ReplayOutcome::Done,
         }
     }
 }
@@ -230,7 +230,7 @@ fn an_admission_carries_what_an_add_would_have() {
     let Event::Admitted(key, admitted) = parse(&bytes, BOOT).unwrap() else {
         panic!("no admission");
     };
-    let Admitted { call, at } = *admitted;
+    let OfflineAdd { call, at } = *admitted;
     assert_eq!(key, ("shop".parse().unwrap(), "web".parse().unwrap()));
     assert_eq!(call.sandbox, sandbox("a"));
     assert_eq!(call.uid, Some("1111".parse().unwrap()));

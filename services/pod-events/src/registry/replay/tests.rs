@@ -82,9 +82,9 @@ impl Scene {
         written
     }
 
-    async fn admitted(&self, pod: &str, admitted: Admitted) -> Settled {
+    async fn replay_add(&self, pod: &str, admitted: OfflineAdd) -> ReplayOutcome {
         let key = ("shop".parse().unwrap(), pod.parse().unwrap());
-        self.registry.admitted(&key, admitted).await
+        self.registry.replay_add(&key, admitted).await
     }
 }
 
@@ -98,7 +98,7 @@ fn config() -> crate::config::Config {
     crate::testing::config(Path::new("/nowhere"))
 }
 
-fn admission(container_id: &str, at: BootInstant) -> Admitted {
+fn admission(container_id: &str, at: BootInstant) -> OfflineAdd {
     let call = AddCall {
         sandbox: sandbox(container_id),
         uid: Some("uid-of-web".parse().unwrap()),
@@ -109,7 +109,7 @@ fn admission(container_id: &str, at: BootInstant) -> Admitted {
         trace: Trace::default(),
         phases: Phases::default(),
     };
-    Admitted { call, at }
+    OfflineAdd { call, at }
 }
 
 fn held(container_id: &str) -> Record {
@@ -129,15 +129,24 @@ fn held(container_id: &str) -> Record {
 #[tokio::test]
 async fn the_end_of_a_sandbox_that_nothing_was_done_to_forgets_it_at_once() {
     let scene = Scene::new(&[record("c1")]).await;
-    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
-    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
+    assert_eq!(
+        scene.registry.replay_delete(&sandbox("c1")).await,
+        ReplayOutcome::Done
+    );
+    assert_eq!(
+        scene.registry.replay_delete(&sandbox("c1")).await,
+        ReplayOutcome::Done
+    );
     assert_eq!(scene.written(), []);
 }
 
 #[tokio::test]
 async fn the_end_of_an_enrolled_sandbox_is_written_down_without_any_other_service() {
     let scene = Scene::new(&[held("c1")]).await;
-    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
+    assert_eq!(
+        scene.registry.replay_delete(&sandbox("c1")).await,
+        ReplayOutcome::Done
+    );
     let [(_, intent)] = scene.written().try_into().unwrap();
     assert!(matches!(intent, Intent::Deleting { .. }), "{intent:?}");
 }
@@ -147,12 +156,15 @@ async fn a_pod_that_was_let_through_is_written_down_once_and_its_end_finds_it() 
     let scene = Scene::new(&[]).await;
     for _ in 0..2 {
         let settled = scene
-            .admitted("web", admission("c1", BootInstant::now()))
+            .replay_add("web", admission("c1", BootInstant::now()))
             .await;
-        assert_eq!(settled, Settled::Done);
+        assert_eq!(settled, ReplayOutcome::Done);
         assert_eq!(scene.written(), [("c1".to_owned(), Intent::Out)]);
     }
-    assert_eq!(scene.registry.ended(&sandbox("c1")).await, Settled::Done);
+    assert_eq!(
+        scene.registry.replay_delete(&sandbox("c1")).await,
+        ReplayOutcome::Done
+    );
     assert_eq!(scene.written(), []);
 }
 
@@ -165,10 +177,10 @@ async fn a_pod_that_the_source_does_not_show_is_waited_for_and_then_dropped() {
         admitted
     };
     for pod in ["web", "db"] {
-        let settled = scene.admitted(pod, of_another(BootInstant::now())).await;
-        assert!(matches!(settled, Settled::Later(_)), "{settled:?}");
-        let settled = scene.admitted(pod, of_another(BootInstant::BOOT)).await;
-        assert!(matches!(settled, Settled::Dropped(_)), "{settled:?}");
+        let settled = scene.replay_add(pod, of_another(BootInstant::now())).await;
+        assert!(matches!(settled, ReplayOutcome::Retry(_)), "{settled:?}");
+        let settled = scene.replay_add(pod, of_another(BootInstant::BOOT)).await;
+        assert!(matches!(settled, ReplayOutcome::Dropped(_)), "{settled:?}");
     }
     assert_eq!(scene.written(), []);
 }
@@ -177,21 +189,21 @@ async fn a_pod_that_the_source_does_not_show_is_waited_for_and_then_dropped() {
 async fn an_admission_does_not_displace_a_later_sandbox_of_its_pod() {
     let scene = Scene::new(&[]).await;
     let now = BootInstant::now();
-    let first = scene.admitted("web", admission("c2", now)).await;
-    assert_eq!(first, Settled::Done);
+    let first = scene.replay_add("web", admission("c2", now)).await;
+    assert_eq!(first, ReplayOutcome::Done);
     let settled = scene
-        .admitted("web", admission("c1", BootInstant::BOOT))
+        .replay_add("web", admission("c1", BootInstant::BOOT))
         .await;
-    assert!(matches!(settled, Settled::Dropped(_)), "{settled:?}");
+    assert!(matches!(settled, ReplayOutcome::Dropped(_)), "{settled:?}");
     assert_eq!(scene.written(), [("c2".to_owned(), Intent::Out)]);
 }
 
 #[tokio::test]
 async fn a_sandbox_that_is_still_to_be_forgotten_is_not_recorded_anew() {
     let scene = Scene::new(&[held("c1")]).await;
-    scene.registry.ended(&sandbox("c1")).await;
+    scene.registry.replay_delete(&sandbox("c1")).await;
     let settled = scene
-        .admitted("web", admission("c1", BootInstant::now()))
+        .replay_add("web", admission("c1", BootInstant::now()))
         .await;
-    assert!(matches!(settled, Settled::Later(_)), "{settled:?}");
+    assert!(matches!(settled, ReplayOutcome::Retry(_)), "{settled:?}");
 }
