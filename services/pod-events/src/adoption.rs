@@ -9,40 +9,40 @@ use tokio::sync::watch;
 
 /// A file beside the checkpoint tells the later runs of a boot.
 #[derive(Debug)]
-pub(crate) struct Inheritance {
+pub(crate) struct Adoption {
     file: PathBuf,
-    closed: watch::Sender<bool>,
+    completed: watch::Sender<bool>,
     /// Whether this run is still to look.
-    open: bool,
+    pending: bool,
     /// Whether no run of this boot ever looked.
-    unknown: bool,
+    first_of_boot: bool,
 }
 
-impl Inheritance {
+impl Adoption {
     /// What earlier runs of this boot left in the file.
     pub(crate) fn open(file: PathBuf) -> Self {
         let known = fs::read_to_string(&file).is_ok_and(|boot| boot == boot_id());
         Self {
             file,
-            closed: watch::Sender::new(false),
-            open: true,
-            unknown: !known,
+            completed: watch::Sender::new(false),
+            pending: true,
+            first_of_boot: !known,
         }
     }
 
     /// Whether this run is still to look.
-    pub(crate) fn is_open(&self) -> bool {
-        self.open
+    pub(crate) fn is_pending(&self) -> bool {
+        self.pending
     }
 
     /// Whether no run of this boot ever looked: nobody may be told a set.
-    pub(crate) fn is_unknown(&self) -> bool {
-        self.unknown
+    pub(crate) fn is_first_of_boot(&self) -> bool {
+        self.first_of_boot
     }
 
     /// Follows whether this run has looked.
-    pub(crate) fn closed(&self) -> watch::Receiver<bool> {
-        self.closed.subscribe()
+    pub(crate) fn completed(&self) -> watch::Receiver<bool> {
+        self.completed.subscribe()
     }
 
     /// Everything of before is in the checkpoint.
@@ -50,13 +50,13 @@ impl Inheritance {
     /// # Errors
     ///
     /// When that cannot be written down.
-    pub(crate) fn close(&mut self) -> Result<(), Failure> {
+    pub(crate) fn complete(&mut self) -> Result<(), Failure> {
         fs::write(&self.file, boot_id()).map_err(|error| {
             let message = format!("cannot write {}: {error}", self.file.display());
             Failure::new(Reason::CheckpointFailed, message)
         })?;
-        (self.open, self.unknown) = (false, false);
-        self.closed.send_replace(true);
+        (self.pending, self.first_of_boot) = (false, false);
+        self.completed.send_replace(true);
         Ok(())
     }
 }
@@ -69,23 +69,23 @@ mod tests {
     fn what_one_run_of_a_boot_has_seen_the_next_one_need_not_wait_for() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("inherited");
-        let mut first = Inheritance::open(file.clone());
-        assert!(first.is_open() && first.is_unknown());
-        let closed = first.closed();
-        assert!(!*closed.borrow());
-        first.close().unwrap();
-        assert!(*closed.borrow());
-        assert!(!first.is_open() && !first.is_unknown());
-        let second = Inheritance::open(file.clone());
-        assert!(second.is_open() && !second.is_unknown());
+        let mut first = Adoption::open(file.clone());
+        assert!(first.is_pending() && first.is_first_of_boot());
+        let completed = first.completed();
+        assert!(!*completed.borrow());
+        first.complete().unwrap();
+        assert!(*completed.borrow());
+        assert!(!first.is_pending() && !first.is_first_of_boot());
+        let second = Adoption::open(file.clone());
+        assert!(second.is_pending() && !second.is_first_of_boot());
         fs::write(&file, "another boot").unwrap();
-        assert!(Inheritance::open(file).is_unknown());
+        assert!(Adoption::open(file).is_first_of_boot());
     }
 
     #[test]
     fn what_cannot_be_written_down_is_not_known() {
-        let mut inheritance = Inheritance::open("/nowhere/inherited".into());
-        assert!(inheritance.close().is_err());
-        assert!(inheritance.is_unknown());
+        let mut adoption = Adoption::open("/nowhere/inherited".into());
+        assert!(adoption.complete().is_err());
+        assert!(adoption.is_first_of_boot());
     }
 }

@@ -131,7 +131,7 @@ impl Away {
             self.enrolled.hold(registry.namespaces_with_managed_pods());
         }
         let complete = inventory.is_complete();
-        let is_uninstalling = self.shared.leaving.is(Leave::Uninstall);
+        let is_uninstalling = self.shared.leave_mode.is(Leave::Uninstall);
         let wanted = if is_uninstalling {
             self.enrolled.held().clone()
         } else {

@@ -56,10 +56,10 @@ pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Dec
 /// Where the namespace is not known, `namespace` is a bare one.
 fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>) -> Decision {
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
-    let decided = never(pod, namespace, policy).or_else(|| by_injection(pod, policy));
+    let decided = excluded_reason(pod, namespace, policy).or_else(|| by_injection(pod, policy));
     let reason = decided.unwrap_or_else(|| by_labels(pod, selected));
     let reason = if policy.is_uninstalling {
-        staying_out(reason)
+        during_uninstall(reason)
     } else {
         reason
     };
@@ -90,8 +90,8 @@ pub enum OnUnknown {
 /// What becomes of such a pod: what its namespace says, as far as that was ever seen; else it waits where its namespace
 /// may have pods in the mesh. `is_listed` is `None` where nobody ever wrote down which namespaces have.
 pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnUnknown {
-    let said = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
-    match said {
+    let value = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
+    match value {
         Some(keys::ON_UNKNOWN_OPEN) => OnUnknown::Open,
         Some(keys::ON_UNKNOWN_CLOSED) => OnUnknown::Closed,
         Some(_) | None if is_listed == Some(false) => OnUnknown::Open,
@@ -100,7 +100,7 @@ pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnU
 }
 
 /// Why a pod stays out whatever its labels.
-fn never(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason> {
+fn excluded_reason(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason> {
     if pod.host_network {
         Some(Reason::HostNetwork)
     } else if pod.terminal {
@@ -123,7 +123,7 @@ fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
 }
 
 /// Nobody joins a node that is left, and nobody has to wait there until more is known.
-fn staying_out(reason: Reason) -> Reason {
+fn during_uninstall(reason: Reason) -> Reason {
     let joins_or_may = matches!(
         reason,
         Reason::LabelOnPod
@@ -143,9 +143,9 @@ fn by_labels(pod: &Pod, selected: Selected) -> Reason {
     match selected {
         Selected::By { by_namespace, .. } if by_namespace => Reason::LabelOnNamespace,
         Selected::By { .. } => Reason::LabelOnPod,
-        Selected::Depends => Reason::NamespaceUnknown,
-        Selected::Not { but_for_the_pod }
-            if but_for_the_pod && mode == Some(keys::DATAPLANE_MODE_NONE) =>
+        Selected::Unknown => Reason::NamespaceUnknown,
+        Selected::Not { namespace_matches }
+            if namespace_matches && mode == Some(keys::DATAPLANE_MODE_NONE) =>
         {
             Reason::OptedOut
         }

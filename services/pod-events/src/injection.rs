@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use inpod_types::keys;
 use k8s_openapi::api::core::v1 as k8s;
 
-use crate::redirection::{Malformed, Proxy, Sidecar, truth};
+use crate::redirection::{Malformed, Proxy, Sidecar, parse_bool};
 
 /// The container that redirects by itself.
 const INIT: &str = "istio-init";
@@ -18,14 +18,14 @@ const PROXY: &str = "istio-proxy";
 
 /// The user and group of a proxy that says nothing of its own, or root (3.3): as TPROXY needs it, which runs as root
 /// with this group.
-const USUAL_ID: u32 = 1337;
+const DEFAULT_PROXY_ID: u32 = 1337;
 
 /// A pod that bears the mark of an injector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
     has_init: bool,
     disable_envoy: Option<Box<str>>,
-    proxy: Option<Place>,
+    proxy: Option<ContainerList>,
     role: Option<Box<str>>,
     inject: Option<Box<str>>,
     interception: Option<Box<str>>,
@@ -34,7 +34,7 @@ pub struct Injection {
 
 /// Where a container is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum ContainerList {
     Containers,
     InitContainers,
 }
@@ -58,7 +58,7 @@ pub enum Skip {
 
 impl Skip {
     /// In words.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Self::OwnInit => "its container istio-init redirects by itself",
             Self::EnvoyDisabled => "DISABLE_ENVOY is set: its proxy takes no traffic",
@@ -72,20 +72,20 @@ impl Skip {
 
 /// What the containers called `istio-proxy` say together: a later one beats an earlier one, as with Istio.
 #[derive(Default)]
-struct Seen<'a> {
-    place: Option<Place>,
+struct ProxySpec<'a> {
+    list: Option<ContainerList>,
     environment: BTreeMap<&'a str, &'a str>,
     role: Option<&'a str>,
     user: Option<i64>,
     group: Option<i64>,
 }
 
-impl<'a> Seen<'a> {
-    fn see(&mut self, place: Place, container: &'a k8s::Container) {
+impl<'a> ProxySpec<'a> {
+    fn merge(&mut self, list: ContainerList, container: &'a k8s::Container) {
         if container.name != PROXY {
             return;
         }
-        self.place = Some(place);
+        self.list = Some(list);
         // What is taken from elsewhere is known to the kubelet alone: empty, as with Istio.
         let variables = container.env.iter().flatten();
         let value =
@@ -103,7 +103,7 @@ impl<'a> Seen<'a> {
 
     fn is_true(&self, name: &str) -> bool {
         let text = self.environment.get(name);
-        text.and_then(|text| truth(text)).unwrap_or(false)
+        text.and_then(|text| parse_bool(text)).unwrap_or(false)
     }
 
     fn proxy(&self) -> Proxy {
@@ -117,9 +117,9 @@ impl<'a> Seen<'a> {
 }
 
 /// Numbers that are no id start no container: what stands for them is of no consequence.
-fn id(said: Option<i64>) -> u32 {
-    let said = said.and_then(|id| u32::try_from(id).ok());
-    said.filter(|id| *id != 0).unwrap_or(USUAL_ID)
+fn id(value: Option<i64>) -> u32 {
+    let value = value.and_then(|id| u32::try_from(id).ok());
+    value.filter(|id| *id != 0).unwrap_or(DEFAULT_PROXY_ID)
 }
 
 impl Injection {
@@ -132,24 +132,28 @@ impl Injection {
         let annotation = |name| Some(annotations?.get(name)?.as_str());
         annotation(keys::SIDECAR_STATUS)?;
         let init = spec.init_containers.iter().flatten();
-        let mut seen = Seen::default();
+        let mut proxy_spec = ProxySpec::default();
         init.clone()
-            .for_each(|it| seen.see(Place::InitContainers, it));
+            .for_each(|it| proxy_spec.merge(ContainerList::InitContainers, it));
         spec.containers
             .iter()
-            .for_each(|it| seen.see(Place::Containers, it));
+            .for_each(|it| proxy_spec.merge(ContainerList::Containers, it));
         let label = labels.and_then(|labels| labels.get(keys::SIDECAR_INJECT));
         let inject = label
             .map(String::as_str)
             .or_else(|| annotation(keys::SIDECAR_INJECT));
         Some(Self {
             has_init: init.chain(&spec.containers).any(|it| it.name == INIT),
-            disable_envoy: seen.environment.get("DISABLE_ENVOY").copied().map(short),
-            proxy: seen.place,
-            role: seen.role.map(short),
-            inject: inject.map(short),
-            interception: annotation(keys::INTERCEPTION_MODE).map(short),
-            sidecar: Sidecar::of(seen.proxy(), annotation),
+            disable_envoy: proxy_spec
+                .environment
+                .get("DISABLE_ENVOY")
+                .copied()
+                .map(truncate),
+            proxy: proxy_spec.list,
+            role: proxy_spec.role.map(truncate),
+            inject: inject.map(truncate),
+            interception: annotation(keys::INTERCEPTION_MODE).map(truncate),
+            sidecar: Sidecar::of(proxy_spec.proxy(), annotation),
         })
     }
 
@@ -157,10 +161,10 @@ impl Injection {
     pub fn skip(&self) -> Option<Skip> {
         let is = |text: &Option<Box<str>>, value| text.as_deref() == Some(value);
         let role = self.role.as_deref().filter(|role| !role.is_empty());
-        let questions = [
+        let conditions = [
             (self.has_init, Skip::OwnInit),
             (
-                self.disable_envoy.as_deref().and_then(truth) == Some(true),
+                self.disable_envoy.as_deref().and_then(parse_bool) == Some(true),
                 Skip::EnvoyDisabled,
             ),
             (self.proxy.is_none(), Skip::NoProxy),
@@ -171,8 +175,8 @@ impl Injection {
                 Skip::NoInterception,
             ),
         ];
-        let mut answers = questions.into_iter().filter(|(is_so, _)| *is_so);
-        answers.next().map(|(_, skip)| skip)
+        let mut met = conditions.into_iter().filter(|(is_so, _)| *is_so);
+        met.next().map(|(_, skip)| skip)
     }
 
     /// How the pod's traffic is led to its sidecar.
@@ -187,10 +191,10 @@ impl Injection {
     /// Everything that was looked at, in its order, as name and value.
     pub fn inputs(&self) -> Vec<(String, String)> {
         let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
-        let place = match self.proxy {
+        let list = match self.proxy {
             None => "",
-            Some(Place::Containers) => "in containers",
-            Some(Place::InitContainers) => "in initContainers",
+            Some(ContainerList::Containers) => "in containers",
+            Some(ContainerList::InitContainers) => "in initContainers",
         };
         let inject = keys::SIDECAR_INJECT;
         let mut inputs = vec![
@@ -199,7 +203,7 @@ impl Injection {
                 format!("{PROXY} variable DISABLE_ENVOY"),
                 text(&self.disable_envoy),
             ),
-            (format!("pod container {PROXY}"), place.to_owned()),
+            (format!("pod container {PROXY}"), list.to_owned()),
             (format!("{PROXY} role"), text(&self.role)),
             (
                 format!("pod label or annotation {inject}"),
@@ -211,13 +215,13 @@ impl Injection {
             ),
         ];
         let skip = self.skip();
-        let words = skip.map_or("none", Skip::words);
+        let why = skip.map_or("none", Skip::description);
         inputs.push((
             "why nothing is led to its sidecar".to_owned(),
-            words.to_owned(),
+            why.to_owned(),
         ));
         match &self.sidecar {
-            Ok(sidecar) if skip.is_none() => inputs.extend(sidecar.words()),
+            Ok(sidecar) if skip.is_none() => inputs.extend(sidecar.describe()),
             Err(Malformed { annotation, why }) if skip.is_none() => {
                 inputs.push((
                     format!("pod annotation {annotation}"),
@@ -231,7 +235,7 @@ impl Injection {
 }
 
 /// As much as is worth keeping: what decides is shorter, and what is longer decides nothing.
-fn short(text: &str) -> Box<str> {
+fn truncate(text: &str) -> Box<str> {
     text.chars().take(64).collect()
 }
 

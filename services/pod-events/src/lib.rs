@@ -47,7 +47,7 @@ use tokio::sync::watch;
 
 use crate::{
     admission::Admission,
-    adoption::Inheritance,
+    adoption::Adoption,
     away::Away,
     checkpoint::Checkpoint,
     clients::Clients,
@@ -63,7 +63,7 @@ use crate::{
     source::{Health, Inventory, Source},
     sync::Sync,
     task::Shared,
-    uninstall::{Departure, Leaving},
+    uninstall::{LeaveMode, Uninstaller},
 };
 
 /// What this service is.
@@ -99,7 +99,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         counters: Counters::default(),
         pipeline,
         source,
-        leaving: Leaving::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name)),
+        leave_mode: LeaveMode::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name)),
         config,
         shown: Shown::default(),
         repairs: Repairs::default(),
@@ -110,13 +110,13 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     if shared.config.ready_needs_ztunnel {
         conditions.require("ztunnel", "no ztunnel is up to date");
     }
-    let (metrics, istio) = count(&daemon, &shared, &registry);
-    let (known, told) = (registry.clone(), conditions.clone());
-    Away::start(Arc::clone(&shared), known, told, metrics.clone()).await;
-    let inheritance = Inheritance::open(daemon.directory(SERVICE.name).join("inherited"));
-    let departure = Departure::new(&shared, &registry, &daemon, inheritance.closed());
-    tokio::spawn(inpod_service::vital("departure", departure.run()));
-    keep_told(&shared, &registry, &conditions, synced_sender, inheritance);
+    let (metrics, istio) = register_metrics(&daemon, &shared, &registry);
+    let (known, readiness) = (registry.clone(), conditions.clone());
+    Away::start(Arc::clone(&shared), known, readiness, metrics.clone()).await;
+    let adoption = Adoption::open(daemon.directory(SERVICE.name).join("inherited"));
+    let uninstaller = Uninstaller::new(&shared, &registry, &daemon, adoption.completed());
+    tokio::spawn(inpod_service::vital("uninstall", uninstaller.run()));
+    start_followers(&shared, &registry, &conditions, synced_sender, adoption);
     let server = Server {
         registry,
         shared,
@@ -141,7 +141,11 @@ fn clients(config: &Config, daemon: &Daemon) -> Clients {
 }
 
 /// Declares what is counted, and has it told.
-fn count(daemon: &Daemon, shared: &Arc<Shared>, registry: &Registry) -> (Metrics, Option<Istio>) {
+fn register_metrics(
+    daemon: &Daemon,
+    shared: &Arc<Shared>,
+    registry: &Registry,
+) -> (Metrics, Option<Istio>) {
     let metrics = daemon.metrics().register(|metrics| {
         shared.repairs.register(metrics);
         shared.outputs.register(metrics);
@@ -160,24 +164,22 @@ fn count(daemon: &Daemon, shared: &Arc<Shared>, registry: &Registry) -> (Metrics
 }
 
 /// Has the other services follow this one, and this one its source.
-fn keep_told(
+fn start_followers(
     shared: &Arc<Shared>,
     registry: &Registry,
     conditions: &Readiness,
     synced: watch::Sender<Synced>,
-    inheritance: Inheritance,
+    adoption: Adoption,
 ) {
     let (source, clients) = (&shared.source, &shared.pipeline.clients);
-    let taken_over = inheritance.closed();
-    shared
-        .outputs
-        .start(shared, registry, conditions, taken_over);
-    let before = (inheritance, source.health());
-    let (known, told) = (registry.clone(), conditions.clone());
-    let broker = Sync::start(clients.clone(), known, told, synced, before);
+    let adopted = adoption.completed();
+    shared.outputs.start(shared, registry, conditions, adopted);
+    let before = (adoption, source.health());
+    let (known, readiness) = (registry.clone(), conditions.clone());
+    let broker = Sync::start(clients.clone(), known, readiness, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
-    let telling = ztunnels::keep_told(clients.clone(), source.clone(), selector, broker);
-    tokio::spawn(inpod_service::vital("ztunnels", telling));
+    let ztunnels = ztunnels::keep_told(clients.clone(), source.clone(), selector, broker);
+    tokio::spawn(inpod_service::vital("ztunnels", ztunnels));
     tokio::spawn(inpod_service::vital(
         "source",
         follow_source(source.changes(), registry.clone()),

@@ -16,7 +16,7 @@ use k8s_openapi::api::core::v1 as k8s;
 use crate::{
     decide::Labels,
     injection::Injection,
-    redirection::{Asks, Permissions},
+    redirection::{Permissions, Requested},
 };
 
 pub use ports::DeclaredPort;
@@ -41,7 +41,7 @@ pub struct Pod {
     /// What kubelet and runtime call it, where that is not its UID: a static pod's hash.
     pub runtime_uid: Option<PodUid>,
     /// What it asks of its redirection.
-    pub asks: Asks,
+    pub requested: Requested,
     /// The ports that its containers declare.
     pub ports: Vec<DeclaredPort>,
     /// Its addresses, as far as its status shows them: then it has a network.
@@ -208,7 +208,7 @@ impl TryFrom<k8s::Pod> for Pod {
             injection: injection.map(Arc::new),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
-            asks: Asks::of(meta.annotations.as_ref()),
+            requested: Requested::of(meta.annotations.as_ref()),
             ports,
             addresses,
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),

@@ -36,7 +36,7 @@ pub struct Capture {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
     /// To the node's ztunnel.
-    Ambient(Wishes),
+    Ambient(RequestedSettings),
     /// To the proxy in the pod.
     Sidecar(Box<Sidecar>),
 }
@@ -44,7 +44,7 @@ pub enum Redirection {
 impl Default for Redirection {
     /// To ztunnel, as the node says.
     fn default() -> Self {
-        Self::Ambient(Wishes::default())
+        Self::Ambient(RequestedSettings::default())
     }
 }
 
@@ -63,9 +63,9 @@ impl Redirection {
     }
 
     /// What was granted of what the pod asks of ztunnel's.
-    pub fn wishes(&self) -> Option<&Wishes> {
+    pub fn settings(&self) -> Option<&RequestedSettings> {
         match self {
-            Self::Ambient(wishes) => Some(wishes),
+            Self::Ambient(settings) => Some(settings),
             Self::Sidecar(_) => None,
         }
     }
@@ -73,7 +73,7 @@ impl Redirection {
     /// The whole redirection, on a node with these settings.
     pub fn to_wire(&self, node: &Capture) -> wire::Redirection {
         let mode = match self {
-            Self::Ambient(wishes) => wire::redirection::Mode::Ambient(ambient(node, wishes)),
+            Self::Ambient(settings) => wire::redirection::Mode::Ambient(ambient(node, settings)),
             Self::Sidecar(sidecar) => wire::redirection::Mode::Sidecar(sidecar.to_wire(node)),
         };
         wire::Redirection { mode: Some(mode) }
@@ -148,7 +148,7 @@ impl From<Inbound> for wire::InboundCapture {
 /// How a pod's redirection differs from what the node says: what it asked for, as far as that is granted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Wishes {
+pub struct RequestedSettings {
     /// Whether its name resolution goes to ztunnel; unset: as the node says.
     pub dns_capture: Option<bool>,
     /// Whether its inbound TCP is left alone.
@@ -163,14 +163,14 @@ pub struct Wishes {
 
 /// What a pod asks for by its annotations, granted or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asks {
-    wishes: Wishes,
+pub struct Requested {
+    settings: RequestedSettings,
     malformed: Option<Malformed>,
 }
 
 /// One thing that a pod asks for and that needs a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct PrivilegedRequest {
     /// The annotation.
     pub annotation: &'static str,
     /// What it says, or what is wrong with that.
@@ -179,18 +179,18 @@ pub struct Asked {
     pub needs: Permission,
 }
 
-impl Asks {
+impl Requested {
     /// From a pod's annotations. A truth value that is none is as good as absent, as with Istio.
     pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let text = |name| Some(annotations?.get(name)?.as_str());
-        let is_true = |name| text(name).and_then(truth).unwrap_or(false);
+        let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);
         let names = text(keys::REROUTE_VIRTUAL_INTERFACES).unwrap_or_default();
         let names = names.split(',').map(str::trim);
         let exclusions = Exclusions::of(text);
         Self {
             malformed: exclusions.as_ref().err().cloned(),
-            wishes: Wishes {
-                dns_capture: text(keys::DNS_CAPTURE).and_then(truth),
+            settings: RequestedSettings {
+                dns_capture: text(keys::DNS_CAPTURE).and_then(parse_bool),
                 bypass_inbound_capture: is_true(keys::BYPASS_INBOUND_CAPTURE),
                 virtual_interfaces: names
                     .filter(|name| !name.is_empty())
@@ -203,17 +203,17 @@ impl Asks {
     }
 
     /// Everything that needs a permission.
-    pub fn asked(&self) -> impl Iterator<Item = Asked> {
+    pub fn privileged(&self) -> impl Iterator<Item = PrivilegedRequest> {
         let malformed = self.malformed.as_ref();
         let malformed = malformed.map(|it| (it.annotation, it.why.clone()));
-        let exclusions = self.wishes.exclusions.texts().chain(malformed);
-        let exclusions = exclusions.map(|(annotation, text)| Asked {
+        let exclusions = self.settings.exclusions.texts().chain(malformed);
+        let exclusions = exclusions.map(|(annotation, text)| PrivilegedRequest {
             annotation,
             text,
             needs: Permission::Exclude,
         });
-        let keeps = self.wishes.keep_existing_connections;
-        exclusions.chain(keeps.then(|| Asked {
+        let keeps = self.settings.keep_existing_connections;
+        exclusions.chain(keeps.then(|| PrivilegedRequest {
             annotation: keys::KEEP_EXISTING_CONNECTIONS,
             text: true.to_string(),
             needs: Permission::KeepExisting,
@@ -227,23 +227,23 @@ impl Asks {
 ///
 /// When what is permitted cannot be understood. What is not permitted need not be.
 pub fn granted(
-    asks: &Asks,
+    requested: &Requested,
     namespace: Permissions,
     node: Permissions,
-) -> Result<Wishes, Malformed> {
+) -> Result<RequestedSettings, Malformed> {
     let permitted = namespace.or(node);
-    let mut wishes = asks.wishes.clone();
+    let mut settings = requested.settings.clone();
     if !permitted.include(Permission::Exclude) {
-        wishes.exclusions = Exclusions::default();
-    } else if let Some(malformed) = &asks.malformed {
+        settings.exclusions = Exclusions::default();
+    } else if let Some(malformed) = &requested.malformed {
         return Err(malformed.clone());
     }
-    wishes.keep_existing_connections &= permitted.include(Permission::KeepExisting);
-    Ok(wishes)
+    settings.keep_existing_connections &= permitted.include(Permission::KeepExisting);
+    Ok(settings)
 }
 
 /// What Go's strconv.ParseBool takes, by which Istio reads its annotations.
-pub(crate) fn truth(text: &str) -> Option<bool> {
+pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
         "0" | "f" | "F" | "false" | "FALSE" | "False" => Some(false),
@@ -251,16 +251,16 @@ pub(crate) fn truth(text: &str) -> Option<bool> {
     }
 }
 
-fn ambient(node: &Capture, wishes: &Wishes) -> wire::AmbientRedirection {
+fn ambient(node: &Capture, settings: &RequestedSettings) -> wire::AmbientRedirection {
     wire::AmbientRedirection {
-        dns_capture: wishes.dns_capture.unwrap_or(node.dns),
-        bypass_inbound_capture: wishes.bypass_inbound_capture,
-        reroute_virtual_interfaces: wishes.virtual_interfaces.clone(),
+        dns_capture: settings.dns_capture.unwrap_or(node.dns),
+        bypass_inbound_capture: settings.bypass_inbound_capture,
+        reroute_virtual_interfaces: settings.virtual_interfaces.clone(),
         inbound_capture: wire::InboundCapture::from(node.inbound).into(),
         ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
-        exclusions: (wishes.exclusions != Exclusions::default())
-            .then(|| (&wishes.exclusions).into()),
-        keep_existing_connections: wishes.keep_existing_connections,
+        exclusions: (settings.exclusions != Exclusions::default())
+            .then(|| (&settings.exclusions).into()),
+        keep_existing_connections: settings.keep_existing_connections,
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},
     pod::Pod,
-    redirection::{Asks, Permissions},
+    redirection::{Permissions, Requested},
     source::{Inventory, Learnt, PodKey},
     task::{AddCall, Shared, is_permission_known},
 };
@@ -39,13 +39,13 @@ pub enum Resolved {
 pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
     let policy = shared.policy();
     let decided = |inventory: &Inventory| {
-        let pod = meant(inventory, key, call.uid.as_ref())?;
+        let pod = find_pod(inventory, key, call.uid.as_ref())?;
         let decision = decide_from(inventory, pod, &policy);
         (decision.enrollment != Enrollment::Unknown).then(|| Resolved::Pod(pod.clone(), decision))
     };
     let is_enough = |inventory: &Inventory| {
         let resolved = decided(inventory);
-        resolved.is_some_and(|it| it.is_granted_from(inventory, policy.pods_may))
+        resolved.is_some_and(|it| it.has_known_permissions(inventory, policy.pods_may))
     };
     let inventory = shared.source.inventory();
     if is_enough(&inventory)
@@ -80,7 +80,7 @@ impl Resolved {
     }
 
     /// Whether it is known what the pod gets of what it asks for, or need not be.
-    fn is_granted_from(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
+    fn has_known_permissions(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
         match self {
             Self::Pod(pod, decision) if decision.enrollment == Enrollment::Ambient => {
                 is_permission_known(inventory, pod, pods_may)
@@ -91,9 +91,9 @@ impl Resolved {
 }
 
 /// The pod of a name, of the UID where one was said; else one that is alive.
-fn meant<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
-    let is_meant = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.is_called(uid));
-    inventory.pod(key).filter(is_meant)
+fn find_pod<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
+    let matches = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.is_called(uid));
+    inventory.pod(key).filter(matches)
 }
 
 fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall) -> Failure {
@@ -106,7 +106,7 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
             let message = format!("no pod {namespace}/{name} is known on node {node}{gap}");
             Failure::new(Reason::PodUnknown, message).at_field("pod")
         }
-        Some(pod) if meant(inventory, key, call.uid.as_ref()).is_some() => {
+        Some(pod) if find_pod(inventory, key, call.uid.as_ref()).is_some() => {
             let gap = inventory
                 .gaps
                 .first()
@@ -148,34 +148,34 @@ fn admit_unenrolled(
         let message = format!(
             "it is not known whether pod {namespace}/{name} is to be in the mesh, and pods of its namespace wait: {why}"
         );
-        return Err(Failure::new(Reason::SourceUnavailable, message).retry_after(RETRY));
+        return Err(Failure::new(Reason::SourceUnavailable, message).retry_after(RETRY_AFTER));
     }
-    let shown = meant(&inventory, key, call.uid.as_ref()).cloned();
-    let pod = shown.map_or_else(|| guess(key, call), Ok)?;
+    let shown = find_pod(&inventory, key, call.uid.as_ref()).cloned();
+    let pod = shown.map_or_else(|| placeholder_pod(key, call), Ok)?;
     Ok(Resolved::AdmittedUnenrolled { pod, why })
 }
 
 /// A pod of which nothing but its name is known.
-fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
-    let odd = |error: InvalidIdentifier| {
+fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
+    let invalid = |error: InvalidIdentifier| {
         Failure::new(Reason::InvalidField, error.to_string()).at_field("sandbox.container_id")
     };
     // Where the runtime names no UID, the container's id stands in for it until the pod shows.
-    let stand_in = || call.sandbox.container_id.as_str().parse().map_err(odd);
+    let stand_in = || call.sandbox.container_id.as_str().parse().map_err(invalid);
     Ok(Pod {
         pod: PodRef {
             namespace: namespace.clone(),
             name: name.clone(),
             uid: call.uid.clone().map_or_else(stand_in, Ok)?,
         },
-        service_account: "default".parse().map_err(odd)?,
+        service_account: "default".parse().map_err(invalid)?,
         node: None,
         labels: BTreeMap::new(),
         host_network: false,
         injection: None,
         terminal: false,
         runtime_uid: None,
-        asks: Asks::default(),
+        requested: Requested::default(),
         addresses: Vec::new(),
         redirection: None,
         is_ready: false,
@@ -185,4 +185,4 @@ fn guess((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
 }
 
 /// When it makes sense to ask again.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_AFTER: Duration = Duration::from_secs(5);

@@ -9,10 +9,10 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use inpod_proto::{
-    netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as Drift},
+    netconfig::v1::{WatchDriftResponse, watch_drift_response::Event as DriftEvent},
     required,
     ztunnelbroker::v1::{
-        SessionPhase, WatchSessionsResponse, watch_sessions_response::Event as Session,
+        SessionPhase, WatchSessionsResponse, watch_sessions_response::Event as SessionEvent,
     },
 };
 use inpod_service::Readiness;
@@ -23,23 +23,23 @@ use tokio::{
 };
 
 use crate::{
-    adoption::Inheritance, clients::Clients, pipeline::Synced, registry::Registry, source::Health,
+    adoption::Adoption, clients::Clients, pipeline::Synced, registry::Registry, source::Health,
 };
 
 /// How long to wait before a stream that broke is opened again.
-const REOPEN: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The longest wait before a service is told again that could not be told.
-const LONGEST: Duration = Duration::from_secs(5);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long a service may take for one call of a synchronisation.
-const TELL: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The run of a service that is there; `None` while it is away.
 pub(crate) type Instance = Option<Arc<str>>;
 
 /// The condition that holds readiness up: whether an ADD of an enrolled pod could be served.
-const IN_STEP: &str = "in-step";
+const SYNCED_CONDITION: &str = "in-step";
 
 /// Follows both services for ever.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(crate) struct Sync {
     synced: watch::Sender<Synced>,
     netconfig: watch::Receiver<Instance>,
     broker: watch::Receiver<Instance>,
-    inheritance: Inheritance,
+    adoption: Adoption,
     source: watch::Receiver<Health>,
 }
 
@@ -61,16 +61,19 @@ impl Sync {
         registry: Registry,
         conditions: Readiness,
         synced: watch::Sender<Synced>,
-        (inheritance, source): (Inheritance, watch::Receiver<Health>),
+        (adoption, source): (Adoption, watch::Receiver<Health>),
     ) -> watch::Receiver<Instance> {
-        conditions.require(IN_STEP, "neither netconfig nor ztunnel-broker was seen yet");
-        let (netconfig_run, netconfig) = watch::channel(None);
-        let (broker_run, broker) = watch::channel(None);
-        let (told, known) = (conditions.clone(), registry.clone());
-        let follows = follow_netconfig(clients.clone(), known, told, netconfig_run);
-        tokio::spawn(inpod_service::vital("netconfig", follows));
-        let follows = follow_broker(clients.clone(), conditions.clone(), broker_run);
-        tokio::spawn(inpod_service::vital("ztunnel-broker", follows));
+        conditions.require(
+            SYNCED_CONDITION,
+            "neither netconfig nor ztunnel-broker was seen yet",
+        );
+        let (netconfig_instance, netconfig) = watch::channel(None);
+        let (broker_instance, broker) = watch::channel(None);
+        let (readiness, known) = (conditions.clone(), registry.clone());
+        let follower = follow_netconfig(clients.clone(), known, readiness, netconfig_instance);
+        tokio::spawn(inpod_service::vital("netconfig", follower));
+        let follower = follow_broker(clients.clone(), conditions.clone(), broker_instance);
+        tokio::spawn(inpod_service::vital("ztunnel-broker", follower));
         let sync = Self {
             clients,
             registry,
@@ -78,7 +81,7 @@ impl Sync {
             synced,
             netconfig,
             broker: broker.clone(),
-            inheritance,
+            adoption,
             source,
         };
         tokio::spawn(inpod_service::vital("sync", sync.run()));
@@ -86,64 +89,64 @@ impl Sync {
     }
 
     async fn run(mut self) {
-        let mut wait = REOPEN;
+        let mut wait = RETRY_INTERVAL;
         loop {
             let (netconfig, broker) = (
                 self.netconfig.borrow_and_update().clone(),
                 self.broker.borrow_and_update().clone(),
             );
             self.source.mark_unchanged();
-            let told = self.tell(netconfig, broker).await;
-            if let Err(failure) = &told {
+            let synced = self.sync(netconfig, broker).await;
+            if let Err(failure) = &synced {
                 tracing::warn!(%failure, ?wait, "Could not tell everything; once more");
             }
             // Another run of a service is worth an attempt at once.
             let changed = tokio::select! {
                 changed = self.netconfig.changed() => changed,
                 changed = self.broker.changed() => changed,
-                Ok(()) = self.source.changed(), if self.inheritance.is_open() => Ok(()),
-                () = sleep(wait), if told.is_err() => Ok(()),
+                Ok(()) = self.source.changed(), if self.adoption.is_pending() => Ok(()),
+                () = sleep(wait), if synced.is_err() => Ok(()),
             };
             if changed.is_err() {
                 return;
             }
-            wait = told.map_or_else(|_| LONGEST.min(wait * 2), |()| REOPEN);
+            wait = synced.map_or_else(|_| MAX_RETRY_INTERVAL.min(wait * 2), |()| RETRY_INTERVAL);
         }
     }
 
-    async fn tell(&mut self, netconfig: Instance, broker: Instance) -> Result<(), Failure> {
+    async fn sync(&mut self, netconfig: Instance, broker: Instance) -> Result<(), Failure> {
         let mut known = self.synced.borrow().clone();
         if known.netconfig != netconfig {
             known = Synced::default();
-            self.show(known.clone());
+            self.publish(known.clone());
             if netconfig.is_none() {
                 return Ok(());
             }
             self.registry.reclaim().await;
-            self.release_strangers().await?;
+            self.release_orphans().await?;
             known.netconfig = netconfig;
             // Pods with a sidecar wait for nobody else.
-            self.show(known.clone());
+            self.publish(known.clone());
             self.registry.wake(|_| true);
             self.registry.discover_all();
         }
         let is_new = known.broker != broker;
         // A source that lists after the broker was told shows what the first set lacks.
-        let is_late = broker.is_some() && self.inheritance.is_open() && self.is_listed();
+        let is_late = broker.is_some() && self.adoption.is_pending() && self.is_listed();
         if known.netconfig.is_some() && (is_new || is_late) {
             if is_new {
-                self.show(Synced {
+                self.publish(Synced {
                     broker: None,
                     ..known.clone()
                 });
             }
             if broker.is_some() {
-                self.inherit().await?;
+                self.adopt().await?;
             }
             self.seed(broker.as_deref()).await?;
             known.broker = broker;
         }
-        self.show(known);
+        self.publish(known);
         self.registry.wake(|_| true);
         self.registry.discover_all();
         Ok(())
@@ -154,13 +157,13 @@ impl Sync {
     }
 
     /// Once: pods that ran before us are written down, so that the first set names them.
-    async fn inherit(&mut self) -> Result<(), Failure> {
-        if self.inheritance.is_open() && self.is_listed() {
+    async fn adopt(&mut self) -> Result<(), Failure> {
+        if self.adoption.is_pending() && self.is_listed() {
             self.registry.adopt().await?;
-            self.inheritance.close()?;
+            self.adoption.complete()?;
             self.registry.enable_discovery();
         }
-        if self.inheritance.is_unknown() {
+        if self.adoption.is_first_of_boot() {
             let message =
                 "which pods ran before is not known until the source shows this node's pods";
             return Err(Failure::new(Reason::Starting, message));
@@ -169,22 +172,22 @@ impl Sync {
     }
 
     /// Who is told everything is what ADDs wait for, and what readiness is.
-    fn show(&self, known: Synced) {
+    fn publish(&self, known: Synced) {
         let lacks = |what: &str| Err(what.to_owned());
-        let in_step = match (&known.netconfig, &known.broker) {
+        let in_sync = match (&known.netconfig, &known.broker) {
             (None, _) => lacks("netconfig is away, or does not hold every claim again yet"),
             (Some(_), None) => {
                 lacks("ztunnel-broker is away, or was not given the desired set yet")
             }
             (Some(_), Some(_)) => Ok(()),
         };
-        self.conditions.set(IN_STEP, in_step);
+        self.conditions.set(SYNCED_CONDITION, in_sync);
         self.synced.send_replace(known);
     }
 
     /// Claims that no checkpoint knows are of sandboxes that ended while their DEL could not be told.
-    async fn release_strangers(&self) -> Result<(), Failure> {
-        let deadline = Instant::now() + TELL;
+    async fn release_orphans(&self) -> Result<(), Failure> {
+        let deadline = Instant::now() + CALL_TIMEOUT;
         let recorded: BTreeSet<_> = self
             .registry
             .records()
@@ -203,13 +206,13 @@ impl Sync {
     async fn seed(&self, broker: Option<&str>) -> Result<(), Failure> {
         let Some(broker) = broker else { return Ok(()) };
         let (revision, workloads) = self.registry.workloads()?;
-        let deadline = Instant::now() + TELL;
+        let deadline = Instant::now() + CALL_TIMEOUT;
         let result = self
             .clients
             .set_workloads(broker, revision, &workloads, deadline)
             .await;
-        let told = result.clone().map_err(|failure| failure.to_string());
-        self.conditions.set("ztunnel-broker", told);
+        let outcome = result.clone().map_err(|failure| failure.to_string());
+        self.conditions.set("ztunnel-broker", outcome);
         result?;
         tracing::info!(
             workloads = workloads.len(),
@@ -224,13 +227,13 @@ async fn follow_netconfig(
     clients: Clients,
     registry: Registry,
     conditions: Readiness,
-    run: watch::Sender<Instance>,
+    instance: watch::Sender<Instance>,
 ) {
     loop {
-        let ended = watch_netconfig(&clients, &registry, &conditions, &run).await;
+        let ended = watch_netconfig(&clients, &registry, &conditions, &instance).await;
         conditions.set("netconfig", Err(ended.to_string()));
-        run.send_replace(None);
-        sleep(REOPEN).await;
+        instance.send_replace(None);
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
@@ -238,7 +241,7 @@ async fn watch_netconfig(
     clients: &Clients,
     registry: &Registry,
     conditions: &Readiness,
-    run: &watch::Sender<Instance>,
+    instance: &watch::Sender<Instance>,
 ) -> Failure {
     let mut stream = match clients.watch_drift().await {
         Ok(stream) => stream,
@@ -247,7 +250,7 @@ async fn watch_netconfig(
     loop {
         match stream.message().await {
             Ok(Some(WatchDriftResponse { event: Some(event) })) => {
-                on_drift(event, registry, conditions, run);
+                on_drift(event, registry, conditions, instance);
             }
             Ok(Some(WatchDriftResponse { event: None })) => {}
             Ok(None) => {
@@ -259,17 +262,17 @@ async fn watch_netconfig(
 }
 
 fn on_drift(
-    event: Drift,
+    event: DriftEvent,
     registry: &Registry,
     conditions: &Readiness,
-    run: &watch::Sender<Instance>,
+    instance: &watch::Sender<Instance>,
 ) {
     match event {
-        Drift::InstanceId(instance) => {
+        DriftEvent::InstanceId(id) => {
             conditions.set("netconfig", Ok(()));
-            run.send_replace(Some(instance.into()));
+            instance.send_replace(Some(id.into()));
         }
-        Drift::ClaimReleased(released) => {
+        DriftEvent::ClaimReleased(released) => {
             let named = (
                 required("sandbox", released.sandbox),
                 required("netns", released.netns),
@@ -278,29 +281,29 @@ fn on_drift(
                 registry.netns_released(sandbox, netns);
             }
         }
-        Drift::State(state) => {
+        DriftEvent::State(state) => {
             if let Ok(sandbox) = required("sandbox", state.sandbox) {
                 registry.observed(&sandbox, &state.fingerprint, state.intact);
             }
         }
-        Drift::StateComplete(_) => {}
+        DriftEvent::StateComplete(_) => {}
     }
 }
 
-async fn follow_broker(clients: Clients, conditions: Readiness, run: watch::Sender<Instance>) {
+async fn follow_broker(clients: Clients, conditions: Readiness, instance: watch::Sender<Instance>) {
     loop {
-        let ended = watch_broker(&clients, &conditions, &run).await;
+        let ended = watch_broker(&clients, &conditions, &instance).await;
         conditions.set("ztunnel-broker", Err(ended.to_string()));
         conditions.set("ztunnel", Err("ztunnel-broker is away".to_owned()));
-        run.send_replace(None);
-        sleep(REOPEN).await;
+        instance.send_replace(None);
+        sleep(RETRY_INTERVAL).await;
     }
 }
 
 async fn watch_broker(
     clients: &Clients,
     conditions: &Readiness,
-    run: &watch::Sender<Instance>,
+    instance: &watch::Sender<Instance>,
 ) -> Failure {
     let mut stream = match clients.watch_sessions().await {
         Ok(stream) => stream,
@@ -310,7 +313,7 @@ async fn watch_broker(
     loop {
         match stream.message().await {
             Ok(Some(WatchSessionsResponse { event: Some(event) })) => {
-                on_session(event, &mut live, conditions, run);
+                on_session(event, &mut live, conditions, instance);
             }
             Ok(Some(WatchSessionsResponse { event: None })) => {}
             Ok(None) => {
@@ -331,22 +334,22 @@ async fn watch_broker(
 }
 
 fn on_session(
-    event: Session,
+    event: SessionEvent,
     live: &mut BTreeSet<u64>,
     conditions: &Readiness,
-    run: &watch::Sender<Instance>,
+    instance: &watch::Sender<Instance>,
 ) {
     match event {
-        Session::InstanceId(instance) => {
+        SessionEvent::InstanceId(id) => {
             conditions.set("ztunnel-broker", Ok(()));
-            run.send_replace(Some(instance.into()));
+            instance.send_replace(Some(id.into()));
         }
-        Session::Session(session) => {
+        SessionEvent::Session(session) => {
             live.remove(&session.session_id);
             if session.phase() == SessionPhase::Live {
                 live.insert(session.session_id);
             }
         }
-        Session::WorkloadState(_) | Session::StateComplete(_) => {}
+        SessionEvent::WorkloadState(_) | SessionEvent::StateComplete(_) => {}
     }
 }

@@ -51,7 +51,7 @@ use crate::{
     source::{PodKey, Source},
     timeline::Timeline,
     trace,
-    uninstall::Leaving,
+    uninstall::LeaveMode,
 };
 
 pub(crate) use adoption::record_without_netns;
@@ -118,7 +118,7 @@ pub struct Shared {
     /// The settings.
     pub config: Config,
     /// Whether inpod is to leave the node.
-    pub leaving: Leaving,
+    pub leave_mode: LeaveMode,
     /// What Kubernetes is told.
     pub outputs: Outputs,
     /// Who hears of what becomes of pods.
@@ -139,7 +139,7 @@ impl Shared {
     /// Who joins the mesh.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
-            is_uninstalling: self.leaving.is(Leave::Uninstall),
+            is_uninstalling: self.leave_mode.is(Leave::Uninstall),
             ..self.config.policy()
         }
     }

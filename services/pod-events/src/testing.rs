@@ -18,12 +18,12 @@ use crate::{
     outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
-    redirection::{Asks, Capture, Inbound, Ipv6, Proxy, Redirection, Sidecar, Sidecars},
+    redirection::{Capture, Inbound, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
     registry::Owners,
     shown::Shown,
     source::Source,
     task::Shared,
-    uninstall::Leaving,
+    uninstall::LeaveMode,
 };
 
 pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
@@ -40,7 +40,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
         injection: None,
         terminal: false,
         runtime_uid: None,
-        asks: Asks::default(),
+        requested: Requested::default(),
         ports: Vec::new(),
         addresses: Vec::new(),
         redirection: None,
@@ -121,7 +121,7 @@ pub(crate) fn record(container_id: &str) -> Record {
 pub(crate) fn config(directory: &Path) -> Config {
     let value = |text: &str| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) => number.into(),
-        (_, Ok(truth)) => truth.into(),
+        (_, Ok(parse_bool)) => parse_bool.into(),
         (Err(_), Err(_)) => Value::from(text),
     };
     let given = |key: &inpod_service::Key| match key.name {
@@ -146,7 +146,7 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         counters: Counters::default(),
         repairs: Repairs::default(),
         owners: Owners::default(),
-        leaving: Leaving::default(),
+        leave_mode: LeaveMode::default(),
         config,
         pipeline: Pipeline {
             clients: Clients::new(nobody(), nobody(), capture()),

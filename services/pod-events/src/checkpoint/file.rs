@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{Intent, Record};
 use crate::{
     boottime::BootInstant,
-    redirection::{Redirection, Sidecar, Wishes},
+    redirection::{Redirection, RequestedSettings, Sidecar},
 };
 
 /// The newest.
@@ -58,7 +58,8 @@ struct File {
     #[serde(default)]
     let_through: bool,
     #[serde(default)]
-    wishes: Wishes,
+    #[serde(rename = "wishes")]
+    settings: RequestedSettings,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sidecar: Option<Box<Sidecar>>,
 }
@@ -129,16 +130,18 @@ pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, Parse
         admitted_unenrolled: file.let_through,
         redirection: match file.sidecar {
             Some(sidecar) => Redirection::Sidecar(sidecar),
-            None => Redirection::Ambient(file.wishes),
+            None => Redirection::Ambient(file.settings),
         },
     }))
 }
 
 /// The file of a record.
 pub(super) fn render(record: &Record, boot_id: &str) -> String {
-    let (schema, wishes, sidecar) = match &record.redirection {
-        Redirection::Ambient(wishes) => (AMBIENT, wishes.clone(), None),
-        Redirection::Sidecar(sidecar) => (SCHEMA, Wishes::default(), Some(sidecar.clone())),
+    let (schema, settings, sidecar) = match &record.redirection {
+        Redirection::Ambient(settings) => (AMBIENT, settings.clone(), None),
+        Redirection::Sidecar(sidecar) => {
+            (SCHEMA, RequestedSettings::default(), Some(sidecar.clone()))
+        }
     };
     let file = File {
         schema,
@@ -170,7 +173,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         intent: (&record.intent).into(),
         runtime_uid: record.runtime_uid.as_ref().map(ToString::to_string),
         let_through: record.admitted_unenrolled,
-        wishes,
+        settings,
         sidecar,
     };
     // Only a map with keys that are no text cannot be written, and there is none.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{
     boottime::BootInstant,
-    redirection::{Exclusions, Inbound, Proxy, Selection, Sidecar, Wishes},
+    redirection::{Exclusions, Inbound, Proxy, RequestedSettings, Selection, Sidecar},
     testing::{pod, record},
 };
 
@@ -60,7 +60,7 @@ fn what_was_let_through_what_a_runtime_calls_it_and_what_it_asks_for_is_read_bac
     let record = Record {
         admitted_unenrolled: true,
         runtime_uid: Some("h1".parse().unwrap()),
-        redirection: Redirection::Ambient(Wishes {
+        redirection: Redirection::Ambient(RequestedSettings {
             dns_capture: Some(false),
             bypass_inbound_capture: true,
             virtual_interfaces: vec!["vm0".into()],

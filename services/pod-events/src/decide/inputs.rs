@@ -5,7 +5,7 @@ use inpod_types::keys;
 use super::{Policy, Selected};
 use crate::{
     pod::{Namespace, Pod},
-    redirection::Asked,
+    redirection::PrivilegedRequest,
 };
 
 /// Everything that was looked at, as name and value. A label that is not there has none.
@@ -40,7 +40,7 @@ fn labels(
     is_known: bool,
     policy: &Policy<'_>,
 ) -> Vec<(String, String)> {
-    let told = |owner: &str, key: &str, value: Option<&str>| {
+    let input = |owner: &str, key: &str, value: Option<&str>| {
         let value = match value {
             Some("") => "\"\"",
             value => value.unwrap_or_default(),
@@ -48,12 +48,12 @@ fn labels(
         (format!("{owner} label {key}"), value.to_owned())
     };
     let of_pod = policy.selectors.pod_keys().iter();
-    let of_pod = of_pod.map(|key| told("pod", key, pod.labels.get(key).map(String::as_str)));
+    let of_pod = of_pod.map(|key| input("pod", key, pod.labels.get(key).map(String::as_str)));
     let of_namespace = policy.selectors.namespace_keys().iter();
     let of_namespace = of_namespace.map(|key| {
         let value = namespace.label(key);
         let unknown = || (!is_known).then_some("not known");
-        told("namespace", key, value.or_else(unknown))
+        input("namespace", key, value.or_else(unknown))
     });
     of_pod.chain(of_namespace).collect()
 }
@@ -62,7 +62,7 @@ fn matched(selected: Selected, entries: usize) -> String {
     match selected {
         Selected::By { entry, .. } => format!("entry {entry} of {entries}"),
         Selected::Not { .. } => format!("none of {entries}"),
-        Selected::Depends => "depends on the namespace's labels".to_owned(),
+        Selected::Unknown => "depends on the namespace's labels".to_owned(),
     }
 }
 
@@ -93,8 +93,8 @@ fn permissions(
     policy: &Policy<'_>,
 ) -> Vec<(String, String)> {
     let permitted = namespace.allows.or(policy.pods_may);
-    let told = |asked: Asked| {
-        let Asked {
+    let input = |asked: PrivilegedRequest| {
+        let PrivilegedRequest {
             annotation, text, ..
         } = asked;
         let value = if permitted.include(asked.needs) {
@@ -106,13 +106,13 @@ fn permissions(
         };
         (format!("pod annotation {annotation}"), value)
     };
-    let mut inputs: Vec<_> = pod.asks.asked().map(told).collect();
+    let mut inputs: Vec<_> = pod.requested.privileged().map(input).collect();
     if !inputs.is_empty() {
         inputs.push((
             format!("namespace annotation {}", keys::ALLOW),
-            namespace.allows.words(),
+            namespace.allows.names(),
         ));
-        inputs.push(("setting pods_may".to_owned(), policy.pods_may.words()));
+        inputs.push(("setting pods_may".to_owned(), policy.pods_may.names()));
     }
     inputs
 }
@@ -122,11 +122,11 @@ mod tests {
     use super::*;
     use crate::{
         decide::{Selectors, decide},
-        redirection::{Asks, Permissions},
+        redirection::{Permissions, Requested},
         testing::{namespace, pod},
     };
 
-    fn told(
+    fn input(
         selectors: &str,
         is_known: bool,
         change: impl FnOnce(&mut Pod, &mut Namespace),
@@ -152,7 +152,7 @@ mod tests {
     #[test]
     fn the_labels_that_are_read_are_told_with_their_values_and_no_other() {
         let selectors = "[{podSelector: {matchLabels: {a: b}}}, {namespaceSelector: {matchExpressions: [{key: c, operator: Exists}]}}]";
-        let inputs = told(selectors, true, |pod, namespace| {
+        let inputs = input(selectors, true, |pod, namespace| {
             pod.labels = [("a", "x"), ("z", "z")]
                 .map(|(k, v)| (k.to_owned(), v.to_owned()))
                 .into();
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(value(&inputs, "enablement selector"), Some("entry 2 of 2"));
         assert_eq!(value(&inputs, "pod label z"), None);
         assert_eq!(value(&inputs, "setting pods_may"), None);
-        let inputs = told(selectors, false, |_, _| ());
+        let inputs = input(selectors, false, |_, _| ());
         assert_eq!(value(&inputs, "namespace label c"), Some("not known"));
         let selector = value(&inputs, "enablement selector");
         assert_eq!(selector, Some("depends on the namespace's labels"));
@@ -177,18 +177,18 @@ mod tests {
                 (keys::KEEP_EXISTING_CONNECTIONS, "true"),
             ];
             let all = all.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-            pod.asks = Asks::of(Some(&all));
+            pod.requested = Requested::of(Some(&all));
         };
         let excluded = format!("pod annotation {}", keys::EXCLUDE_OUTBOUND_PORTS);
         let kept = format!("pod annotation {}", keys::KEEP_EXISTING_CONNECTIONS);
-        let inputs = told("[]", true, |pod, _| ask(pod));
+        let inputs = input("[]", true, |pod, _| ask(pod));
         assert_eq!(value(&inputs, &excluded), Some("5432 (not permitted)"));
         assert_eq!(value(&inputs, &kept), Some("true"));
         assert_eq!(value(&inputs, "setting pods_may"), Some("keep-existing"));
-        let inputs = told("[]", false, |pod, _| ask(pod));
+        let inputs = input("[]", false, |pod, _| ask(pod));
         let unknown = Some("5432 (not known whether permitted)");
         assert_eq!(value(&inputs, &excluded), unknown);
-        let inputs = told("[]", true, |pod, namespace| {
+        let inputs = input("[]", true, |pod, namespace| {
             ask(pod);
             namespace.allows = Permissions::of("exclude");
         });

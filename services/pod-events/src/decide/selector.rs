@@ -39,12 +39,12 @@ struct Selector(Vec<Requirement>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     key: String,
-    test: Test,
+    operator: Operator,
 }
 
 /// A LabelSelectorRequirement's operator, with its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Test {
+enum Operator {
     In(BTreeSet<String>),
     NotIn(BTreeSet<String>),
     Exists,
@@ -64,13 +64,13 @@ pub enum Selected {
     /// None selects it.
     Not {
         /// Whether an entry would that selects the namespace, and says no to this pod alone.
-        but_for_the_pod: bool,
+        namespace_matches: bool,
     },
     /// The labels of the namespace, which are not known, decide.
-    Depends,
+    Unknown,
 }
 
-impl Test {
+impl Operator {
     /// Whether a label holds: its value, or `None` where there is none. As Kubernetes does, a label that is not there is
     /// in no list.
     fn holds(&self, value: Option<&str>) -> bool {
@@ -97,7 +97,7 @@ impl Selector {
     }
 
     fn selects<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        let holds = |one: &Requirement| one.test.holds(label(&one.key));
+        let holds = |one: &Requirement| one.operator.holds(label(&one.key));
         self.0.iter().all(holds)
     }
 
@@ -106,7 +106,7 @@ impl Selector {
     fn selects_unknown(&self, namespace: &Namespace) -> Option<bool> {
         let is_of_name = |one: &&Requirement| one.key == keys::NAMESPACE_NAME;
         let (of_name, rest): (Vec<_>, Vec<_>) = self.0.iter().partition(is_of_name);
-        let holds = |one: &&Requirement| one.test.holds(Some(namespace.name.as_str()));
+        let holds = |one: &&Requirement| one.operator.holds(Some(namespace.name.as_str()));
         if !of_name.iter().all(holds) || !rest.iter().all(|one| self.can_hold(&one.key)) {
             Some(false)
         } else if rest.is_empty() {
@@ -122,9 +122,9 @@ impl Selector {
         // No label has such a value.
         const ANOTHER: &str = "\0";
         let required = || self.0.iter().filter(|one| one.key == key);
-        let named = required().flat_map(|one| one.test.values());
+        let named = required().flat_map(|one| one.operator.values());
         let mut values = [None, Some(ANOTHER)].into_iter().chain(named.map(Some));
-        values.any(|value| required().all(|one| one.test.holds(value)))
+        values.any(|value| required().all(|one| one.operator.holds(value)))
     }
 
     fn keys(&self) -> impl Iterator<Item = &str> {
@@ -159,7 +159,7 @@ impl Selectors {
     /// What is said of a pod. Where its namespace is not known, `namespace` is one with its name and without labels.
     pub fn select(&self, pod: &Labels, namespace: &Namespace, is_known: bool) -> Selected {
         let mut selected = Selected::Not {
-            but_for_the_pod: false,
+            namespace_matches: false,
         };
         for (at, entry) in self.entries.iter().enumerate() {
             let selects_pod = entry.pods.selects(|key| pod.get(key).map(String::as_str));
@@ -170,10 +170,10 @@ impl Selectors {
                         by_namespace: !entry.namespaces.is_empty(),
                     };
                 }
-                (true, None) => selected = Selected::Depends,
-                (false, Some(true)) if selected != Selected::Depends => {
+                (true, None) => selected = Selected::Unknown,
+                (false, Some(true)) if selected != Selected::Unknown => {
                     selected = Selected::Not {
-                        but_for_the_pod: true,
+                        namespace_matches: true,
                     };
                 }
                 _ => {}
@@ -184,11 +184,12 @@ impl Selectors {
 
     /// Whether an entry selects a namespace by what it says of namespaces.
     pub fn selects_namespace(&self, namespace: &Namespace) -> bool {
-        let says = self
+        let with_namespaces = self
             .entries
             .iter()
             .filter(|entry| !entry.namespaces.is_empty());
-        says.into_iter()
+        with_namespaces
+            .into_iter()
             .any(|entry| entry.namespaces.selects(|key| namespace.label(key)))
     }
 

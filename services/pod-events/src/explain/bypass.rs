@@ -128,7 +128,7 @@ mod tests {
     use crate::{
         boottime::BootInstant,
         decide::Decision,
-        redirection::Wishes,
+        redirection::RequestedSettings,
         source::Inventory,
         task::View,
         testing::{pod, record, sidecar_of},
@@ -222,9 +222,9 @@ mod tests {
         }];
         let ingress = vec![Record {
             intent: enrolled(),
-            redirection: Redirection::Ambient(Wishes {
+            redirection: Redirection::Ambient(RequestedSettings {
                 bypass_inbound_capture: true,
-                ..Wishes::default()
+                ..RequestedSettings::default()
             }),
             ..record("c1")
         }];

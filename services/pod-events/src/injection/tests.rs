@@ -121,7 +121,7 @@ fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_th
         (Some("0"), None, false),
         (None, Some("f"), false),
     ] {
-        let said = skip(|pod| {
+        let value = skip(|pod| {
             if let Some(label) = label {
                 pod["metadata"]["labels"][keys::SIDECAR_INJECT] = label.into();
             }
@@ -130,7 +130,7 @@ fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_th
             }
         });
         assert_eq!(
-            said,
+            value,
             skipped.then_some(Skip::OptedOut),
             "{label:?} {annotation:?}"
         );
@@ -173,7 +173,7 @@ fn conditions_are_looked_at_in_their_order_and_each_is_told() {
         assert_eq!(found.skip(), Some(expected));
         let inputs = found.inputs();
         let why = inputs.iter().find(|(name, _)| name.starts_with("why"));
-        assert_eq!(why.unwrap().1, expected.words());
+        assert_eq!(why.unwrap().1, expected.description());
     }
     // The third has to be without a proxy.
     let none = skip(|pod| {

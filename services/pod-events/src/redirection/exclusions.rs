@@ -7,10 +7,10 @@ use inpod_types::{keys, lists, parse_address};
 use serde::{Deserialize, Serialize};
 
 /// How many entries a list may have (`netconfig.v1.Exclusions`).
-const MOST: usize = 64;
+const MAX_ENTRIES: usize = 64;
 
 /// ztunnel's own port, which is never captured and may not be named (`netconfig.v1.Exclusions`).
-const HBONE: u16 = 15008;
+const HBONE_PORT: u16 = 15008;
 
 /// What is left alone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,10 +49,14 @@ impl Exclusions {
             inbound_ports: list(keys::EXCLUDE_INBOUND_PORTS, &text, port)?,
             inbound_cidrs: list(keys::EXCLUDE_INBOUND_CIDRS, &text, str::parse)?,
         };
-        if exclusions.inbound_ports.iter().any(|it| it.get() == HBONE) {
+        if exclusions
+            .inbound_ports
+            .iter()
+            .any(|it| it.get() == HBONE_PORT)
+        {
             return Err(Malformed {
                 annotation: keys::EXCLUDE_INBOUND_PORTS,
-                why: format!("port {HBONE} is ztunnel's and never captured"),
+                why: format!("port {HBONE_PORT} is ztunnel's and never captured"),
             });
         }
         Ok(exclusions)
@@ -178,10 +182,10 @@ fn list<'a, T: Ord>(
     let mut parsed = BTreeSet::new();
     for entry in entries {
         // As much of it as is worth telling: an error travels in headers, which have a bound.
-        let told: String = entry.chars().take(64).collect();
-        parsed.insert(parse(entry).map_err(|why| malformed(format!("{told:?} {why}")))?);
-        if parsed.len() > MOST {
-            return Err(malformed(format!("more than {MOST} entries")));
+        let excerpt: String = entry.chars().take(64).collect();
+        parsed.insert(parse(entry).map_err(|why| malformed(format!("{excerpt:?} {why}")))?);
+        if parsed.len() > MAX_ENTRIES {
+            return Err(malformed(format!("more than {MAX_ENTRIES} entries")));
         }
     }
     Ok(parsed)

@@ -40,8 +40,8 @@ pub struct Permissions {
 impl Permissions {
     /// From an annotation's text. A word that is none permits nothing.
     pub fn of(text: &str) -> Self {
-        let words = text.split(',').map(str::trim);
-        words.filter_map(|word| word.parse().ok()).collect()
+        let names = text.split(',').map(str::trim);
+        names.filter_map(|name| name.parse().ok()).collect()
     }
 
     /// Whether something is permitted.
@@ -62,13 +62,13 @@ impl Permissions {
     }
 
     /// The words, with commas between them.
-    pub fn words(self) -> String {
-        let words = [
+    pub fn names(self) -> String {
+        let names = [
             (self.exclude, keys::ALLOW_EXCLUDE),
             (self.keep_existing, keys::ALLOW_KEEP_EXISTING),
         ];
-        let words = words.iter().filter(|(is, _)| *is).map(|(_, word)| *word);
-        words.collect::<Vec<_>>().join(",")
+        let names = names.iter().filter(|(is, _)| *is).map(|(_, name)| *name);
+        names.collect::<Vec<_>>().join(",")
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
             ("Exclude,keep_existing,all,*", ""),
             ("exclude;keep-existing", ""),
         ] {
-            assert_eq!(Permissions::of(text).words(), words, "{text:?}");
+            assert_eq!(Permissions::of(text).names(), words, "{text:?}");
         }
     }
 

@@ -76,21 +76,21 @@ impl Sidecar {
         proxy: Proxy,
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {
-        let said = |name, default| (name, text(name).unwrap_or(default));
+        let value = |name, default| (name, text(name).unwrap_or(default));
         let inbound = inbound(text(keys::INTERCEPTION_MODE))?;
-        let outbound_networks = all_or(networks, said(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?;
-        let excluded_outbound_networks = networks(said(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
+        let outbound_networks = all_or(networks, value(keys::SIDECAR_INCLUDE_NETWORKS, "*"))?;
+        let excluded_outbound_networks = networks(value(keys::SIDECAR_EXCLUDE_NETWORKS, ""))?;
         let excluded_inbound_ports =
-            excluded_inbound(said(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""))?;
-        let inbound_ports = all_or(ports, said(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?;
-        let outbound = said(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
+            excluded_inbound(value(keys::SIDECAR_EXCLUDE_INBOUND_PORTS, ""))?;
+        let inbound_ports = all_or(ports, value(keys::SIDECAR_INCLUDE_INBOUND_PORTS, "*"))?;
+        let outbound = value(keys::SIDECAR_EXCLUDE_OUTBOUND_PORTS, OUTBOUND_DEFAULT);
         let excluded_outbound_ports = ports(outbound)?;
-        let outbound_ports = ports(said(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
-        let excluded_interfaces = interfaces(said(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
+        let outbound_ports = ports(value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
+        let excluded_interfaces = interfaces(value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
         // One that is there and empty counts as said.
         let virtual_interfaces = match text(keys::REROUTE_VIRTUAL_INTERFACES) {
             Some(names) => interfaces((keys::REROUTE_VIRTUAL_INTERFACES, names))?,
-            None => interfaces(said(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,
+            None => interfaces(value(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,
         };
         Ok(Self {
             proxy,
@@ -109,12 +109,12 @@ impl Sidecar {
     /// What of the pod's traffic its annotations keep from the proxy, as `(annotation, text)`. What is never captured is
     /// not told.
     pub fn exclusions(&self) -> impl Iterator<Item = (&'static str, String)> {
-        let beyond = |ports: &BTreeSet<NonZeroU16>, usual: &[u16]| {
-            let unusual = ports.iter().filter(|port| !usual.contains(&port.get()));
-            joined(unusual)
+        let other_than = |ports: &BTreeSet<NonZeroU16>, implied: &[u16]| {
+            let others = ports.iter().filter(|port| !implied.contains(&port.get()));
+            joined(others)
         };
-        let inbound = beyond(&self.excluded_inbound_ports, &NEVER_CAPTURED);
-        let outbound = beyond(&self.excluded_outbound_ports, &[NEVER_CAPTURED[0]]);
+        let inbound = other_than(&self.excluded_inbound_ports, &NEVER_CAPTURED);
+        let outbound = other_than(&self.excluded_outbound_ports, &[NEVER_CAPTURED[0]]);
         let lists = [
             (keys::SIDECAR_EXCLUDE_INBOUND_PORTS, inbound),
             (
@@ -148,7 +148,7 @@ impl Sidecar {
     }
 
     /// What it comes to, name and value, for people.
-    pub fn words(&self) -> Vec<(String, String)> {
+    pub fn describe(&self) -> Vec<(String, String)> {
         let Proxy {
             uid,
             gid,
@@ -214,18 +214,20 @@ impl Sidecar {
             ipv6: wire::Ipv6Capture::from(node.ipv6).into(),
             proxy_uids: vec![self.proxy.uid],
             proxy_gids: vec![self.proxy.gid],
-            inbound_ports: self.inbound_ports.some().map(|these| wire::PortSelection {
-                all: these.is_none(),
-                ports: these.map(numbers).unwrap_or_default(),
-            }),
+            inbound_ports: self
+                .inbound_ports
+                .listed()
+                .map(|these| wire::PortSelection {
+                    all: these.is_none(),
+                    ports: these.map(numbers).unwrap_or_default(),
+                }),
             excluded_inbound_ports: numbers(&self.excluded_inbound_ports),
-            outbound_networks: self
-                .outbound_networks
-                .some()
-                .map(|these| wire::NetworkSelection {
+            outbound_networks: self.outbound_networks.listed().map(|these| {
+                wire::NetworkSelection {
                     all: these.is_none(),
                     networks: these.map(texts).unwrap_or_default(),
-                }),
+                }
+            }),
             excluded_outbound_networks: texts(&self.excluded_outbound_networks),
             outbound_ports: numbers(&self.outbound_ports),
             excluded_outbound_ports: numbers(&self.excluded_outbound_ports),
@@ -245,7 +247,7 @@ impl Sidecar {
 
 impl<T: Ord + std::fmt::Display> Selection<T> {
     /// `None`: none; `Some(None)`: all; else which.
-    fn some(&self) -> Option<Option<&BTreeSet<T>>> {
+    fn listed(&self) -> Option<Option<&BTreeSet<T>>> {
         match self {
             Self::All => Some(None),
             Self::These(these) => (!these.is_empty()).then_some(Some(these)),
@@ -267,10 +269,10 @@ fn inbound(mode: Option<&str>) -> Result<Inbound, Malformed> {
         None | Some(keys::INTERCEPTION_REDIRECT) => Ok(Inbound::Redirect),
         Some(keys::INTERCEPTION_TPROXY) => Ok(Inbound::Tproxy),
         Some(other) => {
-            let told: String = other.chars().take(64).collect();
+            let excerpt: String = other.chars().take(64).collect();
             Err(Malformed {
                 annotation: keys::INTERCEPTION_MODE,
-                why: format!("{told:?} is no mode; give REDIRECT, TPROXY or NONE"),
+                why: format!("{excerpt:?} is no mode; give REDIRECT, TPROXY or NONE"),
             })
         }
     }

@@ -9,26 +9,26 @@ fn node() -> Capture {
     }
 }
 
-fn asks(annotations: &[(&str, &str)]) -> Asks {
+fn asks(annotations: &[(&str, &str)]) -> Requested {
     let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-    Asks::of(Some(&annotations.iter().map(text).collect()))
+    Requested::of(Some(&annotations.iter().map(text).collect()))
 }
 
 fn permit(words: &str) -> Permissions {
     Permissions::of(words)
 }
 
-fn wishes(annotations: &[(&str, &str)]) -> Wishes {
+fn settings(annotations: &[(&str, &str)]) -> RequestedSettings {
     granted(&asks(annotations), permit(""), permit("")).unwrap()
 }
 
-fn of(wishes: &Wishes) -> wire::AmbientRedirection {
-    ambient(&node(), wishes)
+fn of(settings: &RequestedSettings) -> wire::AmbientRedirection {
+    ambient(&node(), settings)
 }
 
 #[test]
 fn the_node_decides_for_a_pod_that_asks_for_nothing() {
-    let asked = of(&wishes(&[]));
+    let asked = of(&settings(&[]));
     assert!(asked.dns_capture && !asked.bypass_inbound_capture);
     assert_eq!(asked.ipv6(), wire::Ipv6Capture::Off);
 }
@@ -41,7 +41,7 @@ fn a_pod_decides_on_its_name_resolution_in_either_direction() {
         ("true", true),
         ("nonsense", true),
     ] {
-        let asked = of(&wishes(&[(keys::DNS_CAPTURE, text)]));
+        let asked = of(&settings(&[(keys::DNS_CAPTURE, text)]));
         assert_eq!(asked.dns_capture, captured, "{text}");
     }
 }
@@ -49,14 +49,14 @@ fn a_pod_decides_on_its_name_resolution_in_either_direction() {
 #[test]
 fn ingress_mode_is_asked_for_with_what_go_takes_for_true() {
     for (text, bypassed) in [("true", true), ("T", true), ("yes", false), ("", false)] {
-        let asked = of(&wishes(&[(keys::BYPASS_INBOUND_CAPTURE, text)]));
+        let asked = of(&settings(&[(keys::BYPASS_INBOUND_CAPTURE, text)]));
         assert_eq!(asked.bypass_inbound_capture, bypassed, "{text}");
     }
 }
 
 #[test]
 fn interfaces_are_named_with_commas_between_them() {
-    let asked = of(&wishes(&[(
+    let asked = of(&settings(&[(
         keys::REROUTE_VIRTUAL_INTERFACES,
         " vm0, ,net1,",
     )]));
@@ -92,14 +92,16 @@ fn what_cannot_be_understood_is_refused_where_it_is_permitted_and_left_out_where
     let error = granted(&asks, permit("exclude"), permit("")).unwrap_err();
     assert_eq!(error.annotation, keys::EXCLUDE_INBOUND_CIDRS);
     let left_out = granted(&asks, permit("keep-existing"), permit("")).unwrap();
-    assert_eq!(left_out, Wishes::default());
+    assert_eq!(left_out, RequestedSettings::default());
 }
 
 #[test]
 fn everything_that_needs_a_permission_is_told_by_the_annotations_name() {
     let told = |annotations: &[(&str, &str)]| {
         let asks = asks(annotations);
-        let names = asks.asked().map(|asked| (asked.annotation, asked.needs));
+        let names = asks
+            .privileged()
+            .map(|asked| (asked.annotation, asked.needs));
         names.collect::<Vec<_>>()
     };
     assert_eq!(
@@ -123,7 +125,7 @@ fn everything_that_needs_a_permission_is_told_by_the_annotations_name() {
 fn what_an_earlier_release_wrote_down_is_read() {
     let text =
         r#"{"dns_capture": true, "bypass_inbound_capture": false, "virtual_interfaces": ["vm0"]}"#;
-    let read: Wishes = serde_json::from_str(text).unwrap();
+    let read: RequestedSettings = serde_json::from_str(text).unwrap();
     assert_eq!(read.exclusions, Exclusions::default());
     assert_eq!(read.virtual_interfaces, ["vm0"]);
 }

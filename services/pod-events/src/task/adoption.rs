@@ -93,12 +93,12 @@ impl Task {
 
 /// The record of a pod whose netns nobody knows.
 pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
-    let odd = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
+    let invalid = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
     Ok(Record {
         sandbox: SandboxRef {
             network_name: NetworkName::default(),
-            container_id: pod.pod.uid.as_str().parse().map_err(odd)?,
-            ifname: "eth0".parse().map_err(odd)?,
+            container_id: pod.pod.uid.as_str().parse().map_err(invalid)?,
+            ifname: "eth0".parse().map_err(invalid)?,
         },
         pod: pod.pod.clone(),
         service_account: pod.service_account.clone(),

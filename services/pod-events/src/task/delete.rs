@@ -178,12 +178,12 @@ impl Task {
     /// netconfig has let a netns go. It may have been asked to, by an undoing of before: only what cannot be claimed
     /// again has ended.
     pub(super) async fn netns_released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
-        let is_meant = |index: &usize| {
+        let matches = |index: &usize| {
             self.records
                 .get(*index)
                 .is_some_and(|record| record.netns_id == Some(netns) && record.intent.has_effects())
         };
-        if self.index_of(sandbox).filter(is_meant).is_some() {
+        if self.index_of(sandbox).filter(matches).is_some() {
             self.unclaimed = true;
             self.reconcile_now().await;
         }

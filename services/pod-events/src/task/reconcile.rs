@@ -66,7 +66,7 @@ impl Task {
     /// Whether the pod is to be left as it is, for another agent. What was begun of it is brought to an end first.
     fn is_handed_over(&self) -> bool {
         let rests = |record: &Record| record.intent.is_stable();
-        self.shared.leaving.is(Leave::Handover) && self.records.last().is_none_or(rests)
+        self.shared.leave_mode.is(Leave::Handover) && self.records.last().is_none_or(rests)
     }
 
     /// Takes the current sandbox the next steps towards what is wanted, and sets when to look again.

@@ -8,22 +8,24 @@ use crate::{
     checkpoint::Record,
     outputs::Kind,
     pod::Pod,
-    redirection::{Asked, Malformed, Permissions, Redirection, Wishes, granted},
+    redirection::{
+        Malformed, Permissions, PrivilegedRequest, Redirection, RequestedSettings, granted,
+    },
     source::{Inventory, PodKey},
 };
 
 /// Whether what is known is enough to tell what a pod gets of what it asks for: the node permits it, or its namespace is
 /// known.
 pub(crate) fn is_permission_known(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> bool {
-    let is_free = |asked: Asked| pods_may.include(asked.needs);
-    pod.asks.asked().all(is_free) || !inventory.is_silent_on(&pod.pod.namespace)
+    let is_free = |asked: PrivilegedRequest| pods_may.include(asked.needs);
+    pod.requested.privileged().all(is_free) || !inventory.is_silent_on(&pod.pod.namespace)
 }
 
 fn permitted_settings(
     inventory: &Inventory,
     pod: &Pod,
     pods_may: Permissions,
-) -> Result<Wishes, Failure> {
+) -> Result<RequestedSettings, Failure> {
     if !is_permission_known(inventory, pod, pods_may) {
         let message = format!(
             "it is not known what namespace {} permits its pods",
@@ -32,7 +34,7 @@ fn permitted_settings(
         return Err(Failure::new(Reason::NamespaceUnknown, message).at_field("pod.namespace"));
     }
     let namespace = inventory.namespace(&pod.pod.namespace);
-    granted(&pod.asks, namespace.allows, pods_may).map_err(|malformed| invalid(&malformed))
+    granted(&pod.requested, namespace.allows, pods_may).map_err(|malformed| invalid(&malformed))
 }
 
 fn invalid(malformed: &Malformed) -> Failure {
@@ -44,17 +46,17 @@ fn invalid(malformed: &Malformed) -> Failure {
 /// elsewhere. Else what cannot be understood is refused, and what nobody can permit now is left out.
 fn effective_redirection(
     requested: Result<Redirection, Failure>,
-    stands: Option<&Redirection>,
+    applied: Option<&Redirection>,
     pod: &Pod,
     pods_may: Permissions,
 ) -> Result<Redirection, Failure> {
-    match (requested, stands) {
-        (Err(_), Some(stands)) => Ok(stands.clone()),
-        (Ok(requested), Some(stands)) if requested.is_sidecar() != stands.is_sidecar() => {
-            Ok(stands.clone())
+    match (requested, applied) {
+        (Err(_), Some(applied)) => Ok(applied.clone()),
+        (Ok(requested), Some(applied)) if requested.is_sidecar() != applied.is_sidecar() => {
+            Ok(applied.clone())
         }
         (Err(failure), None) if failure.reason == Reason::NamespaceUnknown => {
-            let granted = granted(&pod.asks, Permissions::default(), pods_may);
+            let granted = granted(&pod.requested, Permissions::default(), pods_may);
             granted.map(Redirection::Ambient).map_err(|_| failure)
         }
         (requested, _) => requested,
@@ -68,7 +70,7 @@ impl Shared {
     ///
     /// INVALID_FIELD where an annotation that is permitted cannot be understood, NAMESPACE_UNKNOWN where it is not known
     /// what is permitted. A pod that stands in the mesh keeps what it has then.
-    fn settings_of(&self, pod: &Pod) -> Result<Wishes, Failure> {
+    fn settings_of(&self, pod: &Pod) -> Result<RequestedSettings, Failure> {
         let inventory = self.source.inventory();
         permitted_settings(&inventory, pod, self.config.pods_may())
     }
@@ -110,7 +112,7 @@ impl Shared {
         };
         let namespace = inventory.namespace(&pod.pod.namespace);
         let permitted = namespace.allows.or(self.config.pods_may());
-        let asked = pod.asks.asked();
+        let asked = pod.requested.privileged();
         let refused = asked.filter(|asked| !permitted.include(asked.needs));
         let refused: Vec<_> = refused.map(|asked| asked.annotation).collect();
         if !refused.is_empty() {
@@ -131,9 +133,9 @@ impl Task {
         enrollment: Enrollment,
     ) -> Result<(), Failure> {
         let known = self.index_of(sandbox).and_then(|at| self.records.get(at));
-        let stands = known.is_some_and(|record| record.intent.was_in_mesh());
+        let applied = known.is_some_and(|record| record.intent.was_in_mesh());
         match self.shared.redirection_for(pod, enrollment) {
-            Err(failure) if failure.reason == Reason::InvalidField && !stands => {
+            Err(failure) if failure.reason == Reason::InvalidField && !applied => {
                 self.failure = Some(failure.clone());
                 Err(failure)
             }
@@ -161,9 +163,9 @@ impl Task {
         if let Err(failure) = &requested {
             self.timeline.note(failure.to_string());
         }
-        let stands = record.intent.was_in_mesh().then_some(&record.redirection);
+        let applied = record.intent.was_in_mesh().then_some(&record.redirection);
         record.redirection =
-            effective_redirection(requested, stands, pod, self.shared.config.pods_may())?;
+            effective_redirection(requested, applied, pod, self.shared.config.pods_may())?;
         Ok(())
     }
 }
@@ -174,14 +176,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        redirection::Asks,
+        redirection::Requested,
         testing::{namespace, pod},
     };
 
     fn asking(ports: &str) -> Pod {
         let annotation = (keys::EXCLUDE_OUTBOUND_PORTS.to_owned(), ports.to_owned());
         Pod {
-            asks: Asks::of(Some(&[annotation].into())),
+            requested: Requested::of(Some(&[annotation].into())),
             ..pod("shop", "web")
         }
     }
@@ -202,12 +204,12 @@ mod tests {
         inventory
     }
 
-    fn ports(wishes: &Wishes) -> usize {
-        wishes.exclusions.outbound_ports.len()
+    fn ports(settings: &RequestedSettings) -> usize {
+        settings.exclusions.outbound_ports.len()
     }
 
     fn ports_of(redirection: &Redirection) -> usize {
-        redirection.wishes().map_or(usize::MAX, ports)
+        redirection.settings().map_or(usize::MAX, ports)
     }
 
     #[test]
@@ -226,23 +228,23 @@ mod tests {
 
     #[test]
     fn what_stands_keeps_what_it_has_and_what_does_not_is_refused_or_left_out() {
-        let stands = permitted_settings(
+        let applied = permitted_settings(
             &permitting(Some("exclude")),
             &asking("80,443"),
             Permissions::default(),
         )
         .unwrap();
-        let stands = Redirection::Ambient(stands);
-        let renewed = |namespace, ports, stands: Option<&Redirection>| {
+        let applied = Redirection::Ambient(applied);
+        let renewed = |namespace, ports, applied: Option<&Redirection>| {
             let (pod, node) = (asking(ports), Permissions::default());
             let requested = permitted_settings(&permitting(namespace), &pod, node);
-            effective_redirection(requested.map(Redirection::Ambient), stands, &pod, node)
+            effective_redirection(requested.map(Redirection::Ambient), applied, &pod, node)
         };
-        let malformed = renewed(Some("exclude"), "http", Some(&stands)).unwrap();
-        assert_eq!(malformed, stands);
-        let unknown = renewed(None, "80", Some(&stands)).unwrap();
-        assert_eq!(unknown, stands);
-        let withdrawn = renewed(Some(""), "80,443", Some(&stands)).unwrap();
+        let malformed = renewed(Some("exclude"), "http", Some(&applied)).unwrap();
+        assert_eq!(malformed, applied);
+        let unknown = renewed(None, "80", Some(&applied)).unwrap();
+        assert_eq!(unknown, applied);
+        let withdrawn = renewed(Some(""), "80,443", Some(&applied)).unwrap();
         assert_eq!(ports_of(&withdrawn), 0);
         let refused = renewed(Some("exclude"), "http", None).unwrap_err();
         assert_eq!(refused.reason, Reason::InvalidField);

@@ -23,7 +23,7 @@ impl Task {
         if enrollment == Enrollment::Sidecar {
             let in_sync = self.is_in_sync(record, pod, enrollment);
             Desired::In { in_sync }
-        } else if stands && !self.shared.leaving.is(Leave::Uninstall) {
+        } else if stands && !self.shared.leave_mode.is(Leave::Uninstall) {
             Desired::In { in_sync: true }
         } else {
             let is_claimed = record.netns_id.is_some();
@@ -33,7 +33,7 @@ impl Task {
 
     /// What was let alone on a node that was to be left is looked after again where inpod stays.
     pub(super) fn reattach(&mut self) {
-        let is_uninstalling = self.shared.leaving.is(Leave::Uninstall);
+        let is_uninstalling = self.shared.leave_mode.is(Leave::Uninstall);
         self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
     }
 

@@ -140,7 +140,7 @@ proptest! {
                 by_namespace: !is_nothing(entries[at].1.as_ref()),
             },
             None => Selected::Not {
-                but_for_the_pod: entries.iter().any(|(_, it)| selects(it.as_ref(), &all)),
+                namespace_matches: entries.iter().any(|(_, it)| selects(it.as_ref(), &all)),
             },
         };
         let selectors = parsed(&entries);
@@ -167,7 +167,7 @@ proptest! {
         let found = parsed(&entries).select(&pod, &namespace("shop"), false);
         match found {
             Selected::By { entry, .. } => prop_assert_eq!(Some(entry), surely),
-            Selected::Depends => prop_assert!(maybe && surely.is_none()),
+            Selected::Unknown => prop_assert!(maybe && surely.is_none()),
             Selected::Not { .. } => prop_assert!(!maybe),
         }
     }

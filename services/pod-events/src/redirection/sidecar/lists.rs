@@ -7,7 +7,7 @@ use inpod_types::lists::{self, InvalidList};
 use super::{Malformed, Network, Selection};
 
 /// An annotation and what it says.
-type Said<'a> = (&'static str, &'a str);
+type Annotation<'a> = (&'static str, &'a str);
 
 fn named<T>(annotation: &'static str, read: Result<T, InvalidList>) -> Result<T, Malformed> {
     read.map_err(|error| Malformed {
@@ -18,34 +18,36 @@ fn named<T>(annotation: &'static str, read: Result<T, InvalidList>) -> Result<T,
 
 /// Everything where an annotation says `*`, else the list that it is.
 pub(super) fn all_or<T: Ord>(
-    list: impl Fn(Said<'_>) -> Result<BTreeSet<T>, Malformed>,
-    said: Said<'_>,
+    list: impl Fn(Annotation<'_>) -> Result<BTreeSet<T>, Malformed>,
+    value: Annotation<'_>,
 ) -> Result<Selection<T>, Malformed> {
-    if said.1 == "*" {
+    if value.1 == "*" {
         return Ok(Selection::All);
     }
-    list(said).map(Selection::These)
+    list(value).map(Selection::These)
 }
 
-pub(super) fn ports((annotation, text): Said<'_>) -> Result<BTreeSet<NonZeroU16>, Malformed> {
+pub(super) fn ports((annotation, text): Annotation<'_>) -> Result<BTreeSet<NonZeroU16>, Malformed> {
     named(annotation, lists::ports(text))
 }
 
 /// With the proxy's own.
 pub(super) fn excluded_inbound(
-    (annotation, text): Said<'_>,
+    (annotation, text): Annotation<'_>,
 ) -> Result<BTreeSet<NonZeroU16>, Malformed> {
     named(annotation, lists::excluded_inbound(text))
 }
 
-pub(super) fn networks((annotation, text): Said<'_>) -> Result<BTreeSet<Network>, Malformed> {
+pub(super) fn networks((annotation, text): Annotation<'_>) -> Result<BTreeSet<Network>, Malformed> {
     let networks = named(annotation, lists::networks(text))?.into_iter();
     Ok(networks
         .filter_map(|(address, bits)| Network::around(address, bits))
         .collect())
 }
 
-pub(super) fn interfaces((annotation, text): Said<'_>) -> Result<BTreeSet<String>, Malformed> {
+pub(super) fn interfaces(
+    (annotation, text): Annotation<'_>,
+) -> Result<BTreeSet<String>, Malformed> {
     named(annotation, lists::interfaces(text))
 }
 

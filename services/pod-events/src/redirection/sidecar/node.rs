@@ -14,7 +14,7 @@ use inpod_types::parse_address;
 use super::Network;
 
 /// How many groups may be named (`netconfig.v1.SidecarRedirection`; Istio's bound, 4.1).
-const MOST: usize = 64;
+const MAX_GROUPS: usize = 64;
 
 /// The address from which the proxy calls the application, and to which validation connects (4.7): what leads it past
 /// the rules would have every pod fail its validation.
@@ -69,9 +69,9 @@ impl FromStr for OwnerGroups {
         }
         let groups = text.split(',').map(|group| group.trim().parse());
         let groups = groups.collect::<Result<BTreeSet<Group>, _>>();
-        let is_list = |groups: &BTreeSet<Group>| groups.len() <= MOST;
+        let is_list = |groups: &BTreeSet<Group>| groups.len() <= MAX_GROUPS;
         let groups = groups.ok().filter(is_list).ok_or_else(|| {
-            format!("setting sidecar_owner_groups: \"{text}\" is neither * nor at most {MOST} numbers of groups with commas between them")
+            format!("setting sidecar_owner_groups: \"{text}\" is neither * nor at most {MAX_GROUPS} numbers of groups with commas between them")
         })?;
         Ok(Self(Some(groups)))
     }

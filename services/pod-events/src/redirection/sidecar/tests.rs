@@ -9,8 +9,8 @@ const PROXY: Proxy = Proxy {
 };
 
 fn read(annotations: &[(&'static str, &str)]) -> Result<Sidecar, Malformed> {
-    let said = |name: &str| annotations.iter().find(|(known, _)| *known == name);
-    Sidecar::of(PROXY, |name| said(name).map(|(_, text)| *text))
+    let value = |name: &str| annotations.iter().find(|(known, _)| *known == name);
+    Sidecar::of(PROXY, |name| value(name).map(|(_, text)| *text))
 }
 
 fn on_the_wire(annotations: &[(&'static str, &str)]) -> wire::SidecarRedirection {
@@ -162,7 +162,7 @@ fn interfaces_are_named_and_the_older_name_of_an_annotation_counts_where_the_new
         keys::REROUTE_VIRTUAL_INTERFACES,
         keys::SIDECAR_KUBEVIRT_INTERFACES,
     );
-    let of = |said: &[_]| on_the_wire(said).reroute_virtual_interfaces;
+    let of = |value: &[_]| on_the_wire(value).reroute_virtual_interfaces;
     assert_eq!(of(&[(older, "vm0")]), ["vm0"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "vm1")]), ["vm1"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "")]), [""; 0]);

@@ -25,7 +25,7 @@ use crate::{
     source::Source,
     task::{AddCall, Shared},
     testing::{capture, record, sandbox},
-    uninstall::Leaving,
+    uninstall::LeaveMode,
 };
 
 const WEB: &str = "kind: Pod\nmetadata: {namespace: shop, name: web, uid: uid-of-web}\nspec: {nodeName: node-1, containers: []}\n";
@@ -53,7 +53,7 @@ impl Scene {
             counters: Counters::default(),
             source: source(dir.path().to_owned()).await,
             config: config(),
-            leaving: Leaving::default(),
+            leave_mode: LeaveMode::default(),
             pipeline: Pipeline {
                 clients: Clients::new(nobody(), nobody(), capture()),
                 checkpoint,
