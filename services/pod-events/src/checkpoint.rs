@@ -75,8 +75,8 @@ impl Record {
     /// Whether its redirection stands and is left to itself, as on a node that inpod has left: a pod with a sidecar
     /// sends nothing in plain text for that.
     pub fn is_detached(&self) -> bool {
-        let stands = matches!(self.intent, Intent::Enrolled { .. });
-        self.redirection.is_sidecar() && stands && self.netns_id.is_none()
+        let is_applied = matches!(self.intent, Intent::Enrolled { .. });
+        self.redirection.is_sidecar() && is_applied && self.netns_id.is_none()
     }
 
     /// Whether anything may be in place that is ours to look after.

@@ -74,7 +74,7 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
             Enrollment::None
         },
         reason,
-        inputs: inputs::of(pod, namespace, is_known, selected, policy),
+        inputs: inputs::collect(pod, namespace, is_known, selected, policy),
     }
 }
 

@@ -33,7 +33,7 @@ impl DriftKind {
     ];
 
     /// What it is of rules that are not those applied, by what netconfig sees in the netns.
-    pub fn of(fingerprint: &str, intact: bool) -> Self {
+    pub fn classify(fingerprint: &str, intact: bool) -> Self {
         match (fingerprint.is_empty(), intact) {
             (true, _) => Self::Flushed,
             (false, true) => Self::Replaced,
@@ -179,8 +179,8 @@ mod tests {
 
     #[test]
     fn what_netconfig_sees_is_of_a_kind() {
-        assert_eq!(DriftKind::of("", false), DriftKind::Flushed);
-        assert_eq!(DriftKind::of("f", true), DriftKind::Replaced);
-        assert_eq!(DriftKind::of("f", false), DriftKind::Changed);
+        assert_eq!(DriftKind::classify("", false), DriftKind::Flushed);
+        assert_eq!(DriftKind::classify("f", true), DriftKind::Replaced);
+        assert_eq!(DriftKind::classify("f", false), DriftKind::Changed);
     }
 }

@@ -124,7 +124,7 @@ fn id(value: Option<i64>) -> u32 {
 
 impl Injection {
     /// What is in a pod; `None` where no injector has left its mark.
-    pub fn of(
+    pub fn detect(
         labels: Option<&BTreeMap<String, String>>,
         annotations: Option<&BTreeMap<String, String>>,
         spec: &k8s::PodSpec,
@@ -153,7 +153,7 @@ impl Injection {
             role: proxy_spec.role.map(truncate),
             inject: inject.map(truncate),
             interception: annotation(keys::INTERCEPTION_MODE).map(truncate),
-            sidecar: Sidecar::of(proxy_spec.proxy(), annotation),
+            sidecar: Sidecar::from_annotations(proxy_spec.proxy(), annotation),
         })
     }
 

@@ -92,9 +92,9 @@ pub enum Action {
 pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The next action.
-pub fn next(intent: &Intent, wanted: Desired, now: BootInstant, timing: Timing) -> Action {
+pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
     let elapsed = |since: BootInstant, wait: Duration| now.since(since) >= wait;
-    match (intent, wanted) {
+    match (intent, desired) {
         (Intent::Deleting { since }, _) => Action::Delete {
             overdue: elapsed(*since, DELETE_TIMEOUT),
         },
@@ -150,8 +150,8 @@ mod tests {
         }
     }
 
-    fn next_at(seconds: u64, intent: &Intent, wanted: Desired) -> Action {
-        next(intent, wanted, at(seconds), TIMING)
+    fn next_at(seconds: u64, intent: &Intent, desired: Desired) -> Action {
+        next(intent, desired, at(seconds), TIMING)
     }
 
     fn every_intent() -> [Intent; 7] {
@@ -250,13 +250,13 @@ mod tests {
     #[test]
     fn an_announced_end_stands_whatever_is_wanted() {
         let deleting = Intent::Deleting { since: at(0) };
-        for wanted in [IN, OUT, Desired::Unknown, Desired::Gone { since: at(0) }] {
+        for desired in [IN, OUT, Desired::Unknown, Desired::Gone { since: at(0) }] {
             assert_eq!(
-                next_at(59, &deleting, wanted),
+                next_at(59, &deleting, desired),
                 Action::Delete { overdue: false }
             );
             assert_eq!(
-                next_at(60, &deleting, wanted),
+                next_at(60, &deleting, desired),
                 Action::Delete { overdue: true }
             );
         }

@@ -113,7 +113,7 @@ impl Namespace {
             labels: all.filter(|(key, _)| is_read(key)).collect(),
             on_unknown: annotation(keys::ON_UNKNOWN).map(str::to_owned),
             allows: annotation(keys::ALLOW)
-                .map(Permissions::of)
+                .map(Permissions::parse)
                 .unwrap_or_default(),
         })
     }
@@ -179,7 +179,7 @@ impl TryFrom<k8s::Pod> for Pod {
         // Both are words of whoever made the pod: a hash that cannot be one is none, and keeps no pod from being seen.
         let hash = annotation(keys::STATIC_MIRROR).and_then(|_| annotation(keys::STATIC_HASH));
         let runtime_uid = hash.and_then(|hash| hash.parse().ok());
-        let injection = Injection::of(meta.labels.as_ref(), meta.annotations.as_ref(), &spec);
+        let injection = Injection::detect(meta.labels.as_ref(), meta.annotations.as_ref(), &spec);
         let node = spec
             .node_name
             .as_deref()
@@ -208,7 +208,7 @@ impl TryFrom<k8s::Pod> for Pod {
             injection: injection.map(Arc::new),
             terminal: matches!(phase.as_deref(), Some("Succeeded" | "Failed")),
             runtime_uid,
-            requested: Requested::of(meta.annotations.as_ref()),
+            requested: Requested::from_annotations(meta.annotations.as_ref()),
             ports,
             addresses,
             redirection: annotation(keys::REDIRECTION).map(str::to_owned),
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(namespace.label("mesh"), Some("on"));
         assert_eq!(namespace.label("team"), None);
         assert_eq!(namespace.label(keys::NAMESPACE_NAME), Some("shop"));
-        assert_eq!(namespace.allows, Permissions::of("exclude"));
+        assert_eq!(namespace.allows, Permissions::parse("exclude"));
     }
 
     #[test]

@@ -181,12 +181,12 @@ pub struct PrivilegedRequest {
 
 impl Requested {
     /// From a pod's annotations. A truth value that is none is as good as absent, as with Istio.
-    pub fn of(annotations: Option<&BTreeMap<String, String>>) -> Self {
+    pub fn from_annotations(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let text = |name| Some(annotations?.get(name)?.as_str());
         let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);
         let names = text(keys::REROUTE_VIRTUAL_INTERFACES).unwrap_or_default();
         let names = names.split(',').map(str::trim);
-        let exclusions = Exclusions::of(text);
+        let exclusions = Exclusions::from_annotations(text);
         Self {
             malformed: exclusions.as_ref().err().cloned(),
             settings: RequestedSettings {

@@ -290,7 +290,7 @@ impl Registry {
                 && applied.is_some_and(|applied| !intact || applied != fingerprint)
         };
         if records.is_some_and(|records| records.iter().any(differs)) {
-            let kind = DriftKind::of(fingerprint, intact);
+            let kind = DriftKind::classify(fingerprint, intact);
             let (namespace, name) = &key;
             tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules are not the ones applied");
             self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));

@@ -58,7 +58,7 @@ pub(crate) fn sidecar_of(annotations: &[(&'static str, &str)]) -> Redirection {
         drop_invalid: false,
     };
     let said = |name: &str| annotations.iter().find(|(known, _)| *known == name);
-    let sidecar = Sidecar::of(proxy, |name| said(name).map(|(_, text)| *text));
+    let sidecar = Sidecar::from_annotations(proxy, |name| said(name).map(|(_, text)| *text));
     Redirection::Sidecar(Box::new(sidecar.unwrap()))
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn injection() -> Injection {
         }],
         ..PodSpec::default()
     };
-    Injection::of(None, Some(&annotations), &spec).unwrap()
+    Injection::detect(None, Some(&annotations), &spec).unwrap()
 }
 
 /// What the settings say by default.

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Everything that was looked at, as name and value. A label that is not there has none.
-pub(super) fn of(
+pub(super) fn collect(
     pod: &Pod,
     namespace: &Namespace,
     is_known: bool,
@@ -137,7 +137,7 @@ mod tests {
         let policy = Policy {
             selectors: &selectors,
             excluded: &[],
-            pods_may: Permissions::of("keep-existing"),
+            pods_may: Permissions::parse("keep-existing"),
             sidecars: true,
             is_uninstalling: false,
         };
@@ -177,7 +177,7 @@ mod tests {
                 (keys::KEEP_EXISTING_CONNECTIONS, "true"),
             ];
             let all = all.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-            pod.requested = Requested::of(Some(&all));
+            pod.requested = Requested::from_annotations(Some(&all));
         };
         let excluded = format!("pod annotation {}", keys::EXCLUDE_OUTBOUND_PORTS);
         let kept = format!("pod annotation {}", keys::KEEP_EXISTING_CONNECTIONS);
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(value(&inputs, &excluded), unknown);
         let inputs = input("[]", true, |pod, namespace| {
             ask(pod);
-            namespace.allows = Permissions::of("exclude");
+            namespace.allows = Permissions::parse("exclude");
         });
         assert_eq!(value(&inputs, &excluded), Some("5432"));
         let allow = format!("namespace annotation {}", keys::ALLOW);

@@ -25,7 +25,7 @@ fn injection(change: impl FnOnce(&mut Value)) -> Option<Injection> {
     change(&mut pod);
     let pod: k8s::Pod = serde_json::from_value(pod).unwrap();
     let (meta, spec) = (pod.metadata, pod.spec.unwrap());
-    Injection::of(meta.labels.as_ref(), meta.annotations.as_ref(), &spec)
+    Injection::detect(meta.labels.as_ref(), meta.annotations.as_ref(), &spec)
 }
 
 fn skip(change: impl FnOnce(&mut Value)) -> Option<Skip> {

@@ -42,7 +42,9 @@ impl Exclusions {
     /// # Errors
     ///
     /// When a list holds what is no port or network, the inbound ports hold 15008, or a list is too long.
-    pub fn of<'a>(text: impl Fn(&'static str) -> Option<&'a str>) -> Result<Self, Malformed> {
+    pub fn from_annotations<'a>(
+        text: impl Fn(&'static str) -> Option<&'a str>,
+    ) -> Result<Self, Malformed> {
         let exclusions = Self {
             outbound_ports: list(keys::EXCLUDE_OUTBOUND_PORTS, &text, port)?,
             outbound_cidrs: list(keys::EXCLUDE_OUTBOUND_CIDRS, &text, str::parse)?,
@@ -201,7 +203,7 @@ mod tests {
     use super::*;
 
     fn of(annotation: &'static str, text: &str) -> Result<Exclusions, Malformed> {
-        Exclusions::of(|name| (name == annotation).then_some(text))
+        Exclusions::from_annotations(|name| (name == annotation).then_some(text))
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct Permissions {
 
 impl Permissions {
     /// From an annotation's text. A word that is none permits nothing.
-    pub fn of(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         let names = text.split(',').map(str::trim);
         names.filter_map(|name| name.parse().ok()).collect()
     }
@@ -98,7 +98,7 @@ mod tests {
             ("Exclude,keep_existing,all,*", ""),
             ("exclude;keep-existing", ""),
         ] {
-            assert_eq!(Permissions::of(text).names(), words, "{text:?}");
+            assert_eq!(Permissions::parse(text).names(), words, "{text:?}");
         }
     }
 

@@ -72,7 +72,7 @@ impl Sidecar {
     /// # Errors
     ///
     /// When an annotation does not say what it should.
-    pub fn of<'a>(
+    pub fn from_annotations<'a>(
         proxy: Proxy,
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {

@@ -11,11 +11,11 @@ fn node() -> Capture {
 
 fn asks(annotations: &[(&str, &str)]) -> Requested {
     let text = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-    Requested::of(Some(&annotations.iter().map(text).collect()))
+    Requested::from_annotations(Some(&annotations.iter().map(text).collect()))
 }
 
 fn permit(words: &str) -> Permissions {
-    Permissions::of(words)
+    Permissions::parse(words)
 }
 
 fn settings(annotations: &[(&str, &str)]) -> RequestedSettings {

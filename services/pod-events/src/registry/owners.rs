@@ -45,7 +45,7 @@ impl Owners {
     }
 
     /// The pods that may have a sandbox: those that have one of its container.
-    pub(crate) fn of(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
+    pub(crate) fn candidates(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
         let owners = self.lock();
         owners
             .get(&sandbox.container_id)
@@ -70,12 +70,12 @@ mod tests {
         owners.replace(&key("web"), &[], std::slice::from_ref(&a));
         let both = [a.clone(), b];
         owners.replace(&key("web"), std::slice::from_ref(&a), &both);
-        assert_eq!(owners.of(&sandbox("a")), [key("web")].into());
-        assert_eq!(owners.of(&sandbox("b")), [key("web")].into());
+        assert_eq!(owners.candidates(&sandbox("a")), [key("web")].into());
+        assert_eq!(owners.candidates(&sandbox("b")), [key("web")].into());
         owners.replace(&key("other"), &[], std::slice::from_ref(&a));
         owners.replace(&key("web"), &both, &[]);
-        assert_eq!(owners.of(&sandbox("a")), [key("other")].into());
-        assert_eq!(owners.of(&sandbox("b")), BTreeSet::new());
+        assert_eq!(owners.candidates(&sandbox("a")), [key("other")].into());
+        assert_eq!(owners.candidates(&sandbox("b")), BTreeSet::new());
         owners.replace(&key("other"), &[a], &[]);
         assert!(owners.lock().is_empty());
     }
@@ -86,6 +86,6 @@ mod tests {
         owners.replace(&key("web"), &[], &[record("a")]);
         let mut found = sandbox("a");
         found.network_name = "another".parse().unwrap();
-        assert_eq!(owners.of(&found), [key("web")].into());
+        assert_eq!(owners.candidates(&found), [key("web")].into());
     }
 }

@@ -17,7 +17,7 @@ impl Registry {
                 .iter()
                 .any(|record| record.matches_request(sandbox))
         };
-        let mut pods = self.shared.owners.of(sandbox).into_iter();
+        let mut pods = self.shared.owners.candidates(sandbox).into_iter();
         pods.find(|key| tasks.running.get(key).is_some_and(holds))
     }
 

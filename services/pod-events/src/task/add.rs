@@ -47,7 +47,7 @@ impl Task {
         &mut self,
         call: AddCall,
         resolved: Resolved,
-        mut gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+        mut caller_gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<Added, Failure> {
         let (pod, decision) = match resolved {
             Resolved::Pod(pod, decision) => (pod, decision),
@@ -70,7 +70,7 @@ impl Task {
             // Before anything is written down: there is nothing to undo.
             self.shared.pipeline.broker_for(added.enrollment)?;
             self.reject_malformed(&call.sandbox, &pod, added.enrollment)?;
-            permit = Some(self.acquire_permit(&call, gone.as_mut()).await?);
+            permit = Some(self.acquire_permit(&call, caller_gone.as_mut()).await?);
         }
         let record = self.new_record(&call, &pod);
         self.set_current(&call, record).await?;
@@ -80,7 +80,7 @@ impl Task {
             call.sandbox, added.enrollment, added.reason
         ));
         if joins {
-            self.enroll_for_caller(&call, permit, gone).await?;
+            self.enroll_for_caller(&call, permit, caller_gone).await?;
         } else {
             self.reconcile_now().await;
             tracing::info!(
@@ -96,13 +96,13 @@ impl Task {
     async fn acquire_permit(
         &mut self,
         call: &AddCall,
-        gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+        caller_gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<Permit, Failure> {
         let _waits = call.phases.enter(Phase::Queue);
         let urgent = interrupt::urgent(self.sent.clone(), self.seen);
         let permit = tokio::select! {
             biased;
-            () = gone => Err(CancelReason::CallerGone.into()),
+            () = caller_gone => Err(CancelReason::CallerGone.into()),
             reason = urgent => Err(reason.into()),
             permit = self.shared.admission.acquire(call.work_deadline) => permit,
         };
@@ -257,12 +257,12 @@ impl Task {
         &mut self,
         call: &AddCall,
         permit: Option<Permit>,
-        gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
+        caller_gone: Pin<&mut (dyn Future<Output = ()> + Send)>,
     ) -> Result<(), Failure> {
         let urgent = interrupt::urgent(self.sent.clone(), self.seen);
         let mut cancelled = pin!(async {
             tokio::select! {
-                () = gone => CancelReason::CallerGone,
+                () = caller_gone => CancelReason::CallerGone,
                 reason = urgent => reason,
             }
         });

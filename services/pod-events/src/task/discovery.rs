@@ -52,11 +52,11 @@ impl Task {
             return Ok(());
         }
         let pipeline = &self.shared.pipeline;
-        let wanted = Record {
+        let desired = Record {
             redirection: self.redirection_for_discovery(pod)?,
             ..record_without_netns(pod)?
         };
-        let mut found = pipeline.find(&wanted, deadline_in(SEARCH_SECONDS)).await?;
+        let mut found = pipeline.find(&desired, deadline_in(SEARCH_SECONDS)).await?;
         // Rules to a sidecar may be in place that are another agent's, or ours of before: a failure takes nothing back.
         if !pod.is_redirected() && !found.redirection.is_sidecar() {
             // Nothing but the claim is in place; what another agent put there would stay until ours takes its place.

@@ -33,8 +33,8 @@ impl Task {
             return;
         };
         let is_enrolled = |record: &Record| {
-            let stands = matches!(record.intent, Intent::Enrolled { .. });
-            stands && !record.redirection.is_sidecar()
+            let is_applied = matches!(record.intent, Intent::Enrolled { .. });
+            is_applied && !record.redirection.is_sidecar()
         };
         if !self.records.last().is_some_and(is_enrolled) {
             self.listeners_due = None;
@@ -87,8 +87,8 @@ impl Task {
 async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
     let all = pipeline.clients.list_workloads(deadline_in(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);
-    let mut wanted = all.workloads.iter().filter_map(|it| it.workload.as_ref());
-    let is_in_set = wanted.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));
+    let mut desired = all.workloads.iter().filter_map(|it| it.workload.as_ref());
+    let is_in_set = desired.any(|workload| workload.sandbox.as_ref() == Some(&sandbox));
     let mut reports = explain::ztunnels(&all, record).into_iter();
     Ok(is_in_set && !reports.any(|report| report.acknowledged_at.is_some()))
 }

@@ -98,10 +98,10 @@ impl Task {
                     Err(failure) => return self.retry_later(failure),
                 }
             };
-            let wanted = self.desired(&current);
+            let desired = self.desired(&current);
             let action = next(
                 &current.intent,
-                wanted,
+                desired,
                 BootInstant::now(),
                 self.shared.timing(),
             );
@@ -114,7 +114,7 @@ impl Task {
                 }
                 Ok(Step::Done) => {
                     self.attempts = 0;
-                    self.clear_failure(wanted);
+                    self.clear_failure(desired);
                     if self
                         .records
                         .iter()
@@ -234,8 +234,8 @@ impl Task {
     }
 
     /// Nothing is left to do. What failed before has been done since, or is not wanted any more.
-    fn clear_failure(&mut self, wanted: Desired) {
-        let is_known = !matches!(wanted, Desired::Gone { .. } | Desired::Unknown);
+    fn clear_failure(&mut self, desired: Desired) {
+        let is_known = !matches!(desired, Desired::Gone { .. } | Desired::Unknown);
         if is_known && self.drifted.is_none() {
             self.failure = None;
         }

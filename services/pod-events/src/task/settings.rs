@@ -183,7 +183,7 @@ mod tests {
     fn asking(ports: &str) -> Pod {
         let annotation = (keys::EXCLUDE_OUTBOUND_PORTS.to_owned(), ports.to_owned());
         Pod {
-            requested: Requested::of(Some(&[annotation].into())),
+            requested: Requested::from_annotations(Some(&[annotation].into())),
             ..pod("shop", "web")
         }
     }
@@ -196,7 +196,7 @@ mod tests {
         };
         if let Some(words) = words {
             let mut namespace = namespace("shop");
-            namespace.allows = Permissions::of(words);
+            namespace.allows = Permissions::parse(words);
             inventory
                 .namespaces
                 .insert(namespace.name.clone(), namespace);
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn a_grant_is_unknown_only_where_the_namespace_would_decide_and_is_not_known() {
         let of = |namespace, node, pod: &Pod| {
-            permitted_settings(&permitting(namespace), pod, Permissions::of(node))
+            permitted_settings(&permitting(namespace), pod, Permissions::parse(node))
         };
         let asks = asking("80");
         assert_eq!(ports(&of(Some("exclude"), "", &asks).unwrap()), 1);

@@ -19,11 +19,11 @@ impl Task {
         pod: &Pod,
         enrollment: Enrollment,
     ) -> Desired {
-        let stands = matches!(record.intent, Intent::Enrolled { .. });
+        let is_applied = matches!(record.intent, Intent::Enrolled { .. });
         if enrollment == Enrollment::Sidecar {
             let in_sync = self.is_in_sync(record, pod, enrollment);
             Desired::In { in_sync }
-        } else if stands && !self.shared.leave_mode.is(Leave::Uninstall) {
+        } else if is_applied && !self.shared.leave_mode.is(Leave::Uninstall) {
             Desired::In { in_sync: true }
         } else {
             let is_claimed = record.netns_id.is_some();

@@ -10,7 +10,7 @@ const PROXY: Proxy = Proxy {
 
 fn read(annotations: &[(&'static str, &str)]) -> Result<Sidecar, Malformed> {
     let value = |name: &str| annotations.iter().find(|(known, _)| *known == name);
-    Sidecar::of(PROXY, |name| value(name).map(|(_, text)| *text))
+    Sidecar::from_annotations(PROXY, |name| value(name).map(|(_, text)| *text))
 }
 
 fn on_the_wire(annotations: &[(&'static str, &str)]) -> wire::SidecarRedirection {
@@ -74,7 +74,9 @@ fn the_proxy_and_the_node_say_the_rest() {
         },
         ..capture()
     };
-    let told = Sidecar::of(proxy, |_| None).unwrap().to_wire(&node);
+    let told = Sidecar::from_annotations(proxy, |_| None)
+        .unwrap()
+        .to_wire(&node);
     assert_eq!((told.proxy_uids, told.proxy_gids), (vec![2000], vec![3000]));
     assert_eq!(
         told.dns.map(|dns| (dns.all, dns.servers)),
