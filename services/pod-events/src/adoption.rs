@@ -1,5 +1,5 @@
-//! Whether the pods that ran before inpod have been written down: once per boot before the first set, and once per run
-//! for what ran meanwhile.
+//! Tracks whether the pods that ran before inpod are recorded: once per boot before the first desired set, and once per
+//! process for pods that started meanwhile.
 
 use std::{fs, path::PathBuf};
 
@@ -7,19 +7,19 @@ use inpod_cni::spool::boot_id;
 use inpod_types::{Failure, Reason};
 use tokio::sync::watch;
 
-/// A file beside the checkpoint tells the later runs of a boot.
+/// The state of adoption. A file beside the checkpoint carries it over to later processes of the same boot.
 #[derive(Debug)]
 pub(crate) struct Adoption {
     file: PathBuf,
     completed: watch::Sender<bool>,
-    /// Whether this run is still to look.
+    /// Whether this process still has to adopt.
     pending: bool,
-    /// Whether no run of this boot ever looked.
+    /// Whether no process of this boot has adopted yet.
     first_of_boot: bool,
 }
 
 impl Adoption {
-    /// What earlier runs of this boot left in the file.
+    /// Reads the file that earlier processes of this boot left.
     pub(crate) fn open(file: PathBuf) -> Self {
         let known = fs::read_to_string(&file).is_ok_and(|boot| boot == boot_id());
         Self {
@@ -30,26 +30,25 @@ impl Adoption {
         }
     }
 
-    /// Whether this run is still to look.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending
     }
 
-    /// Whether no run of this boot ever looked: nobody may be told a set.
+    /// Returns whether no process of this boot has adopted yet: the broker must not receive a desired set until then.
     pub(crate) fn is_first_of_boot(&self) -> bool {
         self.first_of_boot
     }
 
-    /// Follows whether this run has looked.
+    /// Subscribes to the completion of this process's adoption.
     pub(crate) fn completed(&self) -> watch::Receiver<bool> {
         self.completed.subscribe()
     }
 
-    /// Everything of before is in the checkpoint.
+    /// Records that the pods of before are in the checkpoint.
     ///
     /// # Errors
     ///
-    /// When that cannot be written down.
+    /// If the file cannot be written.
     pub(crate) fn complete(&mut self) -> Result<(), Failure> {
         fs::write(&self.file, boot_id()).map_err(|error| {
             let message = format!("cannot write {}: {error}", self.file.display());

@@ -1,4 +1,4 @@
-//! The other services, as calls that take checked values and end in time.
+//! gRPC clients of the other services: calls take validated values and always end by their deadline.
 
 mod broker;
 mod find;
@@ -24,32 +24,29 @@ use crate::{checkpoint::Record, redirection::Capture, trace};
 
 pub use find::FoundNetns;
 
-/// How many pods are looked for at once.
 const MAX_CONCURRENT_SEARCHES: usize = 4;
 
-/// How long the node's own network may take to be cleared.
 const LEAVE_NODE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Clients of netconfig and of the broker. Cheap to clone.
+/// Clients of netconfig and ztunnel-broker. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Clients {
     netconfig: NetconfigServiceClient<Channel>,
     broker: ZtunnelBrokerServiceClient<Channel>,
     capture: Arc<Capture>,
-    /// Each search goes through all processes of the node.
+    /// Limits concurrent searches: each one reads all processes of the node.
     searches: Arc<Semaphore>,
 }
 
-/// A netns that netconfig has proven and holds.
+/// A netns that netconfig has verified and claimed.
 #[derive(Clone, Debug)]
 pub struct ClaimedNetns {
-    /// Which.
     pub id: NetnsId,
-    /// The pod's addresses in it.
+    /// The pod's addresses that were found in it.
     pub addresses: Vec<IpAddr>,
 }
 
-/// One request, with the time it has left.
+/// Builds a request that carries the time left until its deadline.
 fn request<T>(message: T, deadline: Instant) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline.saturating_duration_since(Instant::now()));
@@ -57,7 +54,7 @@ fn request<T>(message: T, deadline: Instant) -> Request<T> {
     request
 }
 
-/// Waits for an answer. A service that does not answer at all is given up a moment after the deadline it was told.
+/// Waits for a response, until 50 ms past the deadline that the service was given.
 async fn call<T>(
     service: &'static str,
     deadline: Instant,
@@ -73,12 +70,12 @@ async fn call<T>(
     }
 }
 
-/// A failure of a service, with its name where the words do not come from the service itself.
+/// Converts a status into a failure. Messages that come from the transport get the service's name.
 fn to_failure(service: &'static str, status: &Status) -> Failure {
     let failure = failure_of(status);
     let from_transport = status.details().is_empty();
-    // A connection that breaks under a call is INTERNAL to tonic ("h2 protocol error"); a defect of a service of ours
-    // comes with its failure in the details.
+    // A connection that breaks during a call is INTERNAL to tonic ("h2 protocol error"); a defect that one of our
+    // services reports carries its failure in the details.
     let broken = matches!(
         status.code(),
         Code::Unavailable | Code::Unknown | Code::Internal
@@ -111,15 +108,15 @@ fn invalid_response(service: &'static str, error: &inpod_proto::Invalid) -> Fail
     Failure::new(Reason::Internal, message)
 }
 
-/// The addresses at which a pod is probed: more than these no pod has (see `ApplyRulesRequest`), whatever a CNI result
-/// says.
+/// Returns the addresses at which the kubelet probes a pod, at most as many as `ApplyRulesRequest` takes, whatever
+/// the CNI result contains.
 fn probe_addresses(addresses: &[IpAddr]) -> Vec<String> {
     const MAX_PROBE_ADDRESSES: usize = 16;
     addresses_to(addresses.get(..MAX_PROBE_ADDRESSES).unwrap_or(addresses))
 }
 
 impl Clients {
-    /// Clients over channels that connect when they are first used.
+    /// Creates clients over channels that connect on first use.
     pub fn new(netconfig: Channel, broker: Channel, capture: Capture) -> Self {
         Self {
             netconfig: NetconfigServiceClient::new(netconfig),
@@ -129,11 +126,7 @@ impl Clients {
         }
     }
 
-    /// Takes what is on the node's own network away: see `LeaveNode`.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Removes what inpod installed in the node's own network: see `LeaveNode`.
     pub async fn leave_node(&self) -> Result<(), Failure> {
         let deadline = Instant::now() + LEAVE_NODE_TIMEOUT;
         let mut client = self.netconfig.clone();
@@ -142,11 +135,7 @@ impl Clients {
         Ok(())
     }
 
-    /// The proof: see `ClaimNetns`.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Claims and verifies a netns: see `ClaimNetns`.
     pub async fn claim(
         &self,
         sandbox: &SandboxRef,
@@ -173,11 +162,7 @@ impl Clients {
         })
     }
 
-    /// Forgets a netns; one that is not claimed succeeds.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Releases a claim. Succeeds if there is none.
     pub async fn release(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<(), Failure> {
         let message = netconfig::ReleaseNetnsRequest {
             sandbox: Some(sandbox.into()),
@@ -192,16 +177,12 @@ impl Clients {
         Ok(())
     }
 
-    /// Has the redirection applied, and tells its fingerprint.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Applies a record's redirection and returns the rules' fingerprint.
     pub async fn apply(&self, record: &Record, deadline: Instant) -> Result<String, Failure> {
         let message = netconfig::ApplyRulesRequest {
             sandbox: Some((&record.sandbox).into()),
             redirection: Some(record.redirection.to_wire(&self.capture)),
-            // A sidecar takes the kubelet's probes like anybody's.
+            // The kubelet's probes go through the sidecar like any other traffic.
             probe_addresses: if record.redirection.is_sidecar() {
                 Vec::new()
             } else {
@@ -218,11 +199,7 @@ impl Clients {
         Ok(applied.fingerprint)
     }
 
-    /// What differs between the rules in a netns and those that belong there.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Compares the rules in a netns with the expected ones.
     pub async fn verify(
         &self,
         record: &Record,
@@ -241,11 +218,7 @@ impl Clients {
         .await
     }
 
-    /// Takes rules away, and tells how many connections were captured.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Removes rules and returns the number of captured connections.
     pub async fn remove_rules(
         &self,
         sandbox: &SandboxRef,
@@ -266,11 +239,7 @@ impl Clients {
         Ok(removed.captured_flows)
     }
 
-    /// What is in a claimed netns.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Inspects a claimed netns.
     pub async fn inspect(
         &self,
         sandbox: &SandboxRef,
@@ -289,11 +258,7 @@ impl Clients {
         .await
     }
 
-    /// What is in a netns that is not claimed.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Inspects a netns that is not claimed.
     pub async fn inspect_path(
         &self,
         netns: &NetnsRef,
@@ -312,11 +277,7 @@ impl Clients {
         .await
     }
 
-    /// The sandboxes for which netconfig holds a netns.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Lists the sandboxes whose netns netconfig holds.
     pub async fn list_claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
         let mut client = self.netconfig.clone();
         let message = netconfig::ListClaimsRequest {};
@@ -335,11 +296,7 @@ impl Clients {
             .map_err(|error| invalid_response("netconfig", &error))
     }
 
-    /// netconfig's claims and their changes.
-    ///
-    /// # Errors
-    ///
-    /// When the stream cannot be had.
+    /// Watches netconfig's claims.
     pub async fn watch_drift(
         &self,
     ) -> Result<tonic::Streaming<netconfig::WatchDriftResponse>, Failure> {

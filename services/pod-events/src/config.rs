@@ -1,5 +1,3 @@
-//! The settings of pod-events.
-
 use std::{
     net::SocketAddr,
     num::NonZeroUsize,
@@ -20,7 +18,7 @@ use crate::{
     ztunnels::Selector,
 };
 
-/// The settings of this service alone.
+/// The settings that only this service has.
 pub const KEYS: &[Key] = &[
     Key {
         name: "node_name",
@@ -144,20 +142,15 @@ pub const KEYS: &[Key] = &[
     },
 ];
 
-/// What the settings say.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// This node.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub node_name: NodeName,
-    /// Where pods come from.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub pods_from: PodsFrom,
     kubeconfig: PathBuf,
-    /// Namespaces whose pods are never enrolled.
     #[serde(deserialize_with = "inpod_service::list")]
     pub exclude_namespaces: Vec<NamespaceName>,
-    /// Who joins the mesh.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub enablement_selectors: Selectors,
     #[serde(deserialize_with = "inpod_service::list")]
@@ -177,30 +170,22 @@ pub struct Config {
     propagation_wait_seconds: u32,
     drain_grace_seconds: u32,
     listener_check_seconds: u32,
-    /// Whether readiness waits for a ztunnel.
     pub ready_needs_ztunnel: bool,
-    /// The plugin's `stateDir`.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub plugin_state_dir: PathBuf,
-    /// Which pods are ztunnels.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub ztunnel_pods: Selector,
-    /// Where metrics are read.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub metrics_address: MetricsAddress,
-    /// What says whether inpod is to leave the node.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub leave_file: PathBuf,
-    /// Where it is told that it has.
     #[serde(deserialize_with = "inpod_service::config::absolute")]
     pub receipt_file: PathBuf,
-    /// How many ADDs are worked on at once.
     pub max_adds: NonZeroUsize,
-    /// Whether the incumbent's metrics are kept, too.
     pub istio_metrics: bool,
 }
 
-/// An address and port, or nothing.
+/// The address of the metrics endpoint; `None` disables it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetricsAddress(pub Option<SocketAddr>);
 
@@ -219,13 +204,13 @@ impl FromStr for MetricsAddress {
 }
 
 impl Config {
-    /// How the API server is reached; `None`: as the pod's service account.
+    /// Returns the kubeconfig file; `None` means the pod's service account.
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
     }
 
-    /// Who joins the mesh of a node that inpod stays on.
+    /// Returns the policy while inpod is not being uninstalled.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
             selectors: &self.enablement_selectors,
@@ -236,12 +221,11 @@ impl Config {
         }
     }
 
-    /// What any pod may ask for.
     pub fn pods_may(&self) -> Permissions {
         self.pods_may.iter().copied().collect()
     }
 
-    /// What is captured of every pod.
+    /// Returns the node-wide part of every pod's redirection.
     pub fn capture(&self) -> Capture {
         Capture {
             dns: self.dns_capture,
@@ -255,29 +239,24 @@ impl Config {
         }
     }
 
-    /// How long peers may need to learn that a pod leaves.
     pub fn propagation_wait(&self) -> Duration {
         Duration::from_secs(self.propagation_wait_seconds.into())
     }
 
-    /// About how often listeners are looked at; `None`: never.
+    /// Returns the mean interval of listener checks; `None` disables them.
     pub fn listener_check(&self) -> Option<Duration> {
         let seconds = self.listener_check_seconds;
         (seconds > 0).then(|| Duration::from_secs(seconds.into()))
     }
 
-    /// How long captured connections of a leaving pod may go on.
     pub fn drain_grace(&self) -> Duration {
         Duration::from_secs(self.drain_grace_seconds.into())
     }
 }
 
-/// Where pods come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodsFrom {
-    /// The API server.
     Kubernetes,
-    /// A directory of manifests.
     Directory(PathBuf),
 }
 

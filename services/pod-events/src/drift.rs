@@ -1,4 +1,4 @@
-//! What was found not to be as it was left, how often, and when to stop mending it at once.
+//! Kinds of drift, how often they occurred, and the backoff of repairs.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -10,21 +10,20 @@ use tokio::time::Instant;
 
 use crate::metrics::Metric;
 
-/// What was found.
+/// A difference between what was applied and what is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DriftKind {
     /// None of our rules are left.
     Flushed,
-    /// Other rules of ours, as of an earlier release, or of another redirection.
+    /// A different set of our rules, as from an earlier release or another redirection.
     Replaced,
-    /// Our rules, and something of them is missing, changed, or more.
+    /// Some of our rules are missing, changed or additional.
     Changed,
     /// ztunnel does not listen any more.
     ListenerLost,
 }
 
 impl DriftKind {
-    /// Every kind.
     pub const ALL: [Self; 4] = [
         Self::Flushed,
         Self::Replaced,
@@ -32,7 +31,7 @@ impl DriftKind {
         Self::ListenerLost,
     ];
 
-    /// What it is of rules that are not those applied, by what netconfig sees in the netns.
+    /// Classifies rules that differ from those applied, by what netconfig observes in the netns.
     pub fn classify(fingerprint: &str, intact: bool) -> Self {
         match (fingerprint.is_empty(), intact) {
             (true, _) => Self::Flushed,
@@ -41,7 +40,7 @@ impl DriftKind {
         }
     }
 
-    /// The word for it in metrics and for people.
+    /// Returns the name that metrics and output use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flushed => "flushed",
@@ -58,22 +57,21 @@ impl fmt::Display for DriftKind {
     }
 }
 
-/// How often each kind was found of one pod.
+/// The number of repairs of one pod, by kind.
 pub type Drift = BTreeMap<DriftKind, u64>;
 
-/// What was repaired.
 pub(crate) const DRIFT: Metric = Metric {
     name: "drift",
     labels: "kind",
     help: "What was found of enrolled pods not to be as it was left, and was mended",
 };
 
-/// How often each kind was repaired on this node. Cheap to clone.
+/// The number of repairs on this node, by kind. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Repairs(Family<[(&'static str, &'static str); 1], Counter>);
 
 impl Repairs {
-    /// Declares the metric. Each kind is there from the start, at nought.
+    /// Registers the metric. Each kind starts at 0.
     pub fn register(&self, registry: &mut Registry) {
         for kind in DriftKind::ALL {
             self.0.get_or_create(&[("kind", kind.name())]).inc_by(0);
@@ -81,23 +79,22 @@ impl Repairs {
         registry.register(DRIFT.name, DRIFT.help, self.0.clone());
     }
 
-    /// Counts a repair.
     pub fn count(&self, kind: DriftKind) {
         self.0.get_or_create(&[("kind", kind.name())]).inc();
     }
 }
 
-/// So many repairs of a pod in a row are made at once.
+/// The number of consecutive repairs that are made without delay.
 const IMMEDIATE_REPAIRS: u32 = 5;
 
-/// Repairs are in a row that are closer to each other than this, beside twice the time that the last one had to wait.
+/// Repairs count as consecutive if less than this plus twice the last delay is between them.
 const QUIET_PERIOD: Duration = Duration::from_secs(60);
 
-/// Beyond the free ones, the first wait and the longest. It doubles with each repair.
+/// Bounds of the delay after the immediate repairs; it doubles with each further repair.
 const MIN_DELAY: Duration = Duration::from_secs(10);
 const MAX_DELAY: Duration = Duration::from_secs(300);
 
-/// Keeps a pod's repairs from becoming a fight with another agent that undoes them.
+/// Slows repairs down when another agent keeps undoing them.
 #[derive(Clone, Debug, Default)]
 pub struct RepairBackoff {
     repairs: u32,
@@ -105,13 +102,12 @@ pub struct RepairBackoff {
 }
 
 impl RepairBackoff {
-    /// A repair was made.
     pub fn record_repair(&mut self, now: Instant) {
         self.repairs = if self.is_quiet(now) { 0 } else { self.repairs }.saturating_add(1);
         self.last = Some(now);
     }
 
-    /// Until when the next repair is to wait; `None`: it is made at once.
+    /// Returns until when the next repair is delayed; `None` if it may be made now.
     pub fn delayed_until(&self, now: Instant) -> Option<Instant> {
         let until = self.last? + self.wait();
         (until > now).then_some(until)
@@ -135,7 +131,7 @@ impl RepairBackoff {
 mod tests {
     use super::*;
 
-    /// How many of the repairs that are wanted each second are made in so many seconds.
+    /// Returns how many repairs are made if one is needed every second.
     async fn made_in(repair_backoff: &mut RepairBackoff, seconds: u64) -> usize {
         let mut made = 0;
         for _ in 0..seconds {

@@ -1,4 +1,4 @@
-//! ADDs that have not been answered: the DEL of a sandbox ends its own, wherever they wait.
+//! Tracks unanswered ADDs, so that the DEL of a sandbox can cancel its ADDs wherever they wait.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use crate::source::PodKey;
 
-/// The ADDs that are under way. Cheap to clone.
+/// The ADDs in flight. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct InFlight(Arc<Mutex<State>>);
 
@@ -33,7 +33,7 @@ impl InFlight {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An ADD begins. It has ended when the value is dropped.
+    /// Registers an ADD, until the returned value is dropped.
     pub(crate) fn begin(&self, key: &PodKey, sandbox: &SandboxRef) -> InFlightAdd {
         let (cancel, cancelled) = watch::channel(());
         let mut state = self.lock();
@@ -52,8 +52,8 @@ impl InFlight {
         }
     }
 
-    /// Ends all ADDs of a sandbox that began before, and returns when they have: whatever their pod's task is asked
-    /// from then on comes after them. Tells whose sandbox it was to become.
+    /// Cancels the ADDs of a sandbox that are in flight and returns once they have ended: commands sent to their pod's
+    /// task after that are ordered after them. Returns the pod that the sandbox was to belong to.
     pub(crate) async fn cancel(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let mut matching: Vec<Add> = {
             let mut state = self.lock();
@@ -69,7 +69,6 @@ impl InFlight {
     }
 }
 
-/// An ADD that is under way.
 #[derive(Debug)]
 pub(crate) struct InFlightAdd {
     in_flight: InFlight,
@@ -78,10 +77,10 @@ pub(crate) struct InFlightAdd {
 }
 
 impl InFlightAdd {
-    /// Resolves when its sandbox is deleted.
+    /// Resolves when the sandbox is deleted.
     pub(crate) async fn cancelled(&mut self) -> Failure {
         if self.cancelled.changed().await.is_err() {
-            // Nobody can delete it any more: the process ends.
+            // The registry is gone: the process ends.
             std::future::pending::<()>().await;
         }
         let message = "the sandbox was deleted while it was added";

@@ -1,8 +1,8 @@
-//! May this pod join the mesh, and how?
+//! Decides which pods of the node join the mesh, and has netconfig and ztunnel-broker carry it out.
 //!
-//! pod-events takes the verbs of the CNI plugin, decides from what the source of pods says, and has netconfig and the
-//! broker carry it out. It owns the desired state of every pod of the node and the only checkpoint; it has no right on
-//! the kernel. Start reading at [`plan`] for what is done when, at [`pipeline`] for how, and at [`task`] for the order.
+//! pod-events serves the CNI plugin's calls and watches pods through its [`source`]. It owns the desired state of every
+//! pod of the node and the only checkpoint, and needs no privileges towards the kernel. Start reading at [`plan`] (what
+//! to do next), [`pipeline`] (how it is done) and [`task`] (in which order).
 
 pub mod admission;
 mod adoption;
@@ -66,7 +66,6 @@ use crate::{
     uninstall::{LeaveMode, Uninstaller},
 };
 
-/// What this service is.
 pub const SERVICE: Service = Service {
     name: "pod-events",
     about: "Decides which pods of this node join the mesh, and has it carried out",
@@ -74,11 +73,11 @@ pub const SERVICE: Service = Service {
     keys: config::KEYS,
 };
 
-/// Runs the service until it is to stop.
+/// Runs the service until it is told to shut down.
 ///
 /// # Errors
 ///
-/// When the source or the checkpoint cannot be read, or the socket cannot be had.
+/// If the source or the checkpoint cannot be read, or the socket cannot be bound.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let source = Source::open(&config).await?;
     let checkpoint = Checkpoint::open(&daemon.directory(SERVICE.name).join("pods"))?;
@@ -140,7 +139,7 @@ fn clients(config: &Config, daemon: &Daemon) -> Clients {
     Clients::new(netconfig, broker, config.capture())
 }
 
-/// Declares what is counted, and has it told.
+/// Registers the metrics and starts serving them.
 fn register_metrics(
     daemon: &Daemon,
     shared: &Arc<Shared>,
@@ -163,7 +162,7 @@ fn register_metrics(
     (metrics, istio)
 }
 
-/// Has the other services follow this one, and this one its source.
+/// Starts the tasks that keep netconfig and the broker in sync with this service, and this service with its source.
 fn start_followers(
     shared: &Arc<Shared>,
     registry: &Registry,
@@ -190,20 +189,20 @@ fn start_followers(
     ));
 }
 
-/// Tells whether the view of this node's pods is up to date.
+/// Reports as a condition whether the view of this node's pods is up to date.
 async fn follow_health(mut health: watch::Receiver<Health>, conditions: Readiness) {
     loop {
         let now = health.borrow_and_update().clone();
         let first = || Err("the pods of this node have not been listed yet".to_owned());
         conditions.set("pods", now.unwrap_or_else(first));
         if health.changed().await.is_err() {
-            // A source that has nothing more to tell.
+            // The source ended; its last state stays.
             return;
         }
     }
 }
 
-/// Has the task of every pod that changed, or whose namespace did, look again.
+/// Wakes the task of every pod that changed or whose namespace changed.
 async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: Registry) {
     let mut before = Arc::clone(&changes.borrow_and_update());
     while changes.changed().await.is_ok() {

@@ -1,97 +1,93 @@
-//! What is to be done next about a sandbox: a pure function of how far it has come and what is wanted of it.
+//! Plans the next action for a sandbox: a pure function of its progress and its desired state.
 
 use std::time::Duration;
 
 use crate::{boottime::BootInstant, checkpoint::Intent};
 
-/// After this long a sandbox whose end was announced is taken as ended although processes are left in its netns.
+/// A sandbox whose DEL was received counts as ended after this time, even if processes are left in its netns.
 pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A pod that is gone from the source for less than this may be one whose manifest is being replaced.
+/// A pod may be missing from the source for this long while its manifest is being replaced.
 pub const GONE_GRACE: Duration = Duration::from_secs(2);
 
-/// What is wanted of a sandbox.
+/// The desired state of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Desired {
-    /// In the mesh.
+    /// Enrolled in the mesh.
     In {
-        /// Whether what it asks of its redirection, and its addresses, are those that were applied.
+        /// Whether the pod's requested settings and addresses are those that were applied.
         in_sync: bool,
     },
-    /// Redirected to its sidecar for the life of its sandbox, and not looked after.
+    /// Redirected to its sidecar until the sandbox ends, but no longer managed.
     Detached {
         /// Whether netconfig holds its netns.
         is_claimed: bool,
     },
-    /// Outside of the mesh, running.
+    /// Running outside the mesh.
     Out {
-        /// Whether peers have been told: nothing says any more that the pod is redirected.
+        /// Whether the pod's annotation is withdrawn, so that peers no longer see it as redirected.
         is_announced: bool,
     },
-    /// Its pod is gone from the source.
-    Gone {
-        /// Since when.
-        since: BootInstant,
-    },
-    /// The source cannot tell: everything stays as it is.
+    /// Its pod is missing from the source.
+    Gone { since: BootInstant },
+    /// The source cannot tell: nothing is changed.
     Unknown,
 }
 
-/// How long the phases of a withdrawal take.
+/// The durations of a withdrawal's phases.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// From the announcement to the end of capture.
+    /// From the announcement until capture ends.
     pub propagation: Duration,
-    /// From the end of capture to the end of what was captured.
+    /// From the end of capture until captured connections are cut.
     pub grace: Duration,
 }
 
-/// What is to be done next.
+/// The next action for a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// All is as it should be.
+    /// Nothing to do.
     Idle,
-    /// Come back then.
     WaitUntil(BootInstant),
-    /// Put everything in place, whatever of it is there already.
+    /// Put every part in place, whatever is there already.
     Enroll,
-    /// Apply what has changed of the pod's wishes or addresses; it stays in the mesh.
+    /// Apply changed settings or addresses; the pod stays in the mesh.
     Update,
-    /// Leave what is in place where it is, and look after it no more.
+    /// Keep the redirection, but stop managing it.
     Detach,
-    /// Take back what an unfinished enrollment left.
+    /// Undo an unfinished enrollment.
     Undo,
-    /// Have peers told that the pod leaves.
+    /// Withdraw the pod's annotation, which announces to peers that it leaves.
     StartWithdrawal,
-    /// Come back when peers have been told.
+    /// Poll until the announcement is made.
     AwaitAnnouncement,
-    /// Give peers time to learn it.
+    /// Give peers time to learn of it.
     AwaitPropagation,
-    /// Let new connections go direct.
+    /// Stop capturing new connections.
     Drain,
-    /// Take the rest away once no captured connection is left, or at once.
+    /// Remove the remaining state once no captured connection is left, or at once if overdue.
     Finish {
-        /// Whether the grace is over.
+        /// Whether the grace period is over.
         overdue: bool,
     },
-    /// The runtime said that the sandbox ends: forget it once nothing but its own process runs in it, or at once.
+    /// Delete a sandbox whose DEL was received: once only its own process is left in it, or at once if overdue.
     Delete {
-        /// Whether the bound has passed.
+        /// Whether [`DELETE_TIMEOUT`] has passed.
         overdue: bool,
     },
-    /// The pod is gone from the source and nobody said that its sandbox ends: forget it once its netns is empty. When
-    /// the bound has passed it is taken out of the mesh, and remembered until it has ended.
+    /// Clean up after a pod that is missing from the source without a DEL: forget the sandbox once its netns is empty.
+    /// If overdue, withdraw it and keep its record until it ends.
     GarbageCollect {
-        /// Whether the bound has passed.
+        /// Whether [`GONE_TIMEOUT`] has passed.
         overdue: bool,
     },
 }
 
-/// After this long a pod that is gone from the source is taken out of the mesh although its containers run: longer
-/// than the graces that pods are given to end, during which they serve.
+/// A pod that is missing from the source leaves the mesh after this time although its containers run. Longer than the
+/// usual termination grace periods, during which pods still serve.
 pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The next action.
+/// Returns the next action.
 pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
     let elapsed = |since: BootInstant, wait: Duration| now.since(since) >= wait;
     match (intent, desired) {
@@ -239,7 +235,7 @@ mod tests {
         let detached = |is_claimed| Desired::Detached { is_claimed };
         assert_eq!(next_at(0, &enrolled(), detached(true)), Action::Detach);
         assert_eq!(next_at(9, &enrolled(), detached(false)), Action::Idle);
-        // Nothing of ours is in place of these yet.
+        // Nothing of ours is in place in these yet.
         let found = next_at(0, &Intent::Adopted, detached(true));
         assert_eq!(found, Action::Detach);
         assert_eq!(next_at(0, &Intent::Out, detached(false)), Action::Idle);

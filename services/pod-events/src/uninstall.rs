@@ -1,5 +1,5 @@
-//! A node that inpod leaves: every pod is taken out of the mesh in order, or left as it is for another agent. Then one
-//! line tells that this is done, and the process ends.
+//! Uninstall and handover of a node: every pod is withdrawn in order, or left as it is for another agent. Then a
+//! receipt of one line is written and the process ends.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,41 +19,39 @@ use tokio::{
 
 use crate::{SERVICE, checkpoint::Record, clients::Clients, registry::Registry, task::Shared};
 
-/// How often it is looked what is left to do.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The condition that tells whether inpod stays on the node.
+/// The condition that reports whether inpod stays on the node.
 const CONDITION: &str = "staying";
 
-/// Whether inpod is to leave the node, as it is known now. Cheap to clone.
+/// The node's current leave mode, if any. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct LeaveMode(watch::Receiver<Option<Leave>>);
 
 impl LeaveMode {
-    /// Follows a file; what is remembered of an earlier word is in the service's directory.
+    /// Follows a file. A marker in the service's directory records a removal that was completed earlier.
     pub fn follow(file: PathBuf, directory: &Path) -> Self {
         Self(leave::follow(file, Marker::of(directory)))
     }
 
-    /// Whether this is what is to become of inpod here.
     pub fn is(&self, leave: Leave) -> bool {
         *self.0.borrow() == Some(leave)
     }
 }
 
 impl Default for LeaveMode {
-    /// It stays.
+    /// Returns the mode of a node that inpod stays on.
     fn default() -> Self {
         Self(watch::channel(None).1)
     }
 }
 
-/// What leaves.
+/// Carries out an uninstall or handover.
 pub(crate) struct Uninstaller {
     shared: Arc<Shared>,
     registry: Registry,
     daemon: Daemon,
-    /// Whether what ran before this run is written down.
+    /// Whether the pods that ran before this process are recorded.
     adopted: watch::Receiver<bool>,
     marker: Marker,
 }
@@ -74,7 +72,7 @@ impl Uninstaller {
         }
     }
 
-    /// Follows what is to become of inpod here, until it has left.
+    /// Follows the leave mode until inpod has left the node.
     pub(crate) async fn run(self) {
         let LeaveMode(mut requested) = self.shared.leave_mode.clone();
         loop {
@@ -99,13 +97,13 @@ impl Uninstaller {
         self.daemon.readiness()
     }
 
-    /// Says what is to become of inpod here. What is left to do for it.
+    /// Reports the leave mode. Returns it if work remains to be done for it.
     fn start(&self, leave: Option<Leave>) -> Option<Leave> {
         let left = leave.filter(|leave| self.marker.is_set(*leave));
-        // What says so is needed until Kubernetes takes this pod away.
+        // The request to leave must stay readable until Kubernetes deletes this pod.
         self.daemon.forget(left == Some(Leave::Uninstall));
         if let Some(leave) = left {
-            // The process was started again: nothing is left to be ready for.
+            // The process was restarted after its work was done: it never becomes ready again.
             let message = format!("inpod has left this node: {leave}");
             self.conditions().require(CONDITION, &message);
             return None;
@@ -120,7 +118,7 @@ impl Uninstaller {
         leave
     }
 
-    /// Waits until nothing is left to do, tells it, and stops the process.
+    /// Waits until no work remains, writes the receipt and stops the process.
     async fn run_to_completion(&self, leave: Leave) {
         let before = self.managed_pods();
         let mut ticks = interval(POLL_INTERVAL);
@@ -147,7 +145,7 @@ impl Uninstaller {
         self.daemon.stop();
     }
 
-    /// What is still to be done.
+    /// Returns an error that describes the remaining work, if there is any.
     async fn remaining_work(&self, leave: Leave) -> Result<(), String> {
         if !*self.adopted.borrow() {
             return Err("what ran before is not known yet".to_owned());
@@ -163,7 +161,7 @@ impl Uninstaller {
         }
     }
 
-    /// Pods that are neither in the mesh nor out of it.
+    /// Checks that no pod is on its way into or out of the mesh.
     fn check_stable(&self) -> Result<(), String> {
         let records = self.registry.records().into_iter();
         let count = records.filter(|record| !record.intent.is_stable()).count();
@@ -175,13 +173,13 @@ impl Uninstaller {
         records.filter(Record::is_managed).count()
     }
 
-    /// Pods with a sidecar whose redirection stays.
+    /// Counts the pods with a sidecar that keep their redirection.
     fn detached_pods(&self) -> usize {
         let records = self.registry.records().into_iter();
         records.filter(Record::is_detached).count()
     }
 
-    /// Whether no pod is in the mesh, peers have been told, and the plugin knows it.
+    /// Checks that no pod is in the mesh, that all annotations are withdrawn, and that the plugin has seen it.
     fn check_withdrawn(&self) -> Result<(), String> {
         let inventory = self.shared.source.inventory();
         if let Some(gap) = inventory.gaps.first() {
@@ -197,7 +195,7 @@ impl Uninstaller {
     }
 }
 
-/// Of the pods that were in the mesh those with a sidecar keep their redirection.
+/// Describes the result for the receipt. Pods with a sidecar keep their redirection and are counted separately.
 fn describe_result(before: usize, detached: usize) -> String {
     let out = before.saturating_sub(detached);
     let out = format!("{out} pods were taken out of the mesh");

@@ -1,4 +1,4 @@
-//! The calls of the broker.
+//! Calls to ztunnel-broker.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,7 @@ use tonic::{Response, Streaming};
 use super::{Clients, call, request, to_failure};
 
 impl Clients {
-    /// Gives a workload to ztunnel; returns with the first acknowledgement.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Adds a workload and returns once the first ztunnel has acknowledged it.
     pub async fn add_workload(
         &self,
         instance_id: &str,
@@ -35,11 +31,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Takes a workload from ztunnel; an unknown one succeeds.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Removes a workload. Succeeds if it is unknown.
     pub async fn remove_workload(
         &self,
         instance_id: &str,
@@ -62,11 +54,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Tells the whole desired set.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Replaces the whole desired set.
     pub async fn set_workloads(
         &self,
         instance_id: &str,
@@ -89,11 +77,7 @@ impl Clients {
         Ok(())
     }
 
-    /// Tells which pods are ztunnels.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Sets which pods are ztunnels.
     pub async fn set_ztunnels(
         &self,
         instance_id: &str,
@@ -110,11 +94,7 @@ impl Clients {
         Ok(())
     }
 
-    /// The desired set as the broker has it, and what ztunnels said of it.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Lists the broker's desired set and what each ztunnel reported of it.
     pub async fn list_workloads(
         &self,
         deadline: Instant,
@@ -129,11 +109,7 @@ impl Clients {
         .await
     }
 
-    /// The broker's sessions and their changes.
-    ///
-    /// # Errors
-    ///
-    /// When the stream cannot be had.
+    /// Watches the broker's ZDS sessions.
     pub async fn watch_sessions(
         &self,
     ) -> Result<Streaming<broker::WatchSessionsResponse>, Failure> {

@@ -1,4 +1,4 @@
-//! A pod's netns, looked for among the node's processes.
+//! Finds a pod's netns among the node's processes.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -8,23 +8,18 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{Clients, call, invalid_response, probe_addresses, request};
 
-/// A netns that netconfig has found, proven and claimed.
+/// A netns that netconfig has found, verified and claimed.
 #[derive(Clone, Debug)]
 pub struct FoundNetns {
-    /// What it is claimed for.
+    /// The sandbox that it is claimed for.
     pub sandbox: SandboxRef,
-    /// Where it was opened.
+    /// The path at which it was opened.
     pub netns: NetnsRef,
-    /// Which it is.
     pub id: NetnsId,
 }
 
 impl Clients {
-    /// The TCP ports on which something listens in a claimed netns.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Lists the TCP ports that have a listener in a claimed netns.
     pub async fn listening_ports(
         &self,
         sandbox: &SandboxRef,
@@ -46,11 +41,7 @@ impl Clients {
         Ok(tcp.map(|listener| listener.port).collect())
     }
 
-    /// The netns of a pod that no verb was seen for: see `FindNetns`.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Finds the netns of a pod for which no ADD was received: see `FindNetns`.
     pub async fn find_netns(
         &self,
         pod: &PodUid,

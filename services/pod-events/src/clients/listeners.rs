@@ -1,4 +1,4 @@
-//! What listens in a pod's netns.
+//! Lists the sockets in a pod's netns.
 
 use inpod_proto::netconfig::v1::{ListListenersRequest, list_listeners_request::Target};
 use inpod_types::{Failure, NetnsRef, Reason, SandboxRef};
@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Clients {
-    /// The sockets in the netns of a sandbox: by its claim, and where there is none by the path that was recorded, with
-    /// everything that is known of it as the proof.
+    /// Lists the sockets in a sandbox's netns: through its claim or, without one, at its recorded path, verified by
+    /// everything that is recorded of the netns.
     pub(crate) async fn sockets(
         &self,
         record: &Record,
@@ -23,7 +23,7 @@ impl Clients {
             let claimed = self
                 .sockets_of(claim_target(&record.sandbox), deadline)
                 .await;
-            // A netconfig that was restarted has not been told yet.
+            // A restarted netconfig has not received its claims yet.
             let is_unclaimed = |failure: &Failure| failure.reason == Reason::ClaimUnknown;
             if !claimed.as_ref().is_err_and(is_unclaimed) {
                 return claimed;
@@ -32,7 +32,7 @@ impl Clients {
         self.sockets_at(&expected_netns(record), deadline).await
     }
 
-    /// The sockets in a netns that is not claimed.
+    /// Lists the sockets in a netns that is not claimed.
     pub(crate) async fn sockets_at(
         &self,
         netns: &NetnsRef,
@@ -53,8 +53,8 @@ impl Clients {
         sockets.map_err(|error| invalid_response("netconfig", &error.within("listeners")))
     }
 
-    /// Where the netns is of a pod that no verb was seen for. Nothing stays claimed, also where nobody waits for the
-    /// answer any more.
+    /// Finds the netns of a pod for which no ADD was received. Releases the claim again, even if the
+    /// caller has gone away.
     pub(crate) async fn locate(
         &self,
         placeholder: Record,

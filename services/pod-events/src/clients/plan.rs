@@ -1,4 +1,4 @@
-//! What netconfig would do.
+//! Dry runs of netconfig.
 
 use inpod_proto::netconfig::v1::{PlanRulesRequest, PlanRulesResponse};
 use inpod_types::Failure;
@@ -8,11 +8,7 @@ use super::{Clients, call, request};
 use crate::checkpoint::Record;
 
 impl Clients {
-    /// What differs between the rules in a netns and those that belong there, and what applying them would do.
-    ///
-    /// # Errors
-    ///
-    /// As the service says.
+    /// Compares the rules in a netns with the expected ones and returns what applying them would do.
     pub async fn plan_rules(
         &self,
         record: &Record,
