@@ -1,8 +1,8 @@
-//! One pod: everything that happens to it happens here, in order, to its end.
+//! The task of one pod: processes everything that happens to the pod, in order, until nothing of it is left.
 //!
-//! A task never waits for a service to come back: it does what can be done, and looks again when something new is
-//! known. What must not wait behind a step (the end of a sandbox, a restarted netconfig) interrupts the one step that
-//! can take long, the wait for a ztunnel.
+//! A task never waits for a service to come back: it does what it can and reconciles again on the next event. The only
+//! step that can take long is the wait for ztunnel; commands that must not queue behind it (the end of a sandbox, a
+//! restarted netconfig) interrupt it.
 
 mod add;
 mod adoption;
@@ -63,7 +63,7 @@ pub use replay::{OfflineAdd, ReplayOutcome};
 pub(crate) use settings::is_permission_known;
 pub use view::View;
 
-/// What a task is asked.
+/// A command to a task.
 #[derive(Debug)]
 pub enum Command {
     /// A sandbox was created.
@@ -72,71 +72,61 @@ pub enum Command {
         Box<Resolved>,
         oneshot::Sender<Result<Added, Failure>>,
     ),
-    /// A sandbox ends. Answered with whether that was written down for later.
+    /// A sandbox ends. Replies with whether the deletion was deferred.
     Delete(SandboxRef, Trace, oneshot::Sender<bool>),
-    /// The source says something new of the pod, or a service is back.
+    /// The source has news of the pod, or a service is back.
     Reconcile,
-    /// netconfig was restarted. Answered when the claims are back, as far as they come back.
+    /// netconfig was restarted. Replies when every claim that can be restored is restored.
     Reclaim(oneshot::Sender<()>),
-    /// A person wants it looked at. Answered when what is in place was verified and mended, as far as that can be now.
+    /// An operator requests a resync. Replies when what is in place was verified and repaired, as far as possible now.
     Resync(oneshot::Sender<()>),
-    /// netconfig sees other rules in a netns than were applied.
+    /// netconfig observes other rules in a netns than were applied.
     RulesDrifted(SandboxRef, DriftKind),
-    /// netconfig has let a netns go.
+    /// netconfig has released a netns.
     NetnsReleased(SandboxRef, NetnsId),
-    /// A sandbox ended while nobody listened. Only written down; a look follows.
+    /// A sandbox ended while pod-events was away. Only recorded; a reconcile follows.
     ReplayDelete(SandboxRef, oneshot::Sender<ReplayOutcome>),
-    /// The pod ran before us and may be in the mesh: its netns is looked for until then. Only written down; a look
-    /// follows.
+    /// The pod ran before inpod and may be in the mesh: its netns is searched until the given time. Only
+    /// recorded; a reconcile follows.
     Adopt(Instant, oneshot::Sender<Result<(), Failure>>),
-    /// A pod was let through while nobody listened. Only written down; a look follows.
+    /// A pod was admitted unenrolled while pod-events was away. Only recorded; a reconcile follows.
     ReplayAdd(OfflineAdd, oneshot::Sender<ReplayOutcome>),
 }
 
-/// The answer to `Add`.
+/// The reply to `Add`.
 #[derive(Clone, Debug)]
 pub struct Added {
-    /// What was decided.
     pub enrollment: Enrollment,
-    /// Why.
     pub reason: Reason,
-    /// The pod.
     pub pod: PodRef,
 }
 
-/// What all tasks have in common.
+/// The state that all tasks share.
 #[derive(Debug)]
 pub struct Shared {
-    /// How many ADDs are worked on at once.
     pub admission: Admission,
-    /// What tasks count.
     pub counters: Counters,
-    /// The effects.
     pub pipeline: Pipeline,
-    /// Where pods come from.
     pub source: Source,
-    /// The settings.
     pub config: Config,
-    /// Whether inpod is to leave the node.
     pub leave_mode: LeaveMode,
-    /// What Kubernetes is told.
+    /// The pods' annotations and Events in Kubernetes.
     pub outputs: Outputs,
-    /// Who hears of what becomes of pods.
+    /// Notifies of changed views.
     pub shown: Shown,
-    /// How often something was repaired.
     pub repairs: Repairs,
-    /// Which pod has which sandbox.
+    /// The pods by the containers of their sandboxes.
     pub owners: Owners,
 }
 
 impl Shared {
-    /// What a pod should be.
+    /// Decides how a pod is to be enrolled.
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
         decide_from(&inventory, pod, &self.policy())
     }
 
-    /// Who joins the mesh.
+    /// Returns the policy that decisions follow now.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
             is_uninstalling: self.leave_mode.is(Leave::Uninstall),
@@ -144,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// Whether the kill switch is set: what the plugin passes stays outside.
+    /// Returns whether the kill switch is set: pods that the plugin admits then stay outside the mesh.
     pub fn is_disabled(&self) -> bool {
         is_disabled(&self.config.plugin_state_dir)
     }
@@ -157,10 +147,9 @@ impl Shared {
     }
 }
 
-/// How often a step that cannot be taken yet is looked at again.
+/// How often a step that cannot be taken yet is retried.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// One pod's task.
 #[derive(Debug)]
 pub(crate) struct Task {
     shared: Arc<Shared>,
@@ -174,19 +163,19 @@ pub(crate) struct Task {
     gone_since: Option<BootInstant>,
     attempts: u32,
     wake: Option<Instant>,
-    /// What was attempted last, and is attempted next.
+    /// The action that was attempted last, and is retried next.
     next: Option<Action>,
-    /// Whether netconfig may not hold what it should.
+    /// Whether netconfig may have lost claims or rules of this pod.
     unclaimed: bool,
-    /// What netconfig sees that is not as it was left.
+    /// The drift that netconfig reported, until it is repaired.
     drifted: Option<DriftKind>,
     drift: Drift,
     repair_backoff: RepairBackoff,
-    /// When to see whether ztunnel still listens.
+    /// When to check ztunnel's listeners next.
     listeners_due: Option<Instant>,
     /// The addresses that the source showed when they were last compared with those in the netns.
     compared_addresses: Vec<IpAddr>,
-    /// When to look for the netns of a pod that no verb was seen for.
+    /// When to search the netns of a pod for which no ADD was received.
     discovery_due: Option<Instant>,
 }
 
@@ -194,7 +183,7 @@ fn wall_clock(then: Instant) -> SystemTime {
     SystemTime::now() + then.saturating_duration_since(Instant::now())
 }
 
-/// The one line of an ADD that failed. What was left behind is part of it.
+/// Logs an ADD that failed, with what could not be undone.
 pub(crate) fn log_refusal(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, failure: &Failure) {
     let (namespace, name) = key;
     tracing::warn!(
@@ -203,18 +192,18 @@ pub(crate) fn log_refusal(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, fai
     );
 }
 
-/// How an action went.
+/// The result of an action.
 enum Step {
-    /// Look again at once.
+    /// Plan the next action at once.
     Continue,
     /// Nothing is left to do.
     Done,
-    /// Look again after a while.
+    /// Reconcile again after this time.
     Wait(Duration),
 }
 
 impl Task {
-    /// A task for a pod, with what the checkpoint says of it.
+    /// Creates a pod's task from its checkpoint records.
     pub(crate) fn new(
         shared: Arc<Shared>,
         key: PodKey,
@@ -252,7 +241,7 @@ impl Task {
         task
     }
 
-    /// Does what is asked and what is due, until `finished` finds that nothing is left.
+    /// Handles commands and due work until `finished` finds that nothing is left.
     pub(crate) async fn run(
         mut self,
         mut commands: mpsc::UnboundedReceiver<Command>,
@@ -273,13 +262,12 @@ impl Task {
         }
     }
 
-    /// Whether nothing is known and nothing is due.
     fn is_idle(&self) -> bool {
         self.records.is_empty() && self.wake.is_none()
     }
 
     fn due(&self) -> Option<Instant> {
-        // They are looked at where the pod rests; until then something else is due.
+        // They are checked when nothing else is left to do; until then something else is due.
         let listeners = self.listeners_due.filter(|_| !self.records.is_empty());
         self.wake.or(listeners)
     }
@@ -301,13 +289,13 @@ impl Task {
         self.shared.shown.tell(&self.key);
     }
 
-    /// Whoever gets an answer may look at once: what is seen is brought up to date before it.
+    /// Handles a command. The view is published before the reply, because the caller may read it at once.
     async fn handle(&mut self, command: Command) {
         self.seen.count(&command);
         match command {
             Command::Add(call, resolved, mut reply) => {
                 if reply.is_closed() {
-                    // Nothing was begun for it.
+                    // The caller left before any work began.
                     return;
                 }
                 call.phases.set(Phase::Other);
@@ -322,7 +310,7 @@ impl Task {
                 {
                     log_refusal(&self.key, &about, &trace, failure);
                 }
-                // A caller who is gone has its answer in the undoing.
+                // If the caller is gone, the enrollment was undone.
                 reply.send(result).unwrap_or_default();
             }
             Command::Delete(sandbox, trace, reply) => {
@@ -357,7 +345,7 @@ impl Task {
         }
     }
 
-    /// Something new is known: what waited for a later attempt is attempted now.
+    /// Reconciles without waiting for the retry interval, because something has changed.
     async fn reconcile_now(&mut self) {
         self.attempts = 0;
         self.advance().await;

@@ -1,4 +1,4 @@
-//! A container runtime's ADD.
+//! Handling of a container runtime's ADD.
 
 use std::{
     net::IpAddr,
@@ -20,29 +20,27 @@ use crate::{
     resolve::Resolved,
 };
 
-/// What a runtime says of a sandbox that it created.
+/// An ADD as received from the plugin.
 #[derive(Clone, Debug)]
 pub struct AddCall {
-    /// The sandbox.
     pub sandbox: SandboxRef,
-    /// The pod's UID, where the runtime said it.
+    /// The pod's UID, if the runtime passed it.
     pub uid: Option<PodUid>,
     /// The netns as the plugin saw it.
     pub netns: NetnsRef,
-    /// The addresses that the chain gave the pod.
+    /// The addresses that earlier plugins of the chain assigned.
     pub addresses: Vec<IpAddr>,
     /// When the caller stops waiting.
     pub deadline: Instant,
-    /// Until when steps forward may begin: what is left then is for undoing them.
+    /// Until when enrollment steps may start. The time after that is reserved for undoing them.
     pub work_deadline: Instant,
-    /// The trace that the plugin began.
     pub trace: Trace,
-    /// What its time goes into.
+    /// Measures how long each phase takes.
     pub phases: Phases,
 }
 
 impl Task {
-    /// Puts the sandbox in place if its pod is to be in the mesh. What an ADD cannot finish it leaves undone.
+    /// Enrolls the sandbox if its pod is to be in the mesh. An ADD that fails undoes what it did.
     pub(super) async fn add(
         &mut self,
         call: AddCall,
@@ -67,7 +65,7 @@ impl Task {
         let joins = matches!(added.enrollment, Enrollment::Ambient | Enrollment::Sidecar)
             && !self.is_redirected_elsewhere(&call.sandbox, added.enrollment);
         if joins {
-            // Before anything is written down: there is nothing to undo.
+            // Before anything is recorded, so that there is nothing to undo.
             self.shared.pipeline.broker_for(added.enrollment)?;
             self.reject_malformed(&call.sandbox, &pod, added.enrollment)?;
             permit = Some(self.acquire_permit(&call, caller_gone.as_mut()).await?);
@@ -92,7 +90,7 @@ impl Task {
         Ok(added)
     }
 
-    /// Waits until the ADD may be worked on. It may be given up meanwhile, as later.
+    /// Waits for the permit to work on the ADD. The wait can be cancelled.
     async fn acquire_permit(
         &mut self,
         call: &AddCall,
@@ -110,8 +108,8 @@ impl Task {
         permit
     }
 
-    /// Writes down a sandbox of which nobody can tell whether it is to be in the mesh. When that is known it is enrolled
-    /// like any other that is outside and wanted.
+    /// Records a sandbox of which it is unknown whether it is to be in the mesh. Once that is known, it is enrolled
+    /// like any other sandbox outside the mesh.
     async fn admit_unenrolled(
         &mut self,
         call: &AddCall,
@@ -135,7 +133,7 @@ impl Task {
         self.timeline
             .note(format!("sandbox {} let through: {why}", call.sandbox));
         self.reconcile_now().await;
-        // Told until it is known better.
+        // Reported until the source answers.
         if self
             .records
             .last()
@@ -146,7 +144,7 @@ impl Task {
         Ok(added)
     }
 
-    /// A pod that was let through gets its names as soon as the source shows it.
+    /// Completes the record of a pod that was admitted unenrolled as soon as the source shows the pod.
     pub(super) fn identify(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self
@@ -178,7 +176,8 @@ impl Task {
         Ok(())
     }
 
-    /// A second network of a container changes nothing: capture is of the netns, not of an interface.
+    /// Returns whether the sandbox is another interface of a recorded container. It changes nothing: capture works on
+    /// the netns, not on an interface.
     pub(super) fn is_further_interface(&self, sandbox: &SandboxRef) -> bool {
         let same = |record: &Record| {
             record.sandbox.container_id == sandbox.container_id && record.sandbox != *sandbox
@@ -186,8 +185,8 @@ impl Task {
         self.records.iter().any(same)
     }
 
-    /// Makes the sandbox the pod's current one. A repeated call keeps what is known of it; another netns takes its
-    /// place only when the one that is known has ended.
+    /// Makes the sandbox the pod's current one. A repeated ADD keeps its record; a different netns replaces the
+    /// recorded one only if that has ended.
     async fn set_current(&mut self, call: &AddCall, fresh: Record) -> Result<(), Failure> {
         let known = self
             .index_of(&call.sandbox)
@@ -209,7 +208,7 @@ impl Task {
         self.shared.pipeline.checkpoint.write(&record)?;
         self.records.retain(|known| known.sandbox != record.sandbox);
         if self.records.iter().any(Record::has_unknown_netns) {
-            // It goes when this one stands.
+            // It is forgotten once this one is enrolled.
             self.wake_in(POLL_INTERVAL);
         }
         self.records.push(record);
@@ -217,7 +216,7 @@ impl Task {
         Ok(())
     }
 
-    /// The record of a sandbox in which nothing is in place.
+    /// Creates the record of a sandbox in which nothing is in place.
     pub(super) fn new_record(&self, call: &AddCall, pod: &Pod) -> Record {
         Record {
             sandbox: call.sandbox.clone(),
@@ -225,7 +224,7 @@ impl Task {
             service_account: pod.service_account.clone(),
             runtime_uid: pod.runtime_uid.clone(),
             admitted_unenrolled: false,
-            // An enrollment looks again.
+            // Determined again when it is enrolled.
             redirection: self.shared.redirection_of(pod).unwrap_or_default(),
             netns: call.netns.clone(),
             netns_id: None,
@@ -252,7 +251,7 @@ impl Task {
         pipeline.forget(known).await
     }
 
-    /// Enrols for a caller who waits. If that fails the runtime deletes the sandbox, so nothing of it is kept.
+    /// Enrolls for a waiting caller. If that fails, the runtime deletes the sandbox, so its record is not kept.
     async fn enroll_for_caller(
         &mut self,
         call: &AddCall,
@@ -281,7 +280,7 @@ impl Task {
         let left = failure.undo_failures.clone();
         if let Some(record) = self.records.last_mut() {
             if !left.is_empty() {
-                // What could not be undone now is undone as the end of the sandbox.
+                // The deletion of the sandbox repeats what could not be undone now.
                 record.intent = Intent::Deleting {
                     since: BootInstant::now(),
                 };
@@ -300,7 +299,7 @@ impl Task {
     }
 }
 
-/// A record that goes on, with the names that are known now; a guess takes the place of none.
+/// Updates the pod's identity in a record. A placeholder identity never replaces a known one.
 fn merge_identity(known: Record, fresh: Record) -> Record {
     if fresh.admitted_unenrolled && !known.admitted_unenrolled {
         return known;
@@ -310,7 +309,7 @@ fn merge_identity(known: Record, fresh: Record) -> Record {
         service_account: fresh.service_account,
         runtime_uid: fresh.runtime_uid,
         admitted_unenrolled: fresh.admitted_unenrolled,
-        // What was applied, as long as it stands.
+        // While the sandbox is enrolled, keep what was applied.
         redirection: if known.intent.was_in_mesh() {
             known.redirection
         } else {

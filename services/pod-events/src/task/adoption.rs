@@ -1,7 +1,7 @@
-//! A pod that another agent put into the mesh before us, and that no verb was seen for.
+//! Adoption of a pod that another agent enrolled, and for which inpod received no ADD.
 //!
-//! Where its netns is not found at once, the pod is recorded without one: ztunnel is asked to keep what it has. Such a
-//! record is named after the pod's UID, as a sandbox of no network, and gives way to the next one of the pod.
+//! If its netns is not found at once, the pod is recorded without one, which tells ztunnel to keep the workload it has.
+//! Such a record is named after the pod's UID, with an empty network name, and is superseded by the pod's next sandbox.
 
 use inpod_types::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
 use tokio::time::Instant;
@@ -15,11 +15,10 @@ use crate::{
     redirection::Redirection,
 };
 
-/// How many seconds a later search may take.
 const SEARCH_SECONDS: u64 = 5;
 
 impl Task {
-    /// Writes the pod down as one that is in the mesh, with its netns if that is found in time.
+    /// Records the pod as enrolled, with its netns if that is found in time.
     pub(super) async fn adopt(&mut self, until: Instant) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory.pod(&self.key) else {
@@ -51,7 +50,7 @@ impl Task {
         Ok(())
     }
 
-    /// Whether the current sandbox has to be found before anything can be done about it.
+    /// Returns whether the netns of the current sandbox has to be found before the action can be taken.
     pub(super) fn needs_netns_lookup(&self, action: Action) -> bool {
         let acts = matches!(
             action,
@@ -60,8 +59,8 @@ impl Task {
         acts && self.records.last().is_some_and(Record::has_unknown_netns)
     }
 
-    /// Looks once more for the netns of the current sandbox, which goes on as the sandbox that is found. A pod that is
-    /// gone, or terminal, and has no process any more has ended.
+    /// Searches the netns of the current sandbox and replaces its record with that of the sandbox found. A pod that is
+    /// gone or terminal and has no process left has ended.
     pub(super) async fn locate_netns(&mut self, action: Action) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
@@ -91,7 +90,7 @@ impl Task {
     }
 }
 
-/// The record of a pod whose netns nobody knows.
+/// Creates the record of a pod whose netns is unknown.
 pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
     let invalid = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
     Ok(Record {

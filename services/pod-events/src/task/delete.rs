@@ -1,4 +1,4 @@
-//! The end of sandboxes, told by the runtime, by the source, or found; and a restarted netconfig, which has to be told.
+//! The end of sandboxes, as reported by the runtime or the source, or as found by inspection.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::{
     trace,
 };
 
-/// How often a sandbox is looked at whose pod is gone and which is outside of the mesh.
+/// How often the netns of a pod is checked that is outside the mesh and missing from the source.
 const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// After how long it is tried again to forget an earlier sandbox. A service that was away has it tried at once.
+/// How often forgetting a superseded sandbox is retried. The return of a service triggers it earlier.
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Task {
-    /// The runtime says that a sandbox ends. Tells whether that was written down for later.
+    /// Handles a DEL. Returns whether the deletion was deferred.
     pub(super) async fn delete(&mut self, sandbox: &SandboxRef) -> bool {
         let Some(index) = self.index_of(sandbox) else {
             return false;
@@ -39,7 +39,7 @@ impl Task {
                 since: BootInstant::now(),
             };
             if let Err(error) = pipeline.checkpoint.write(record) {
-                // A DEL never fails: what is remembered in memory alone is acted on all the same.
+                // A DEL never fails. The intent is kept in memory and acted on all the same.
                 tracing::error!(
                     error = format!("{:#}", anyhow::Error::from(error)),
                     "Cannot write a deletion down"
@@ -55,7 +55,7 @@ impl Task {
         deferred
     }
 
-    /// Ends what can be ended now. Whoever said that it ends does not wait for what follows.
+    /// Deletes what can be deleted now. The caller does not wait for the rest.
     async fn delete_now(&mut self, index: usize) {
         self.attempts = 0;
         if index + 1 < self.records.len() {
@@ -69,8 +69,8 @@ impl Task {
         }
     }
 
-    /// Forgets the current sandbox if it has ended. A runtime's word alone ends no sandbox that lives on and whose pod
-    /// the source still shows.
+    /// Forgets the current sandbox if it has ended. A DEL alone does not end a sandbox in which processes run and whose
+    /// pod the source still shows.
     pub(super) async fn try_delete(&mut self, overdue: bool) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
@@ -84,13 +84,14 @@ impl Task {
             if !overdue || shown {
                 return Ok(Step::Wait(POLL_INTERVAL));
             }
-            // It lives on without us: nothing may point at listeners that go.
+            // It stays alive without us: no rule may point at listeners that go away.
             pipeline.withdraw_now(record).await?;
         }
         self.forget_current().await
     }
 
-    /// The pod is gone from the source: what has ended is forgotten, what lives on leaves the mesh after the bound.
+    /// Cleans up after a pod that is missing from the source: forgets an ended sandbox, and withdraws a running
+    /// one after the timeout.
     pub(super) async fn garbage_collect(&mut self, overdue: bool) -> Result<Step, Failure> {
         let Some(record) = self.records.last_mut() else {
             return Ok(Step::Done);
@@ -123,10 +124,12 @@ impl Task {
         Ok(Step::Continue)
     }
 
-    /// An earlier sandbox of the pod whose end was announced has nothing to wait for: its claim goes, and the broker
-    /// knows that the pod's UID belongs to a later one. One that was never found goes when the later one is settled:
-    /// until then it may be all that the broker knows of the pod. One of a pod whose name another one has goes when it
-    /// is over, without a word of the runtime.
+    /// Forgets superseded sandboxes.
+    ///
+    /// A sandbox whose DEL was received is forgotten at once: the broker knows that the pod's UID belongs to a later
+    /// sandbox. One whose netns is unknown is forgotten once the current one is settled; until then it may be all that
+    /// the broker has of the pod. One of an earlier pod of the same name is forgotten when it has ended, without
+    /// waiting for a DEL.
     pub(super) async fn forget_superseded(&mut self) {
         let current = self.records.pop();
         let settled = current
@@ -152,8 +155,8 @@ impl Task {
         self.records.extend(current);
     }
 
-    /// Whether the sandbox of a pod is over that has given its name to another one. While it lives on it is served, and
-    /// looked at again.
+    /// Returns whether the sandbox of an earlier pod of the same name has ended. Until then it stays enrolled
+    /// and is checked again.
     async fn has_ended(&mut self, record: &Record) -> bool {
         let inventory = self.shared.source.inventory();
         let successor = inventory
@@ -175,8 +178,8 @@ impl Task {
         has_ended
     }
 
-    /// netconfig has let a netns go. It may have been asked to, by an undoing of before: only what cannot be claimed
-    /// again has ended.
+    /// Handles the release of a netns by netconfig. An earlier undo may have requested it, so the sandbox only counts
+    /// as ended if its netns cannot be claimed again.
     pub(super) async fn netns_released(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
         let matches = |index: &usize| {
             self.records
@@ -190,7 +193,7 @@ impl Task {
     }
 }
 
-/// A sandbox that ended while nobody looked is forgotten at once.
+/// Marks a sandbox that ended unnoticed, so that it is forgotten at once.
 pub(super) fn mark_ended(record: &mut Record) {
     record.intent = Intent::Deleting {
         since: BootInstant::BOOT,

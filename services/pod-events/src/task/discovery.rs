@@ -1,4 +1,5 @@
-//! A pod that is wanted in the mesh and of which no verb was seen: it ran before us, or its ADD never reached us.
+//! Discovery of a pod that is to be in the mesh and for which no ADD was received: it ran before inpod, or
+//! the ADD never arrived.
 
 use std::time::Duration;
 
@@ -13,14 +14,14 @@ use crate::{
     redirection::Redirection,
 };
 
-/// How long a wanted pod with an address may be without a sandbox before it is looked for: between the DEL and the ADD
-/// of a sandbox that is replaced, its status shows the address of the one before.
+/// How long a pod with an address may lack a sandbox before its netns is searched. While its sandbox is replaced,
+/// between DEL and ADD, the pod's status still shows the previous sandbox's address.
 const DISCOVERY_DELAY: Duration = Duration::from_secs(2);
 
-/// How many seconds one search may take.
 const SEARCH_SECONDS: u64 = 5;
 
-/// Whether a pod is to be in the mesh and runs; `by_ztunnel`: also by ztunnel.
+/// Returns whether a pod runs and is to be in the mesh. Pods that would be enrolled with ztunnel count only
+/// if `by_ztunnel` is set.
 pub(crate) fn should_be_enrolled(shared: &Shared, pod: &Pod, by_ztunnel: bool) -> bool {
     let ends = pod.terminal || pod.is_terminating;
     let runs = !ends && !pod.host_network && !pod.addresses.is_empty();
@@ -32,8 +33,8 @@ pub(crate) fn should_be_enrolled(shared: &Shared, pod: &Pod, by_ztunnel: bool) -
 }
 
 impl Task {
-    /// Finds the netns of a pod that has none recorded and is wanted in the mesh. What is found is recorded as a sandbox
-    /// that the next steps enrol.
+    /// Finds the netns of a pod that has no record and is to be in the mesh. Records it as a sandbox that
+    /// the next steps enroll.
     pub(super) async fn discover(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let pod = inventory
@@ -57,9 +58,10 @@ impl Task {
             ..record_without_netns(pod)?
         };
         let mut found = pipeline.find(&desired, deadline_in(SEARCH_SECONDS)).await?;
-        // Rules to a sidecar may be in place that are another agent's, or ours of before: a failure takes nothing back.
+        // Sidecar rules may be in place, from another agent or an earlier inpod: a failed enrollment
+        // must not remove them.
         if !pod.is_redirected() && !found.redirection.is_sidecar() {
-            // Nothing but the claim is in place; what another agent put there would stay until ours takes its place.
+            // Only the claim is ours; another agent's rules stay until ours replace them.
             found.intent = Intent::Enrolling;
         }
         pipeline.checkpoint.write(&found)?;
@@ -74,8 +76,9 @@ impl Task {
         Ok(())
     }
 
-    /// What a pod with a sidecar asks for has to be understood before anything is recorded of it: what would be recorded
-    /// else is a pod of ztunnel's, which looks again when it is enrolled.
+    /// Determines the redirection to record. That of a pod with a sidecar must be valid before the pod is
+    /// recorded, as it would be recorded as an ambient one otherwise. That of an ambient pod is determined again
+    /// when it is enrolled.
     fn redirection_for_discovery(&self, pod: &Pod) -> Result<Redirection, Failure> {
         let enrollment = self.shared.decide(pod).enrollment;
         if enrollment == Enrollment::Sidecar {

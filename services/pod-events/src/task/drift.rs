@@ -1,4 +1,4 @@
-//! What was in place and is not any more, mended where it stands.
+//! Repair of drift: restores what was in place and no longer is.
 
 use inpod_types::{Failure, Reason, SandboxRef};
 use tokio::time::Instant;
@@ -11,20 +11,20 @@ use crate::{
 };
 
 impl Task {
-    /// netconfig sees other rules in a sandbox's netns than were applied.
+    /// Handles netconfig's report of rules that differ from those applied.
     pub(super) async fn rules_drifted(&mut self, sandbox: &SandboxRef, kind: DriftKind) {
         if self.index_of(sandbox).is_none() {
             return;
         }
         self.drifted = Some(kind);
-        // A repair that failed is repeated in its time, whatever is seen meanwhile.
+        // A failed repair is retried at its interval, however often drift is reported.
         if self.attempts == 0 || self.wake.is_none() {
             self.reconcile_now().await;
         }
     }
 
-    /// Claims, verifies and mends what netconfig may not hold, or sees differ. What is undone again and again is mended
-    /// with growing waits: two agents that fight cost the pod more than one that wins.
+    /// Claims, verifies and repairs what netconfig may have lost or reports as drifted. Repeated repairs are delayed
+    /// more and more: two agents that fight over the rules cost the pod more than one that wins.
     pub(super) async fn repair(&mut self) -> Result<(), Failure> {
         if !self.unclaimed && self.drifted.is_none() {
             return Ok(());
@@ -40,7 +40,7 @@ impl Task {
         self.reclaim().await
     }
 
-    /// Something else undoes what is mended here.
+    /// Reports that another agent keeps undoing repairs.
     pub(super) fn report_contested(&mut self) {
         let is_known = |known: &Failure| known.reason == Reason::RulesContested;
         if self.failure.as_ref().is_some_and(is_known) {
@@ -54,7 +54,6 @@ impl Task {
         }
     }
 
-    /// Something was mended.
     pub(super) fn record_repair(&mut self, kind: DriftKind) {
         self.repair_backoff.record_repair(Instant::now());
         *self.drift.entry(kind).or_default() += 1;
@@ -69,8 +68,7 @@ impl Task {
         }
     }
 
-    /// Claims every netns again that something may be in place in, and mends its rules. What cannot be claimed now is
-    /// tried again.
+    /// Claims and repairs every netns in which something may be in place. Failures are retried.
     async fn reclaim(&mut self) -> Result<(), Failure> {
         let mut result = Ok(());
         let mut repaired = false;
@@ -93,7 +91,7 @@ impl Task {
         match &result {
             Ok(()) => (self.unclaimed, self.drifted) = (false, None),
             Err(failure) if is_transient(failure.reason) => self.unclaimed = true,
-            // What cannot be mended is no reason to hurry, either.
+            // An impossible repair is delayed like a repeated one.
             Err(_) => self.repair_backoff.record_repair(Instant::now()),
         }
         result

@@ -1,11 +1,11 @@
-//! What must not wait behind a step that waits for a ztunnel.
+//! Interruption of the wait for ztunnel by commands that must not queue behind it.
 
 use tokio::sync::watch;
 
 use super::{CancelReason, Command};
 
-/// How many commands of a kind there have been. Those sent count up as they are sent, those seen as they are obeyed:
-/// where more were sent than seen, one waits.
+/// Counts commands by urgency. `sent` counts them as they are sent, `seen` as they are handled: while `sent` is ahead
+/// of `seen`, a command is waiting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interrupts {
     routine: u64,
@@ -13,7 +13,6 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Counts a command.
     pub fn count(&mut self, command: &Command) {
         match command {
             Command::Delete(..) | Command::ReplayDelete(..) | Command::Reclaim(_) => {
@@ -27,17 +26,17 @@ impl Interrupts {
     }
 }
 
-/// Resolves when something waits that must not wait behind a runtime's ADD: the end of a sandbox, a restarted netconfig.
+/// Resolves when a command waits that must not queue behind an ADD: the end of a sandbox, or a restarted netconfig.
 pub(super) async fn urgent(
     mut sent: watch::Receiver<Interrupts>,
     seen: Interrupts,
 ) -> CancelReason {
-    // A sender that is gone is the end of the process.
+    // An error means that the sender is gone: the process ends.
     drop(sent.wait_for(|sent| sent.urgent > seen.urgent).await);
     CancelReason::Interrupted
 }
 
-/// Resolves when anything new waits.
+/// Resolves when any command waits.
 pub(super) async fn any(mut sent: watch::Receiver<Interrupts>, seen: Interrupts) -> CancelReason {
     drop(
         sent.wait_for(|sent| sent.urgent > seen.urgent || sent.routine > seen.routine)

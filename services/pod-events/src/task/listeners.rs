@@ -1,5 +1,5 @@
-//! Whether ztunnel listens where a pod's rules point. A ztunnel that says it does, and does not, leaves the pod's
-//! connections refused.
+//! Checks that ztunnel listens on the ports that a pod's rules redirect to. Where it acknowledged a pod but does not
+//! listen, the pod's connections are refused.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,19 +15,19 @@ use crate::{
     pipeline::{Pipeline, deadline_in},
 };
 
-/// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound, inbound plaintext,
-/// inbound HBONE).
+/// The TCP ports on which ztunnel listens in each pod's netns (istio ztunnel, `config.rs`: outbound,
+/// inbound plaintext, inbound HBONE).
 const PORTS: [u32; 3] = [15001, 15006, 15008];
 
 impl Task {
-    /// The pod has just been served: its listeners are looked at in a while.
+    /// Schedules the next listener check.
     pub(super) fn check_listeners_later(&mut self) {
         let period = self.shared.config.listener_check();
         self.listeners_due = period.map(|period| Instant::now() + jittered(period));
     }
 
-    /// Looks, where that is due and the pod rests in the mesh, whether ztunnel still listens, and has it told of the pod
-    /// once more where it does not.
+    /// Checks the listeners if that is due and the pod is enrolled. Sends the workload to ztunnel again
+    /// if they are lost.
     pub(super) async fn check_listeners(&mut self) {
         let Some(period) = self.shared.config.listener_check() else {
             return;
@@ -83,7 +83,7 @@ impl Task {
     }
 }
 
-/// Whether the pod is in the desired set and no ztunnel says that it serves it: the next one is told of it.
+/// Returns whether the pod is in the desired set and no ztunnel has acknowledged it: the next one receives it anyway.
 async fn will_be_sent(pipeline: &Pipeline, record: &Record) -> Result<bool, Failure> {
     let all = pipeline.clients.list_workloads(deadline_in(5)).await?;
     let sandbox = types::SandboxRef::from(&record.sandbox);
@@ -100,7 +100,7 @@ fn lost(listening: &BTreeSet<u32>) -> Vec<u32> {
         .collect()
 }
 
-/// Between three quarters of a period and five: the pods of a node are not all looked at at once.
+/// Returns 75 % to 125 % of the period, so that the pods of a node are not all checked at once.
 fn jittered(period: Duration) -> Duration {
     period.mul_f64(0.75 + fastrand::f64() / 2.0)
 }

@@ -1,4 +1,4 @@
-//! The steps of a pod's current sandbox towards what is wanted of it.
+//! Reconciles a pod's current sandbox towards its desired state.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -15,27 +15,26 @@ use crate::{
     trace,
 };
 
-/// How often it is looked whether peers have been told that a pod leaves. Whoever tells them wakes the task, too.
+/// How often it is checked whether the pod's withdrawal is announced. The announcement wakes the task, too.
 const ANNOUNCEMENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// An enrollment that was interrupted is taken up by what interrupted it, or after this long.
+/// How long to wait after an interrupted enrollment. The command that interrupted it usually reconciles earlier.
 const INTERRUPTED_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The longest wait between two attempts.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How long an enrollment may take that no caller waits for. It is tried again.
+/// The timeout of an enrollment without a waiting caller. It is retried.
 const BACKGROUND_ENROLL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Task {
-    /// What is wanted of the current sandbox.
+    /// Determines the desired state of the current sandbox.
     pub(super) fn desired(&mut self, record: &Record) -> Desired {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory
             .pod(&self.key)
             .filter(|pod| record.belongs_to(pod))
         else {
-            // A pod that nobody has shown yet is not gone.
+            // A pod that the source has never shown is not gone.
             if !inventory.is_complete() || record.admitted_unenrolled {
                 return Desired::Unknown;
             }
@@ -49,7 +48,7 @@ impl Task {
             return self.desired_for_sidecar(record, pod, enrollment);
         }
         match enrollment {
-            // What is in place for ztunnel leaves in order first.
+            // First withdraw the redirection to ztunnel in order.
             Enrollment::Sidecar if record.intent.has_effects() => Desired::Out {
                 is_announced: self.shared.outputs.has_withdrawn(&record.pod),
             },
@@ -63,13 +62,13 @@ impl Task {
         }
     }
 
-    /// Whether the pod is to be left as it is, for another agent. What was begun of it is brought to an end first.
+    /// Returns whether the pod is to be left as it is for another agent. Changes that were started are completed first.
     fn is_handed_over(&self) -> bool {
         let rests = |record: &Record| record.intent.is_stable();
         self.shared.leave_mode.is(Leave::Handover) && self.records.last().is_none_or(rests)
     }
 
-    /// Takes the current sandbox the next steps towards what is wanted, and sets when to look again.
+    /// Runs the next actions for the current sandbox and schedules the next reconcile.
     pub(super) async fn advance(&mut self) {
         (self.wake, self.next) = (None, None);
         if self.is_handed_over() {
@@ -85,7 +84,7 @@ impl Task {
         {
             return self.retry_later(failure);
         }
-        // Each action leads to another state; five are more than any path has.
+        // Each action leads to another state, and no path is longer than five.
         for _ in 0..5 {
             if let Err(failure) = self.identify() {
                 return self.retry_later(failure);
@@ -109,7 +108,7 @@ impl Task {
             match self.act(action).await {
                 Ok(Step::Continue) => {
                     self.attempts = 0;
-                    // Whoever tells others of the pod hears of each step.
+                    // Reporters to other systems see every step.
                     self.publish_view();
                 }
                 Ok(Step::Done) => {
@@ -122,7 +121,7 @@ impl Task {
                         .skip(1)
                         .any(Record::has_unknown_netns)
                     {
-                        // The one that stands has taken its place.
+                        // The enrolled sandbox has superseded it.
                         self.wake_in(POLL_INTERVAL);
                     }
                     return self.check_listeners().await;
@@ -178,7 +177,7 @@ impl Task {
         }
     }
 
-    /// Enrols the current sandbox because it is wanted, and nobody waits. Anything new of the pod comes first.
+    /// Enrolls the current sandbox without a waiting caller. Any new command interrupts it.
     async fn enroll_in_background(&mut self) -> Result<Step, Failure> {
         let mut cancelled = pin!(interrupt::any(self.sent.clone(), self.seen));
         let context = EnrollContext::background(
@@ -187,7 +186,7 @@ impl Task {
         );
         match self.enroll(context).await {
             Ok(()) => Ok(Step::Continue),
-            // A look follows when that has passed.
+            // The interrupting command reconciles again.
             Err(failure)
                 if failure.reason == Reason::Starting && failure.undo_failures.is_empty() =>
             {
@@ -197,7 +196,6 @@ impl Task {
         }
     }
 
-    /// Enrols the current sandbox.
     pub(super) async fn enroll(&mut self, context: EnrollContext<'_>) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
         self.update_redirection()?;
@@ -233,7 +231,7 @@ impl Task {
         Ok(())
     }
 
-    /// Nothing is left to do. What failed before has been done since, or is not wanted any more.
+    /// Clears the failure once nothing is left to do: what failed was done since, or is no longer desired.
     fn clear_failure(&mut self, desired: Desired) {
         let is_known = !matches!(desired, Desired::Gone { .. } | Desired::Unknown);
         if is_known && self.drifted.is_none() {
@@ -246,12 +244,12 @@ impl Task {
         self.wake = Some(self.wake.map_or(then, |wake| wake.min(then)));
     }
 
-    /// The wait doubles with each failure; a new event cuts it short.
+    /// Schedules a retry. The wait doubles with each failure, and any event ends it early.
     pub(super) fn retry_later(&mut self, failure: Failure) {
         let wait = POLL_INTERVAL
             .saturating_mul(1 << self.attempts.min(6))
             .min(MAX_RETRY_INTERVAL)
-            // Pods that failed together do not come back together.
+            // Jitter: pods that failed together must not retry together.
             .mul_f64(0.75 + fastrand::f64() / 2.0);
         if is_transient(failure.reason) {
             tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");

@@ -1,5 +1,5 @@
-//! What happened while nobody listened, told later. It is only written down here: the look that follows acts on it, so
-//! that whoever tells it never waits for another service.
+//! Replay of events that happened while pod-events was away. They are only recorded here and acted on by the reconcile
+//! that follows, so that replaying never waits for another service.
 
 use std::time::Duration;
 
@@ -11,26 +11,25 @@ use crate::{
     source::Inventory,
 };
 
-/// How long a pod may take to show in the source after it was let through.
+/// How long the source may take to show a pod after it was admitted.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A pod that was let through without a question.
+/// A pod that the plugin admitted unenrolled while pod-events was away.
 #[derive(Clone, Debug)]
 pub struct OfflineAdd {
-    /// What would have been asked. Nobody waits: the deadline means nothing.
+    /// The ADD as it would have been received. Its deadlines are meaningless.
     pub call: AddCall,
-    /// When it was let through.
     pub at: BootInstant,
 }
 
-/// What became of an event that was told late.
+/// The result of replaying an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayOutcome {
-    /// Its effect is checkpointed, or there is none left to have.
+    /// The effect is checkpointed, or none is left to have.
     Done,
-    /// It means nothing any more, because of this.
+    /// The event is obsolete, for this reason.
     Dropped(String),
-    /// It is to be told again, because of this.
+    /// The event has to be replayed again, for this reason.
     Retry(String),
 }
 
@@ -41,7 +40,7 @@ impl From<CheckpointError> for ReplayOutcome {
 }
 
 impl Task {
-    /// A sandbox ended.
+    /// Replays the end of a sandbox.
     pub(super) fn replay_delete(&mut self, sandbox: &inpod_types::SandboxRef) -> ReplayOutcome {
         let Some(index) = self.index_of(sandbox) else {
             return ReplayOutcome::Done;
@@ -51,10 +50,10 @@ impl Task {
         };
         let checkpoint = &self.shared.pipeline.checkpoint;
         let written = if is_bare(record) {
-            // It may be known by another name.
+            // The record may have another network name.
             checkpoint.remove(&record.sandbox)
         } else {
-            // Known before, it goes on waiting from then.
+            // Keep the time of an earlier DEL.
             if !matches!(record.intent, Intent::Deleting { .. }) {
                 let since = BootInstant::now();
                 record.intent = Intent::Deleting { since };
@@ -73,7 +72,7 @@ impl Task {
         ReplayOutcome::Done
     }
 
-    /// A pod was let through: its sandbox becomes the current one, outside the mesh until somebody looks.
+    /// Replays an admission: the sandbox becomes the current one, outside the mesh until the next reconcile.
     pub(super) fn replay_add(&mut self, admitted: &OfflineAdd) -> ReplayOutcome {
         let call = &admitted.call;
         let inventory = self.shared.source.inventory();
@@ -98,7 +97,7 @@ impl Task {
         ReplayOutcome::Done
     }
 
-    /// What stands in the way of recording a sandbox, if anything does.
+    /// Returns the outcome if the sandbox need not or cannot be recorded now.
     fn existing_outcome(&self, admitted: &OfflineAdd, pod: &Pod) -> Option<ReplayOutcome> {
         let call = &admitted.call;
         if self.is_further_interface(&call.sandbox) {
@@ -125,7 +124,7 @@ impl Task {
     }
 }
 
-/// A pod that the source does not show. It may still come to show it.
+/// Returns the outcome for a pod that the source does not show. It may still appear.
 fn missing(inventory: &Inventory, at: BootInstant) -> ReplayOutcome {
     if inventory.is_complete() && BootInstant::now().since(at) >= SOURCE_TIMEOUT {
         ReplayOutcome::Dropped("the source does not show the pod".to_owned())
@@ -134,7 +133,7 @@ fn missing(inventory: &Inventory, at: BootInstant) -> ReplayOutcome {
     }
 }
 
-/// Whether nothing is in place of a sandbox, nor claimed.
+/// Returns whether nothing of a sandbox is in place or claimed.
 fn is_bare(record: &Record) -> bool {
     !record.intent.has_effects() && record.netns_id.is_none()
 }
@@ -143,7 +142,7 @@ fn is_ending(record: &Record) -> bool {
     matches!(record.intent, Intent::Deleting { .. })
 }
 
-/// Whether a sandbox of the same pod was recorded after a moment. Revisions count from the boot, as moments do.
+/// Returns whether a later sandbox of the same pod was recorded after an instant. Revisions count from boot, too.
 fn is_successor(record: &Record, pod: &Pod, at: BootInstant) -> bool {
     let later = u128::from(record.revision.0) > at.since_boot().as_nanos();
     record.belongs_to(pod) && !is_ending(record) && later

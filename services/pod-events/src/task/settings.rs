@@ -1,5 +1,5 @@
-//! How a pod is to be redirected: what it gets of what its annotations ask for, and that it is told what it does not
-//! get.
+//! Determines a pod's redirection: which of the settings that its annotations request are permitted. Reports
+//! those that are not.
 
 use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 
@@ -14,8 +14,8 @@ use crate::{
     source::{Inventory, PodKey},
 };
 
-/// Whether what is known is enough to tell what a pod gets of what it asks for: the node permits it, or its namespace is
-/// known.
+/// Returns whether it is known which requested settings are permitted: the node permits them all, or
+/// the namespace is known.
 pub(crate) fn is_permission_known(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> bool {
     let is_free = |asked: PrivilegedRequest| pods_may.include(asked.needs);
     pod.requested.privileged().all(is_free) || !inventory.is_silent_on(&pod.pod.namespace)
@@ -42,8 +42,10 @@ fn invalid(malformed: &Malformed) -> Failure {
     failure.at_field(malformed.annotation)
 }
 
-/// What a sandbox is to be enrolled with. What stands keeps what it has as long as nobody can tell, and where it leads
-/// elsewhere. Else what cannot be understood is refused, and what nobody can permit now is left out.
+/// Determines the redirection to enroll a sandbox with.
+///
+/// What is already applied stays while the new redirection is unknown or malformed, or would switch between ztunnel and
+/// sidecar. Otherwise a malformed annotation is an error, and settings whose permission is unknown are left out.
 fn effective_redirection(
     requested: Result<Redirection, Failure>,
     applied: Option<&Redirection>,
@@ -64,32 +66,32 @@ fn effective_redirection(
 }
 
 impl Shared {
-    /// What a pod gets of what it asks for, as far as the node or its namespace permits it.
+    /// Returns the requested settings that the node or the namespace permits.
     ///
     /// # Errors
     ///
-    /// INVALID_FIELD where an annotation that is permitted cannot be understood, NAMESPACE_UNKNOWN where it is not known
-    /// what is permitted. A pod that stands in the mesh keeps what it has then.
+    /// INVALID_FIELD if a permitted annotation is malformed, NAMESPACE_UNKNOWN if the permissions are not known. A pod
+    /// that is enrolled keeps its settings then.
     fn settings_of(&self, pod: &Pod) -> Result<RequestedSettings, Failure> {
         let inventory = self.source.inventory();
         permitted_settings(&inventory, pod, self.config.pods_may())
     }
 
-    /// How a pod is to be redirected.
+    /// Returns a pod's redirection.
     ///
     /// # Errors
     ///
-    /// INVALID_FIELD where an annotation cannot be understood that counts, NAMESPACE_UNKNOWN where it is not known what
-    /// is permitted. A pod that stands in the mesh keeps what it has then.
+    /// INVALID_FIELD if an annotation that counts is malformed, NAMESPACE_UNKNOWN if the permissions are not known. A
+    /// pod that is enrolled keeps its redirection then.
     pub fn redirection_of(&self, pod: &Pod) -> Result<Redirection, Failure> {
         self.redirection_for(pod, self.decide(pod).enrollment)
     }
 
-    /// The same of a pod of which it is decided what it should be.
+    /// Returns a pod's redirection for a known enrollment.
     ///
     /// # Errors
     ///
-    /// The same.
+    /// As [`Self::redirection_of`].
     pub fn redirection_for(
         &self,
         pod: &Pod,
@@ -104,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// Tells people what the pod of a sandbox that was enrolled asks for and does not get.
+    /// Emits an Event that lists the requested settings that are not permitted.
     pub(super) fn report_not_permitted(&self, key: &PodKey, record: &Record) {
         let inventory = self.source.inventory();
         let Some(pod) = inventory.pod(key).filter(|pod| record.belongs_to(pod)) else {
@@ -124,8 +126,8 @@ impl Shared {
 }
 
 impl Task {
-    /// Refuses a pod that asks for what it may in words that nobody understands. One that stands in the mesh keeps what it
-    /// has.
+    /// Refuses a pod whose permitted annotations are malformed. A pod that is in the mesh
+    /// keeps its redirection instead.
     pub(super) fn reject_malformed(
         &mut self,
         sandbox: &SandboxRef,
@@ -143,11 +145,11 @@ impl Task {
         }
     }
 
-    /// Writes into the current record what it is to be enrolled with.
+    /// Updates the current record with the redirection to enroll it with.
     ///
     /// # Errors
     ///
-    /// When an annotation cannot be understood and nothing stands.
+    /// If an annotation is malformed and nothing is applied yet.
     pub(super) fn update_redirection(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {
@@ -188,7 +190,7 @@ mod tests {
         }
     }
 
-    /// An inventory whose namespace permits something, or `None`: is not known.
+    /// Creates an inventory whose namespace permits something, or is unknown if `None`.
     fn permitting(words: Option<&str>) -> Inventory {
         let mut inventory = Inventory {
             namespaces_exist: true,

@@ -1,5 +1,5 @@
-//! A pod that is redirected to its own proxy. It stays so for the life of its sandbox: the proxy is in it as long, and
-//! without the rules its traffic would go around that in plain text (DECISIONS 54).
+//! Pods with a sidecar. They stay redirected until the sandbox ends, like their proxy: without the rules their traffic
+//! would bypass it in plain text (decision 54).
 
 use inpod_service::Leave;
 use inpod_types::{Enrollment, SandboxRef};
@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Task {
-    /// What is wanted of a sandbox that is redirected to its sidecar, or about to be.
+    /// Determines the desired state of a sandbox that is, or is to be, redirected to its sidecar.
     pub(super) fn desired_for_sidecar(
         &self,
         record: &Record,
@@ -31,13 +31,13 @@ impl Task {
         }
     }
 
-    /// What was let alone on a node that was to be left is looked after again where inpod stays.
+    /// Manages a pod again that was detached by an uninstall that was called off.
     pub(super) fn reattach(&mut self) {
         let is_uninstalling = self.shared.leave_mode.is(Leave::Uninstall);
         self.unclaimed |= !is_uninstalling && self.records.last().is_some_and(Record::is_detached);
     }
 
-    /// Whether a sandbox has something in place that leads elsewhere than an enrollment would.
+    /// Returns whether the sandbox is redirected to a different proxy than an enrollment would use.
     pub(super) fn is_redirected_elsewhere(
         &self,
         sandbox: &SandboxRef,

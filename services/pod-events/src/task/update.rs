@@ -1,4 +1,4 @@
-//! A running pod whose annotations or addresses changed: its rules follow, it stays in the mesh.
+//! Updates the rules of a running pod whose annotations or addresses changed. The pod stays in the mesh.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -8,20 +8,20 @@ use super::{Step, Task};
 use crate::{checkpoint::Record, pipeline::deadline_in, pod::Pod};
 
 impl Task {
-    /// Whether a record's redirection is what the pod asks for now, as far as that is known.
+    /// Returns whether a record matches what the pod requests now, as far as that is known.
     pub(super) fn is_in_sync(&self, record: &Record, pod: &Pod, enrollment: Enrollment) -> bool {
         let compared = pod.addresses.is_empty()
             || self.compared_addresses == pod.addresses
             || is_same(&record.addresses, &pod.addresses);
         let wished = match self.shared.redirection_for(pod, enrollment) {
             Ok(redirection) => record.redirection == redirection,
-            // What cannot be understood is told; what nobody can tell now leaves things as they are.
+            // A malformed annotation is reported by the update; what is unknown changes nothing.
             Err(failure) => failure.reason != Reason::InvalidField,
         };
         compared && wished
     }
 
-    /// Applies what the pod asks for now, and names its addresses. What cannot be applied changes nothing.
+    /// Applies the pod's current settings and addresses. If that fails, nothing changes.
     pub(super) async fn update(&mut self) -> Result<Step, Failure> {
         let inventory = self.shared.source.inventory();
         let Some(known) = self.records.last() else {
@@ -54,8 +54,8 @@ impl Task {
         Ok(Step::Continue)
     }
 
-    /// Of the addresses that the source shows, those that are in the netns; where there are none, those that are known.
-    /// A status may still show the addresses of the sandbox before.
+    /// Returns the addresses of the pod's status that are present in the netns; if there are none, the recorded ones.
+    /// The status may still show the addresses of the previous sandbox.
     async fn verified_addresses(
         &self,
         record: &Record,
