@@ -1,4 +1,4 @@
-//! Whether a pod belongs to the mesh: a pure function of what is known of it.
+//! Decides whether a pod belongs to the mesh: a pure function of what is known of it.
 
 mod inputs;
 mod selector;
@@ -13,29 +13,26 @@ use crate::{
 
 pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
 
-/// What was decided of a pod, and from what.
+/// A decision, with its reason and inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What the pod should be.
     pub enrollment: Enrollment,
-    /// Why.
     pub reason: Reason,
-    /// What was looked at, name and value.
+    /// What was considered, as name and value.
     pub inputs: Vec<(String, String)>,
 }
 
-/// What the node's settings say of who joins, and how.
+/// The node's settings on which pods join, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
-    /// Who joins.
     pub selectors: &'a Selectors,
-    /// Namespaces whose pods never do.
+    /// Namespaces whose pods never join.
     pub excluded: &'a [NamespaceName],
-    /// What pods may ask for.
+    /// What any pod may request.
     pub pods_may: Permissions,
     /// Whether the traffic of pods with a sidecar is redirected to it.
     pub sidecars: bool,
-    /// Whether inpod is being taken off the node: no pod joins then.
+    /// Whether inpod is being uninstalled: no pod joins then.
     pub is_uninstalling: bool,
 }
 
@@ -45,15 +42,15 @@ impl Policy<'_> {
     }
 }
 
-/// Decides of a pod from all that is known: never with the node's network, with a sidecar to that or not at all, then as
-/// the selectors say. Unknown only where the labels of its namespace would decide, and nothing is known of them.
+/// Decides on a pod: pods on the host network never join, pods with a sidecar are redirected to that or not at all, and
+/// the selectors decide on the others. Unknown only if the labels of the namespace would decide and are not known.
 pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
     let namespace = inventory.namespace(&pod.pod.namespace);
     let is_known = !inventory.is_silent_on(&namespace.name);
     decide(pod, &namespace, is_known, policy)
 }
 
-/// Where the namespace is not known, `namespace` is a bare one.
+/// If the namespace is not known, `namespace` has no labels.
 fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>) -> Decision {
     let selected = policy.selectors.select(&pod.labels, namespace, is_known);
     let decided = excluded_reason(pod, namespace, policy).or_else(|| by_injection(pod, policy));
@@ -78,17 +75,17 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
     }
 }
 
-/// Whether a pod starts of which it is not known whether it is to be in the mesh.
+/// Whether a pod may start while it is unknown whether it is to be in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnUnknown {
-    /// It starts outside the mesh, written down.
+    /// It is admitted unenrolled, and recorded.
     Open,
-    /// It has to wait.
     Closed,
 }
 
-/// What becomes of such a pod: what its namespace says, as far as that was ever seen; else it waits where its namespace
-/// may have pods in the mesh. `is_listed` is `None` where nobody ever wrote down which namespaces have.
+/// Decides on a pod whose decision is unknown: by its namespace's annotation if one was ever seen; otherwise
+/// the pod waits if its namespace may have pods in the mesh. `is_listed` is `None` if no list of such
+/// namespaces was ever written.
 pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnUnknown {
     let value = namespace.and_then(|namespace| namespace.on_unknown.as_deref());
     match value {
@@ -99,7 +96,7 @@ pub fn on_unknown(namespace: Option<&Namespace>, is_listed: Option<bool>) -> OnU
     }
 }
 
-/// Why a pod stays out whatever its labels.
+/// Returns why a pod stays outside whatever its labels.
 fn excluded_reason(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Option<Reason> {
     if pod.host_network {
         Some(Reason::HostNetwork)
@@ -112,7 +109,7 @@ fn excluded_reason(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> Opt
     }
 }
 
-/// A pod that an injector has been at is never ambient.
+/// Decides on a pod that an injector has processed; it is never ambient.
 fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     let injection = pod.injection.as_ref()?;
     Some(if policy.sidecars && injection.skip().is_none() {
@@ -122,7 +119,7 @@ fn by_injection(pod: &Pod, policy: &Policy<'_>) -> Option<Reason> {
     })
 }
 
-/// Nobody joins a node that is left, and nobody has to wait there until more is known.
+/// No pod joins during an uninstall, and none waits until more is known.
 fn during_uninstall(reason: Reason) -> Reason {
     let joins_or_may = matches!(
         reason,

@@ -1,7 +1,8 @@
-//! What an injector has left in a pod: whether the pod's traffic is to be redirected to its sidecar, and how.
+//! Detects what a sidecar injector left in a pod: whether the pod's traffic is to be redirected to
+//! its sidecar, and how.
 //!
-//! Istio's plugin asks six questions, and one of ours follows; the first that has an answer leaves the pod alone
-//! (services/docs/facts/istio-sidecar.md, 3.2).
+//! Istio's plugin checks six conditions, to which one of ours is added. The first that applies excludes
+//! the pod (services/docs/facts/istio-sidecar.md, 3.2).
 
 use std::collections::BTreeMap;
 
@@ -10,17 +11,16 @@ use k8s_openapi::api::core::v1 as k8s;
 
 use crate::redirection::{Malformed, Proxy, Sidecar, parse_bool};
 
-/// The container that redirects by itself.
+/// The init container that sets up the redirection itself.
 const INIT: &str = "istio-init";
 
-/// The container of the proxy.
 const PROXY: &str = "istio-proxy";
 
-/// The user and group of a proxy that says nothing of its own, or root (3.3): as TPROXY needs it, which runs as root
-/// with this group.
+/// The default of the proxy's user and group, also if they are root (services/docs/facts/istio-sidecar.md, 3.3): with
+/// TPROXY the proxy runs as root with this group.
 const DEFAULT_PROXY_ID: u32 = 1337;
 
-/// A pod that bears the mark of an injector.
+/// An injected pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
     has_init: bool,
@@ -32,32 +32,31 @@ pub struct Injection {
     sidecar: Result<Sidecar, Malformed>,
 }
 
-/// Where a container is.
+/// The list of the pod's spec that contains the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContainerList {
     Containers,
     InitContainers,
 }
 
-/// Why nothing is redirected to a pod's sidecar.
+/// The reason why a pod's traffic is not redirected to its sidecar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
-    /// A container of the pod redirects by itself.
+    /// A container of the pod sets up the redirection itself.
     OwnInit,
-    /// Its proxy takes no traffic: gRPC without a proxy.
+    /// The proxy takes no traffic, as with proxyless gRPC.
     EnvoyDisabled,
     /// There is no proxy.
     NoProxy,
-    /// Its proxy is none of an application: a gateway, a waypoint.
+    /// The proxy is not an application's sidecar, but a gateway or waypoint.
     OtherRole,
-    /// The pod says that it has no sidecar.
+    /// The pod declares that it has no sidecar.
     OptedOut,
-    /// The pod wants no redirection.
+    /// The pod requests no redirection.
     NoInterception,
 }
 
 impl Skip {
-    /// In words.
     pub fn description(self) -> &'static str {
         match self {
             Self::OwnInit => "its container istio-init redirects by itself",
@@ -70,7 +69,7 @@ impl Skip {
     }
 }
 
-/// What the containers called `istio-proxy` say together: a later one beats an earlier one, as with Istio.
+/// The combined spec of all containers named `istio-proxy`: a later one overrides an earlier one, as in Istio.
 #[derive(Default)]
 struct ProxySpec<'a> {
     list: Option<ContainerList>,
@@ -86,7 +85,7 @@ impl<'a> ProxySpec<'a> {
             return;
         }
         self.list = Some(list);
-        // What is taken from elsewhere is known to the kubelet alone: empty, as with Istio.
+        // A value that comes from elsewhere is known only to the kubelet and counts as empty, as in Istio.
         let variables = container.env.iter().flatten();
         let value =
             |it: &'a k8s::EnvVar| (it.name.as_str(), it.value.as_deref().unwrap_or_default());
@@ -116,14 +115,14 @@ impl<'a> ProxySpec<'a> {
     }
 }
 
-/// Numbers that are no id start no container: what stands for them is of no consequence.
+/// Converts a user or group. With an invalid number no container starts, so any value will do.
 fn id(value: Option<i64>) -> u32 {
     let value = value.and_then(|id| u32::try_from(id).ok());
     value.filter(|id| *id != 0).unwrap_or(DEFAULT_PROXY_ID)
 }
 
 impl Injection {
-    /// What is in a pod; `None` where no injector has left its mark.
+    /// Detects the injection of a pod. Returns `None` without an injector's status annotation.
     pub fn detect(
         labels: Option<&BTreeMap<String, String>>,
         annotations: Option<&BTreeMap<String, String>>,
@@ -157,7 +156,7 @@ impl Injection {
         })
     }
 
-    /// The first question that has an answer.
+    /// Returns the first condition that excludes the pod, if any.
     pub fn skip(&self) -> Option<Skip> {
         let is = |text: &Option<Box<str>>, value| text.as_deref() == Some(value);
         let role = self.role.as_deref().filter(|role| !role.is_empty());
@@ -179,16 +178,16 @@ impl Injection {
         met.next().map(|(_, skip)| skip)
     }
 
-    /// How the pod's traffic is led to its sidecar.
+    /// Returns the redirection of the pod's traffic to its sidecar.
     ///
     /// # Errors
     ///
-    /// When an annotation does not say what it should.
+    /// If an annotation is malformed.
     pub fn sidecar(&self) -> Result<&Sidecar, &Malformed> {
         self.sidecar.as_ref()
     }
 
-    /// Everything that was looked at, in its order, as name and value.
+    /// Lists everything that was considered, in order, as name and value.
     pub fn inputs(&self) -> Vec<(String, String)> {
         let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
         let list = match self.proxy {
@@ -234,7 +233,7 @@ impl Injection {
     }
 }
 
-/// As much as is worth keeping: what decides is shorter, and what is longer decides nothing.
+/// Limits the memory of a text: values that matter are shorter, and longer ones have no effect.
 fn truncate(text: &str) -> Box<str> {
     text.chars().take(64).collect()
 }

@@ -1,9 +1,9 @@
-//! How a pod's traffic is to be redirected: what the node says, and what the pod may choose for itself.
+//! Determines the redirection of a pod's traffic from the node's settings and the pod's annotations.
 //!
-//! What a pod's annotations choose by themselves is what Istio lets them choose, "ingress mode" among it, which leaves
-//! inbound traffic alone (DECISIONS 40). What is ours alone and takes traffic past ztunnel, exclusions and connections
-//! from before the enrollment, is granted by the node or the namespace, or left out (design.md, 6). A pod with a proxy of
-//! its own has that by Istio's annotations alone (DECISIONS 53).
+//! Pods choose by themselves what Istio lets them choose, including "ingress mode", which leaves inbound traffic alone
+//! (decision 40). What only inpod offers and lets traffic bypass ztunnel, exclusions and connections from before the
+//! enrollment, has to be permitted by the node or the namespace and is left out otherwise. Istio's annotations alone
+//! configure the redirection to a sidecar (decision 53).
 
 mod exclusions;
 mod permissions;
@@ -19,20 +19,19 @@ pub use exclusions::{Exclusions, Malformed, Network};
 pub use permissions::{Permission, Permissions};
 pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidecars};
 
-/// What the node's settings say for every pod.
+/// The node's settings for every pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// Whether name resolution goes to ztunnel, unless a pod says otherwise.
+    /// Whether DNS is redirected to ztunnel by default.
     pub dns: bool,
     /// Whether IPv6 is captured, to ztunnel or a sidecar.
     pub ipv6: Ipv6,
-    /// How inbound TCP is captured to ztunnel.
+    /// How inbound TCP is redirected to ztunnel.
     pub inbound: Inbound,
-    /// What is captured of pods with a sidecar.
     pub sidecars: Sidecars,
 }
 
-/// How a pod's traffic is redirected, as it is written down.
+/// The redirection of a pod's traffic, as it is checkpointed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
     /// To the node's ztunnel.
@@ -42,19 +41,17 @@ pub enum Redirection {
 }
 
 impl Default for Redirection {
-    /// To ztunnel, as the node says.
+    /// Returns a redirection to ztunnel with the node's defaults.
     fn default() -> Self {
         Self::Ambient(RequestedSettings::default())
     }
 }
 
 impl Redirection {
-    /// Whether it is to the proxy in the pod.
     pub fn is_sidecar(&self) -> bool {
         matches!(self, Self::Sidecar(_))
     }
 
-    /// What a pod is that is redirected so.
     pub fn enrollment(&self) -> Enrollment {
         match self {
             Self::Ambient(_) => Enrollment::Ambient,
@@ -62,7 +59,7 @@ impl Redirection {
         }
     }
 
-    /// What was granted of what the pod asks of ztunnel's.
+    /// Returns the permitted settings of a redirection to ztunnel.
     pub fn settings(&self) -> Option<&RequestedSettings> {
         match self {
             Self::Ambient(settings) => Some(settings),
@@ -70,7 +67,7 @@ impl Redirection {
         }
     }
 
-    /// The whole redirection, on a node with these settings.
+    /// Returns the complete redirection on a node with these settings.
     pub fn to_wire(&self, node: &Capture) -> wire::Redirection {
         let mode = match self {
             Self::Ambient(settings) => wire::redirection::Mode::Ambient(ambient(node, settings)),
@@ -80,14 +77,13 @@ impl Redirection {
     }
 }
 
-/// Whether IPv6 is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ipv6 {
-    /// As each pod's netns is.
+    /// Captured where the pod's netns has IPv6.
     Auto,
-    /// It is; a pod without it is refused.
+    /// Captured; pods without IPv6 are refused.
     On,
-    /// It is left alone.
+    /// Not captured.
     Off,
 }
 
@@ -114,13 +110,11 @@ impl From<Ipv6> for wire::Ipv6Capture {
     }
 }
 
-/// How inbound TCP is captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Inbound {
-    /// By destination NAT.
+    /// Destination NAT.
     Redirect,
-    /// By TPROXY.
     Tproxy,
 }
 
@@ -145,42 +139,39 @@ impl From<Inbound> for wire::InboundCapture {
     }
 }
 
-/// How a pod's redirection differs from what the node says: what it asked for, as far as that is granted.
+/// The settings that a pod requested and was permitted, on top of the node's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestedSettings {
-    /// Whether its name resolution goes to ztunnel; unset: as the node says.
+    /// Overrides the node's setting for DNS.
     pub dns_capture: Option<bool>,
-    /// Whether its inbound TCP is left alone.
+    /// Whether inbound TCP is not captured.
     pub bypass_inbound_capture: bool,
-    /// Interfaces whose arriving TCP is taken for outbound. netconfig proves the names.
+    /// Interfaces whose incoming TCP is treated as outbound. netconfig validates the names.
     pub virtual_interfaces: Vec<String>,
-    /// What is left alone.
     pub exclusions: Exclusions,
-    /// Whether connections from before the enrollment go on as they are.
+    /// Whether connections from before the enrollment continue uncaptured.
     pub keep_existing_connections: bool,
 }
 
-/// What a pod asks for by its annotations, granted or not.
+/// The settings that a pod's annotations request, permitted or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requested {
     settings: RequestedSettings,
     malformed: Option<Malformed>,
 }
 
-/// One thing that a pod asks for and that needs a permission.
+/// A requested setting that needs a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PrivilegedRequest {
-    /// The annotation.
     pub annotation: &'static str,
-    /// What it says, or what is wrong with that.
+    /// The annotation's value, or what is wrong with it.
     pub text: String,
-    /// What it needs.
     pub needs: Permission,
 }
 
 impl Requested {
-    /// From a pod's annotations. A truth value that is none is as good as absent, as with Istio.
+    /// Parses a pod's annotations. As in Istio, an invalid boolean counts as absent.
     pub fn from_annotations(annotations: Option<&BTreeMap<String, String>>) -> Self {
         let text = |name| Some(annotations?.get(name)?.as_str());
         let is_true = |name| text(name).and_then(parse_bool).unwrap_or(false);
@@ -202,7 +193,7 @@ impl Requested {
         }
     }
 
-    /// Everything that needs a permission.
+    /// Lists the requested settings that need a permission.
     pub fn privileged(&self) -> impl Iterator<Item = PrivilegedRequest> {
         let malformed = self.malformed.as_ref();
         let malformed = malformed.map(|it| (it.annotation, it.why.clone()));
@@ -221,11 +212,11 @@ impl Requested {
     }
 }
 
-/// What a pod gets of what it asks for: everything that needs no permission, and what its namespace or the node permits.
+/// Returns the requested settings that need no permission or are permitted by the namespace or the node.
 ///
 /// # Errors
 ///
-/// When what is permitted cannot be understood. What is not permitted need not be.
+/// If a permitted annotation is malformed. Others need not be valid.
 pub fn granted(
     requested: &Requested,
     namespace: Permissions,
@@ -242,7 +233,7 @@ pub fn granted(
     Ok(settings)
 }
 
-/// What Go's strconv.ParseBool takes, by which Istio reads its annotations.
+/// Parses a boolean like Go's `strconv.ParseBool`, which Istio uses for its annotations.
 pub(crate) fn parse_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),

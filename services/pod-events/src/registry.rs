@@ -1,4 +1,4 @@
-//! All tasks of the node, and which sandbox belongs to which.
+//! The tasks of all pods of the node.
 
 mod adoption;
 mod owners;
@@ -37,13 +37,13 @@ use crate::{
     trace,
 };
 
-/// How long a synchronisation waits for the slowest task. One that is later claims for itself.
+/// How long a synchronization waits for the slowest task. A later one claims its netns by itself.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many pods are remembered whose task has ended with a failure, for people.
+/// The number of failed pods whose view is kept for operators after their task has ended.
 const MAX_FAILED: usize = 256;
 
-/// Between two attempts of an ADD that something passing stopped.
+/// The pause before an ADD is retried after a transient failure.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// All tasks of the node. Cheap to clone.
@@ -51,7 +51,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Registry {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<Tasks>>,
-    /// Whether what ran before us is written down.
+    /// Whether the pods that ran before inpod are recorded.
     adopted: Arc<AtomicBool>,
     in_flight: InFlight,
 }
@@ -70,7 +70,7 @@ struct Handle {
 }
 
 impl Handle {
-    /// Whether the task was there to hear it.
+    /// Sends a command. Returns whether the task is still running.
     fn send(&self, command: Command) -> bool {
         self.interrupts.send_modify(|sent| sent.count(&command));
         self.commands.send(command).is_ok()
@@ -85,7 +85,7 @@ impl Handle {
 }
 
 impl Tasks {
-    /// What people may want to know of a pod whose task is no more.
+    /// Keeps the view of a failed pod whose task has ended.
     fn remember_failed(&mut self, key: PodKey, view: View) {
         self.failed.retain(|(known, _)| *known != key);
         if view.failure.is_some() {
@@ -98,7 +98,7 @@ impl Tasks {
 }
 
 impl Registry {
-    /// A registry with a task for every pod that the checkpoint knows.
+    /// Creates a registry with a task for every pod in the checkpoint.
     pub fn new(shared: Arc<Shared>, records: BTreeMap<SandboxRef, Record>) -> Self {
         let registry = Self {
             shared,
@@ -142,7 +142,7 @@ impl Registry {
         );
         let registry = Arc::clone(&self.tasks);
         let run = task.run(receiver, move |key, is_idle, commands| {
-            // Commands are sent under the same lock: none can slip in between the look and the end.
+            // Commands are sent under the same lock: none can arrive between this check and the end of the task.
             let mut tasks = registry.lock().unwrap_or_else(PoisonError::into_inner);
             let finished = is_idle && commands.is_empty();
             if finished && let Some(handle) = tasks.running.remove(key) {
@@ -153,19 +153,19 @@ impl Registry {
         self.supervise(of, run);
     }
 
-    /// Asks a pod's task, which is started where there is none.
+    /// Sends a command to a pod's task, and starts the task if there is none.
     fn dispatch(&self, key: &PodKey, command: Command) {
         let mut tasks = self.tasks();
         let records = match tasks.running.get(key) {
             Some(handle) if !handle.commands.is_closed() => None,
-            // It has come to an end by a defect, and is replaced with what it wrote down.
+            // It has panicked, and restarts from what it checkpointed.
             Some(_) => Some(self.checkpointed(key)),
-            // One that ended as it should had nothing left to remember: to read every pod's record for each new pod
-            // would cost more with each pod of the node.
+            // A task that ended regularly left no record. Reading the checkpoint here would make each new pod cost more
+            // with the number of pods on the node.
             None => Some(Vec::new()),
         };
         if let Some(records) = records {
-            // A new task has nothing to do until the command is there, and ends for want of it only under this lock.
+            // A new task is idle until the command arrives, and can only end under this lock.
             self.start(&mut tasks, key.clone(), records);
         }
         if let Some(handle) = tasks.running.get(key) {
@@ -179,12 +179,12 @@ impl Registry {
         records.filter(|record| key_of(record) == *key).collect()
     }
 
-    /// A sandbox was created. Waits for services that are restarted meanwhile, as long as the caller does. A DEL of the
-    /// sandbox ends it.
+    /// Handles an ADD. Waits for services that restart meanwhile, for as long as the caller waits. A DEL of
+    /// the sandbox cancels it.
     ///
     /// # Errors
     ///
-    /// As the task says.
+    /// The failure of the pod's task.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
         let added = {
             let mut in_flight = self.in_flight.begin(key, &call.sandbox);
@@ -228,9 +228,9 @@ impl Registry {
         }
     }
 
-    /// A sandbox ends. Tells whether that was written down for later; an unknown one is done.
+    /// Handles a DEL. Returns whether the deletion was deferred. Succeeds if the sandbox is unknown.
     pub async fn delete(&self, sandbox: &SandboxRef) -> bool {
-        // One that waits for its turn, for its pod or for a ztunnel. What it has begun its task undoes first.
+        // An ADD that waits for a permit, for its pod or for ztunnel. Its task first undoes what was done.
         let adding = self.in_flight.cancel(sandbox).await;
         let Some(key) = self.owner(sandbox).or(adding) else {
             return false;
@@ -243,19 +243,20 @@ impl Registry {
         answer.await.unwrap_or(true)
     }
 
-    /// Tells the tasks of pods of which something new is known.
+    /// Wakes the selected tasks to reconcile.
     pub fn wake(&self, wanted: impl Fn(&PodKey) -> bool) {
         for (_, handle) in self.tasks().running.iter().filter(|(key, _)| wanted(key)) {
             handle.send(Command::Reconcile);
         }
     }
 
-    /// From now on pods are looked for of which no verb was seen: what ran before us is written down.
+    /// Enables the discovery of pods without a record, once the pods that ran before inpod are recorded.
     pub fn enable_discovery(&self) {
         self.adopted.store(true, Ordering::Relaxed);
     }
 
-    /// Has the tasks of these pods verify and mend what is in place, and attempt what waits; returns when each has.
+    /// Makes the tasks of these pods verify and repair what is in place and retry pending work. Returns when
+    /// each has done so.
     pub(crate) async fn resync(&self, pods: &BTreeSet<PodKey>) {
         let answers: Vec<_> = {
             let tasks = self.tasks();
@@ -266,19 +267,19 @@ impl Registry {
             };
             pods.iter().filter_map(ask).collect()
         };
-        // A task that ends meanwhile has nothing left to look at.
+        // A task that ends meanwhile has nothing left to verify.
         join_all(answers).await;
     }
 
-    /// netconfig has let a netns go.
+    /// Handles the release of a netns by netconfig.
     pub fn netns_released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
         if let Some(key) = self.owner(&sandbox) {
             self.dispatch(&key, Command::NetnsReleased(sandbox, netns));
         }
     }
 
-    /// What netconfig sees in a netns. Where that is not what was applied to a pod of the mesh, its task mends it; a
-    /// pod that is being changed finds out by itself.
+    /// Handles netconfig's observation of a netns. If it differs from what was applied, the pod's task repairs it; a
+    /// pod that is just being changed verifies its rules anyway.
     pub fn observed(&self, sandbox: &SandboxRef, fingerprint: &str, intact: bool) {
         let Some(key) = self.owner(sandbox) else {
             return;
@@ -297,7 +298,7 @@ impl Registry {
         }
     }
 
-    /// Has every task claim its netns again; returns when all have tried, or the slowest has had its time.
+    /// Makes every task claim its netns again. Returns when all have tried, or after a timeout.
     pub async fn reclaim(&self) {
         let answers: Vec<_> = {
             let tasks = self.tasks();
@@ -314,15 +315,15 @@ impl Registry {
         }
     }
 
-    /// The desired set: of every pod that is in the mesh by ztunnel or on its way, the current sandbox. Two pods of one
-    /// name, the one ending and its successor, are two. Read from the checkpoint, which knows of every step before it
-    /// is taken: an ADD that is under way is in the set.
+    /// Returns the desired set: the current sandbox of every pod that is enrolled, or being enrolled, with ztunnel. An
+    /// ending pod and its successor of the same name both count. It is read from the checkpoint, which is written
+    /// before each step, so that it contains ADDs in flight.
     ///
     /// # Errors
     ///
-    /// When the checkpoint cannot be read.
+    /// If the checkpoint cannot be read.
     pub fn workloads(&self) -> Result<(Revision, Vec<Workload>), Failure> {
-        // Taken first: what is added meanwhile has a later revision and is not undone by the set.
+        // Issued first, so that workloads added meanwhile have a later revision and survive this set.
         let revision = self.shared.pipeline.revisions.next();
         let mut current: BTreeMap<PodUid, Record> = BTreeMap::new();
         for record in self.shared.pipeline.checkpoint.records()? {

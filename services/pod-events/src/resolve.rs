@@ -1,7 +1,7 @@
-//! Which pod a runtime's ADD means, and what is decided of it.
+//! Resolves the pod of an ADD and decides on its enrollment.
 //!
-//! Done before the pod's task is asked, which waits for nobody: where the source has to be asked past its watch, that
-//! takes as long as the caller has.
+//! Runs before the pod's task is involved, which never waits: a lookup at the API server may take as long
+//! as the caller waits.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,25 +17,25 @@ use crate::{
     task::{AddCall, Shared, is_permission_known},
 };
 
-/// What is known of the pod that a call means.
+/// What is known of the pod of an ADD.
 #[derive(Clone, Debug)]
 pub enum Resolved {
-    /// The pod, and what it should be.
     Pod(Pod, Decision),
-    /// Nobody can tell, and the pod may start all the same.
+    /// It is unknown whether the pod is to be in the mesh, but it may start.
     AdmittedUnenrolled {
-        /// The pod, as far as anybody said.
+        /// The pod, as far as it is known.
         pod: Pod,
-        /// Why nobody can tell.
+        /// The reason why it is unknown.
         why: String,
     },
 }
 
-/// Finds the pod of a call and decides. What the source shows costs no question.
+/// Finds the pod of an ADD and decides on its enrollment. Queries the API server only if the source's
+/// view is not enough.
 ///
 /// # Errors
 ///
-/// When there is no such pod, or it is another one than the runtime means, or nobody can tell and it has to wait.
+/// If there is no such pod, if it differs from the runtime's, or if the decision is unknown and the pod has to wait.
 pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Resolved, Failure> {
     let policy = shared.policy();
     let decided = |inventory: &Inventory| {
@@ -71,7 +71,6 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
 }
 
 impl Resolved {
-    /// What the pod should be, as far as that is known.
     pub fn enrollment(&self) -> Enrollment {
         match self {
             Self::Pod(_, decision) => decision.enrollment,
@@ -79,7 +78,7 @@ impl Resolved {
         }
     }
 
-    /// Whether it is known what the pod gets of what it asks for, or need not be.
+    /// Returns whether it is known which requested settings are permitted, if that matters.
     fn has_known_permissions(&self, inventory: &Inventory, pods_may: Permissions) -> bool {
         match self {
             Self::Pod(pod, decision) if decision.enrollment == Enrollment::Ambient => {
@@ -90,7 +89,7 @@ impl Resolved {
     }
 }
 
-/// The pod of a name, of the UID where one was said; else one that is alive.
+/// Returns the pod of a name that has the runtime's UID, if one was passed, or else is not terminal.
 fn find_pod<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
     let matches = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.is_called(uid));
     inventory.pod(key).filter(matches)
@@ -131,7 +130,7 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
     }
 }
 
-/// What becomes of a pod of which nobody can tell whether it is to be in the mesh.
+/// Decides whether a pod may start of which it is unknown whether it is to be in the mesh.
 fn admit_unenrolled(
     shared: &Shared,
     key: &PodKey,
@@ -155,12 +154,12 @@ fn admit_unenrolled(
     Ok(Resolved::AdmittedUnenrolled { pod, why })
 }
 
-/// A pod of which nothing but its name is known.
+/// Creates a pod of which only the name is known.
 fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
     let invalid = |error: InvalidIdentifier| {
         Failure::new(Reason::InvalidField, error.to_string()).at_field("sandbox.container_id")
     };
-    // Where the runtime names no UID, the container's id stands in for it until the pod shows.
+    // If the runtime passes no UID, the container id replaces it until the source shows the pod.
     let stand_in = || call.sandbox.container_id.as_str().parse().map_err(invalid);
     Ok(Pod {
         pod: PodRef {
@@ -184,5 +183,5 @@ fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Fa
     })
 }
 
-/// When it makes sense to ask again.
+/// The `retry_after` of an ADD that has to wait for the source.
 const RETRY_AFTER: Duration = Duration::from_secs(5);

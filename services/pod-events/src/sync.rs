@@ -1,10 +1,11 @@
-//! Keeps netconfig and the broker told, whichever of them was restarted.
+//! Keeps netconfig and the broker in sync across their restarts.
 //!
-//! A service that was restarted shows another instance_id on its stream. A restarted netconfig holds no claim: every
-//! task claims again, and the broker is given the set once more when all are back. A restarted broker is given the set.
+//! A restarted service announces another instance_id on its stream. A restarted netconfig holds no claims:
+//! every task claims its netns again, and then the broker receives the desired set again. A restarted broker
+//! receives the desired set.
 //!
-//! The first set of a boot waits for the source without limit, and for a search of the pods that ran before us: what it
-//! does not name, ztunnel drops.
+//! The first set of a boot waits, without limit, for the source and for the search of pods that ran before inpod:
+//! ztunnel drops every workload that the set does not name.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -26,22 +27,21 @@ use crate::{
     adoption::Adoption, clients::Clients, pipeline::Synced, registry::Registry, source::Health,
 };
 
-/// How long to wait before a stream that broke is opened again.
+/// The delay before a broken stream is reopened, and the initial delay of a retry.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The longest wait before a service is told again that could not be told.
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long a service may take for one call of a synchronisation.
+/// The timeout of one call during a synchronization.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The run of a service that is there; `None` while it is away.
+/// The instance_id of a running service; `None` while it is away.
 pub(crate) type Instance = Option<Arc<str>>;
 
-/// The condition that holds readiness up: whether an ADD of an enrolled pod could be served.
+/// The condition that readiness depends on: ADDs of pods of the mesh can be served.
 const SYNCED_CONDITION: &str = "in-step";
 
-/// Follows both services for ever.
+/// Follows both services for the life of the process.
 #[derive(Debug)]
 pub(crate) struct Sync {
     clients: Clients,
@@ -55,7 +55,7 @@ pub(crate) struct Sync {
 }
 
 impl Sync {
-    /// Opens both streams and keeps both services told. Returns which run of the broker is there.
+    /// Opens both streams and starts synchronizing. Returns the broker's instance.
     pub(crate) fn start(
         clients: Clients,
         registry: Registry,
@@ -100,7 +100,7 @@ impl Sync {
             if let Err(failure) = &synced {
                 tracing::warn!(%failure, ?wait, "Could not tell everything; once more");
             }
-            // Another run of a service is worth an attempt at once.
+            // A new instance is synchronized at once.
             let changed = tokio::select! {
                 changed = self.netconfig.changed() => changed,
                 changed = self.broker.changed() => changed,
@@ -125,13 +125,13 @@ impl Sync {
             self.registry.reclaim().await;
             self.release_orphans().await?;
             known.netconfig = netconfig;
-            // Pods with a sidecar wait for nobody else.
+            // Pods with a sidecar need no other service.
             self.publish(known.clone());
             self.registry.wake(|_| true);
             self.registry.discover_all();
         }
         let is_new = known.broker != broker;
-        // A source that lists after the broker was told shows what the first set lacks.
+        // The source was listed only after the broker was synchronized, so its pods were missing from the first set.
         let is_late = broker.is_some() && self.adoption.is_pending() && self.is_listed();
         if known.netconfig.is_some() && (is_new || is_late) {
             if is_new {
@@ -156,7 +156,7 @@ impl Sync {
         matches!(&*self.source.borrow(), Some(Ok(())))
     }
 
-    /// Once: pods that ran before us are written down, so that the first set names them.
+    /// Records the pods that ran before inpod, once, so that the first set contains them.
     async fn adopt(&mut self) -> Result<(), Failure> {
         if self.adoption.is_pending() && self.is_listed() {
             self.registry.adopt().await?;
@@ -171,7 +171,7 @@ impl Sync {
         Ok(())
     }
 
-    /// Who is told everything is what ADDs wait for, and what readiness is.
+    /// Publishes which services are synchronized. ADDs and readiness wait for it.
     fn publish(&self, known: Synced) {
         let lacks = |what: &str| Err(what.to_owned());
         let in_sync = match (&known.netconfig, &known.broker) {
@@ -185,7 +185,7 @@ impl Sync {
         self.synced.send_replace(known);
     }
 
-    /// Claims that no checkpoint knows are of sandboxes that ended while their DEL could not be told.
+    /// Releases claims without a record: their sandboxes ended while their DEL could not be delivered.
     async fn release_orphans(&self) -> Result<(), Failure> {
         let deadline = Instant::now() + CALL_TIMEOUT;
         let recorded: BTreeSet<_> = self

@@ -1,4 +1,4 @@
-//! Builders that default everything but the fact under test.
+//! Builders with defaults for everything but the fact under test.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -49,7 +49,7 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
     }
 }
 
-/// What annotations ask of the redirection to a proxy that says nothing.
+/// Parses annotations for the redirection to a proxy with default settings.
 pub(crate) fn sidecar_of(annotations: &[(&'static str, &str)]) -> Redirection {
     let proxy = Proxy {
         uid: 1337,
@@ -66,7 +66,7 @@ pub(crate) fn to_sidecar() -> Redirection {
     sidecar_of(&[])
 }
 
-/// What an injector leaves in a pod.
+/// Creates what an injector leaves in a pod.
 pub(crate) fn injection() -> Injection {
     let annotations = [(keys::SIDECAR_STATUS.to_owned(), String::new())].into();
     let spec = PodSpec {
@@ -79,7 +79,7 @@ pub(crate) fn injection() -> Injection {
     Injection::detect(None, Some(&annotations), &spec).unwrap()
 }
 
-/// What the settings say by default.
+/// Creates the default node settings.
 pub(crate) fn capture() -> Capture {
     Capture {
         dns: false,
@@ -117,7 +117,7 @@ pub(crate) fn record(container_id: &str) -> Record {
     }
 }
 
-/// The settings by default, for a directory of manifests.
+/// Creates the default configuration with a directory of manifests.
 pub(crate) fn config(directory: &Path) -> Config {
     let value = |text: &str| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) => number.into(),
@@ -136,7 +136,7 @@ pub(crate) fn config(directory: &Path) -> Config {
     serde_json::from_value(Value::Object(all)).unwrap()
 }
 
-/// What tasks have in common on a node without any other service, and with the manifests of a directory.
+/// Creates the shared state of tasks, without other services and with a directory of manifests.
 pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
     let nobody = || inpod_service::channel(&directory.join("nobody.sock"));
     let config = config(directory);

@@ -1,5 +1,5 @@
-//! The form of a checkpoint file: schema 1, and 2 where the redirection is to a sidecar. A release that knows schema 1
-//! alone would take such a pod out of the mesh, and sets the file aside instead.
+//! The format of a checkpoint file: schema 1, or 2 if the redirection is to a sidecar. A release that only knows schema
+//! 1 would withdraw such a pod; this way it sets the file aside instead.
 
 use std::{net::IpAddr, path::PathBuf, time::Duration};
 
@@ -12,13 +12,12 @@ use crate::{
     redirection::{Redirection, RequestedSettings, Sidecar},
 };
 
-/// The newest.
+/// The newest schema that is read and written.
 const SCHEMA: u32 = 2;
 
-/// The one of pods without a sidecar.
+/// The schema of pods without a sidecar.
 const AMBIENT: u32 = 1;
 
-/// Why a file is not a record.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ParseError {
     #[error("it is no checkpoint")]
@@ -84,7 +83,7 @@ enum FileIntent {
     Deleting { since_ms: u64 },
 }
 
-/// The record of a file; `None` where it is of another boot.
+/// Parses a file. Returns `None` if it is from another boot.
 pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, ParseError> {
     let Schema { schema } = serde_json::from_slice(bytes)?;
     if !(AMBIENT..=SCHEMA).contains(&schema) {
@@ -135,7 +134,6 @@ pub(super) fn parse(bytes: &[u8], boot_id: &str) -> Result<Option<Record>, Parse
     }))
 }
 
-/// The file of a record.
 pub(super) fn render(record: &Record, boot_id: &str) -> String {
     let (schema, settings, sidecar) = match &record.redirection {
         Redirection::Ambient(settings) => (AMBIENT, settings.clone(), None),
@@ -176,7 +174,7 @@ pub(super) fn render(record: &Record, boot_id: &str) -> String {
         settings,
         sidecar,
     };
-    // Only a map with keys that are no text cannot be written, and there is none.
+    // Only a map whose keys are not strings cannot be serialized, and there is none.
     serde_json::to_string_pretty(&file).unwrap_or_default()
 }
 

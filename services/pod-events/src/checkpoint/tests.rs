@@ -44,7 +44,7 @@ fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_st
     let (dir, checkpoint) = checkpoint();
     let [known, refused] = ["c1", "c2"].map(record);
     checkpoint.write(&known).unwrap();
-    // In the way of the rename, which comes last.
+    // Blocks the rename, which is the last step of a write.
     fs::create_dir(checkpoint.path(&refused.sandbox)).unwrap();
     checkpoint.write(&refused).unwrap_err();
     let files = fs::read_dir(dir.path().join("pods")).unwrap();

@@ -1,4 +1,4 @@
-//! What a decision was made from, for people.
+//! Lists what a decision was based on, for operators.
 
 use inpod_types::keys;
 
@@ -8,7 +8,7 @@ use crate::{
     redirection::PrivilegedRequest,
 };
 
-/// Everything that was looked at, as name and value. A label that is not there has none.
+/// Collects everything that was considered, as name and value. The value of a missing label is empty.
 pub(super) fn collect(
     pod: &Pod,
     namespace: &Namespace,
@@ -85,7 +85,7 @@ fn facts(pod: &Pod, namespace: &Namespace, policy: &Policy<'_>) -> [(String, Str
     ]
 }
 
-/// What the pod asks for beyond what it may choose by itself, and who permits what. Nothing where it asks for nothing.
+/// Lists the pod's privileged requests and who permits what. Empty if it has none.
 fn permissions(
     pod: &Pod,
     namespace: &Namespace,

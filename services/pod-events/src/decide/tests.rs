@@ -102,7 +102,7 @@ fn a_pod_with_a_sidecar_is_redirected_to_it_and_never_ambient() {
             sidecars,
             is_uninstalling,
         };
-        // Its namespace need not be known.
+        // The namespace need not be known.
         let decision = decide(pod, &namespace("shop"), false, &policy);
         (decision.enrollment, decision.reason)
     };
@@ -182,12 +182,12 @@ fn a_pod_of_an_unknown_fate_waits_where_its_namespace_may_be_in_the_mesh_or_says
     for (said, is_listed, expected) in [
         (None, Some(true), Closed),
         (None, Some(false), Open),
-        // Nobody has ever known anything here.
+        // No list was ever written here.
         (None, None, Closed),
         (Some("open"), Some(true), Open),
         (Some("open"), None, Open),
         (Some("closed"), Some(false), Closed),
-        // What cannot be understood says nothing.
+        // A value that is not understood counts as absent.
         (Some("Open"), Some(true), Closed),
         (Some("no"), Some(false), Open),
     ] {
@@ -227,7 +227,7 @@ fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would
     assert_eq!(decided(&silent, &opts_out, &[]), Enrollment::None);
     let excluded = ["shop".parse().unwrap()];
     assert_eq!(decided(&silent, &plain, &excluded), Enrollment::None);
-    // A whole directory without a manifest of the namespace says that it has no labels.
+    // In a complete directory, a namespace without a manifest has no labels.
     let whole = Inventory::default();
     assert_eq!(decided(&whole, &plain, &[]), Enrollment::None);
 }

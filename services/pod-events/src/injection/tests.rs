@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A pod as an injector leaves it, with a change.
+/// Detects the injection of a changed pod.
 fn injection(change: impl FnOnce(&mut Value)) -> Option<Injection> {
     let mut pod = json!({
         "metadata": {
@@ -116,7 +116,7 @@ fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_th
         (Some("true"), Some("false"), false),
         (Some("false"), Some("true"), true),
         (Some(""), Some("false"), false),
-        // The injector takes these for nothing, and has injected.
+        // The injector ignores these values, and has injected.
         (Some("False"), None, false),
         (Some("0"), None, false),
         (None, Some("f"), false),
@@ -175,7 +175,7 @@ fn conditions_are_looked_at_in_their_order_and_each_is_told() {
         let why = inputs.iter().find(|(name, _)| name.starts_with("why"));
         assert_eq!(why.unwrap().1, expected.description());
     }
-    // The third has to be without a proxy.
+    // The third condition needs a pod without a proxy.
     let none = skip(|pod| {
         proxy(pod)["name"] = "other".into();
         pod["metadata"]["labels"][keys::SIDECAR_INJECT] = "false".into();
@@ -199,7 +199,7 @@ fn root_and_nobody_in_particular_run_as_1337() {
     ] {
         let found = injection(|pod| {
             proxy(pod)["securityContext"] = context.clone();
-            // The pod's own does not count.
+            // The pod's own security context does not count.
             pod["spec"]["securityContext"] = json!({"runAsUser": 9, "runAsGroup": 9});
         });
         let proxy = found.unwrap().sidecar().unwrap().proxy;

@@ -1,6 +1,6 @@
-//! Into the mesh: claim, hand-over, rules; and the undoing where that fails. A pod with a sidecar is handed to nobody.
+//! Enrolls a sandbox: claim, workload, rules; and undoes that if it fails. A pod with a sidecar has no workload.
 //!
-//! Listeners before rules: rules that point at a closed port reset connections.
+//! The listeners come before the rules, because rules that redirect to a closed port reset connections.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -17,21 +17,21 @@ use crate::{
     timeline::Timeline,
 };
 
-/// What undoing may take, kept back from the caller's time. The broker keeps as much back for its own.
+/// The part of the caller's time that is reserved for undoing. The broker reserves as much of its own deadline.
 const UNDO_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Until when steps forward may be taken for a caller who waits until `deadline`.
+/// Returns until when enrollment steps may start for a caller that waits until `deadline`.
 pub(crate) fn work_deadline(deadline: Instant) -> Instant {
     let left = deadline.saturating_duration_since(Instant::now());
     deadline - UNDO_TIMEOUT.min(left / 3)
 }
 
-/// Why an enrollment is given up before its time is over.
+/// The reason why an enrollment is cancelled before its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
-    /// Nobody waits for it any more.
+    /// The caller does not wait for it any more.
     CallerGone,
-    /// Something else happened to the pod that must not wait.
+    /// A command for the pod arrived that must not queue behind it.
     Interrupted,
 }
 
@@ -46,17 +46,17 @@ impl From<CancelReason> for Failure {
     }
 }
 
-/// The time that an enrollment has, and what ends it earlier.
+/// The deadlines, cancellation and permit of an enrollment.
 pub struct EnrollContext<'a> {
-    /// When its caller stops waiting.
+    /// When the caller stops waiting.
     pub deadline: Instant,
-    /// Until when steps forward may begin.
+    /// Until when steps may start.
     pub work_deadline: Instant,
-    /// Resolves when it is to be given up.
+    /// Resolves when the enrollment is to be cancelled.
     pub cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
-    /// The right to work; what nobody waits for needs none.
+    /// The permit of an ADD; an enrollment in the background needs none.
     pub permit: Option<Permit>,
-    /// What the time goes into.
+    /// Measures how long each phase takes.
     pub phases: Phases,
 }
 
@@ -69,7 +69,7 @@ impl std::fmt::Debug for EnrollContext<'_> {
 }
 
 impl<'a> EnrollContext<'a> {
-    /// One that nobody waits for.
+    /// Creates the context of an enrollment without a waiting caller.
     pub fn background(
         deadline: Instant,
         cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
@@ -83,7 +83,7 @@ impl<'a> EnrollContext<'a> {
         }
     }
 
-    /// Takes the turn up again that was laid down.
+    /// Takes the permit again that was released while waiting for ztunnel.
     async fn reacquire_permit(&mut self) -> Result<(), Failure> {
         let Some(permit) = &mut self.permit else {
             return Ok(());
@@ -95,7 +95,7 @@ impl<'a> EnrollContext<'a> {
         }
     }
 
-    /// No step forward starts for a caller who is gone or out of time.
+    /// Fails if the caller is gone or no step may start any more.
     fn check_deadline(&mut self) -> Result<(), Failure> {
         if let Some(reason) = self.cancelled.as_mut().now_or_never() {
             return Err(reason.into());
@@ -111,12 +111,12 @@ impl<'a> EnrollContext<'a> {
 }
 
 impl Pipeline {
-    /// Writes down that steps follow. What stands in the mesh stays written down as that: only its order changes. Tells
-    /// the broker's run where the pod is to be handed to it.
+    /// Checkpoints that an enrollment starts. The intent of a pod that is in the mesh stays and only its revision
+    /// changes. Returns the broker's instance if the pod needs a workload.
     ///
     /// # Errors
     ///
-    /// When a service is not ready, or nothing can be written; then the record is as it was.
+    /// If a service is not ready or the checkpoint cannot be written; the record is unchanged then.
     pub fn begin(&self, record: &mut Record) -> Result<Option<Arc<str>>, Failure> {
         let broker = self.broker_for(record.redirection.enrollment())?;
         let mut begun = record.clone();
@@ -129,12 +129,12 @@ impl Pipeline {
         Ok(broker)
     }
 
-    /// Puts a sandbox into the mesh, whatever of it is there already. If that fails, what was not there before is taken
-    /// back; a pod that `stood` in the mesh, leaving it or not, keeps what it has.
+    /// Enrolls a sandbox, whatever is in place already. If that fails, what was added is undone, except for a pod that
+    /// was in the mesh before (`stood` is its intent): that keeps what it has.
     ///
     /// # Errors
     ///
-    /// As the first step that failed says, with what could not be undone.
+    /// The failure of the first step that failed, with what could not be undone.
     pub async fn enroll(
         &self,
         broker: Option<&str>,
@@ -192,7 +192,7 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Gives the workload to ztunnel, and waits until one has it.
+    /// Sends the workload to ztunnel and waits until one acknowledges it.
     async fn add_to_ztunnel(
         &self,
         broker: &str,
@@ -202,11 +202,11 @@ impl Pipeline {
     ) -> Result<(), Failure> {
         let began = Instant::now();
         let workload = workload_of(record);
-        // The wait for a ztunnel is nobody's work.
+        // Waiting for ztunnel is not work of this node.
         if let Some(permit) = &mut context.permit {
             permit.release();
         }
-        // The broker keeps its own reserve of this deadline. A call that is dropped it undoes by itself.
+        // The broker reserves time for undoing by itself, and undoes a call that is dropped.
         let add = self
             .clients
             .add_workload(broker, &workload, context.deadline);
@@ -218,8 +218,8 @@ impl Pipeline {
         context.reacquire_permit().await
     }
 
-    /// Takes back whatever an enrollment left, in reverse. Tells what could not be taken back; while there is any, the
-    /// sandbox stays written down as one of which something may be in place.
+    /// Undoes an enrollment in reverse order and returns what could not be undone. While anything is left, the record
+    /// keeps saying that something may be in place.
     pub async fn undo(&self, record: &mut Record, log: &mut Timeline) -> Vec<String> {
         let deadline = Instant::now() + UNDO_TIMEOUT;
         let mut failures = Vec::new();
@@ -244,7 +244,7 @@ impl Pipeline {
         failures
     }
 
-    /// Removes all rules. A restarted netconfig holds no claim: then the netns is claimed once more for it.
+    /// Removes all rules. A restarted netconfig has no claim, so the netns is claimed again for it.
     pub(super) async fn remove_rules(
         &self,
         record: &Record,
@@ -270,7 +270,7 @@ impl Pipeline {
         }
     }
 
-    /// Writes down that nothing is in place.
+    /// Checkpoints that nothing is in place.
     pub(super) fn mark_out(&self, record: &mut Record) -> Result<(), Failure> {
         record.intent = Intent::Out;
         record.netns_id = None;

@@ -1,4 +1,4 @@
-//! The netns of a pod that no verb was seen for, and of one that was found so before.
+//! Finds the netns of a pod for which no ADD was received, and finds it again later.
 
 use inpod_types::{Failure, NetworkName, Reason};
 use tokio::time::Instant;
@@ -7,11 +7,11 @@ use super::{Pipeline, deadline_in, expected_netns};
 use crate::checkpoint::Record;
 
 impl Pipeline {
-    /// Looks for a sandbox's netns. What is found is another sandbox of the same pod, named after a container of it.
+    /// Searches for a pod's netns. Returns the record of the sandbox found, which is named after one of its containers.
     ///
     /// # Errors
     ///
-    /// As netconfig says; `NETNS_NOT_FOUND` without a question where no address is known to prove it by.
+    /// netconfig's failure, or `NETNS_NOT_FOUND` at once if no address is known to verify the netns by.
     pub async fn find(&self, record: &Record, deadline: Instant) -> Result<Record, Failure> {
         if record.addresses.is_empty() {
             let message = format!("no address of pod {} is known", record.pod);
@@ -32,12 +32,8 @@ impl Pipeline {
         })
     }
 
-    /// The netns of a sandbox that was found by a process which has ended since: others may be in it. It keeps its
-    /// name. Tells whether it is still there.
-    ///
-    /// # Errors
-    ///
-    /// As netconfig says.
+    /// Searches again for the netns of a sandbox that was found through a process which has ended since: other
+    /// processes may still be in it. The sandbox keeps its name. Returns whether the netns still exists.
     pub(super) async fn locate_again(&self, record: &mut Record) -> Result<bool, Failure> {
         if record.sandbox.network_name != NetworkName::default() {
             return Ok(false);

@@ -1,4 +1,4 @@
-//! The end of a sandbox, and its survival of a restarted netconfig.
+//! Detects the end of a sandbox, and claims sandboxes again for a restarted netconfig.
 
 use inpod_types::{Failure, Reason};
 
@@ -8,36 +8,36 @@ use crate::{
     timeline::Timeline,
 };
 
-/// What runs in a sandbox.
+/// What is left in a sandbox's netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetnsState {
-    /// Its netns is no more, or nothing leads to it.
+    /// The netns does not exist any more or cannot be reached.
     Gone,
     /// No process is in it.
     Empty,
     /// Only the sandbox's own process, which holds the netns for the containers.
     SandboxOnly,
-    /// Containers run.
+    /// Container processes run in it.
     InUse,
 }
 
-/// What became of a sandbox that was claimed again.
+/// The result of claiming a sandbox again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaimed {
-    /// Everything is in place.
+    /// Everything was in place.
     Intact,
-    /// Something was not, and is again.
+    /// Something was missing or changed, and is repaired.
     Repaired,
-    /// The sandbox is no more.
+    /// The sandbox does not exist any more.
     Gone,
 }
 
 impl Pipeline {
-    /// What runs in a sandbox. Looks through its claim, or without one at its path; claims nothing.
+    /// Inspects a sandbox's netns through its claim or, without one, at its path. Claims nothing.
     ///
     /// # Errors
     ///
-    /// When netconfig is not there, or cannot tell.
+    /// If netconfig is unavailable or cannot tell.
     pub async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(NetnsState::Gone);
@@ -65,11 +65,11 @@ impl Pipeline {
         })
     }
 
-    /// Forgets a sandbox that has ended, everywhere. Its rules end with its netns.
+    /// Forgets an ended sandbox everywhere. Its rules ended with its netns.
     ///
     /// # Errors
     ///
-    /// When one of the services could not be told.
+    /// If a service could not be reached.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if record.intent.has_effects() || record.netns_id.is_some() {
             let workload = self.remove_workload(record, deadline_in(2));
@@ -80,11 +80,7 @@ impl Pipeline {
         Ok(self.checkpoint.remove(&record.sandbox)?)
     }
 
-    /// Claims a sandbox's netns again for a restarted netconfig and mends its rules.
-    ///
-    /// # Errors
-    ///
-    /// As netconfig says.
+    /// Claims a sandbox's netns again after a restart of netconfig, and repairs its rules.
     pub async fn reclaim(
         &self,
         record: &mut Record,
@@ -130,7 +126,7 @@ impl Pipeline {
                 differences.join("; ")
             ));
         }
-        // What is whole counts from now on, also where it is not what was written down: the netns may have changed.
+        // Intact rules count even if their fingerprint differs from the recorded one: the netns may have changed.
         let applied = record.intent.fingerprint();
         if applied.is_some_and(|applied| applied != fingerprint) {
             record.intent = Intent::Enrolled { fingerprint };
@@ -144,7 +140,7 @@ impl Pipeline {
     }
 }
 
-/// Whether a netns is known to be no more.
+/// Returns whether a failure shows that a netns does not exist any more.
 fn is_gone(reason: Reason) -> bool {
     matches!(
         reason,

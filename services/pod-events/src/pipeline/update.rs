@@ -1,4 +1,4 @@
-//! Other rules for a pod that stays in the mesh.
+//! Updates a pod that stays in the mesh.
 
 use inpod_types::Failure;
 
@@ -9,12 +9,12 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Applies a record's redirection in its claimed netns and writes it down. Rules that were applied and not written
-    /// down are found to differ by whoever verifies next, and go back.
+    /// Applies a record's redirection in its claimed netns and checkpoints it. If the checkpoint fails, the next
+    /// verification finds the new rules to differ and reverts them.
     ///
     /// # Errors
     ///
-    /// As netconfig says; then the rules are what they were.
+    /// netconfig's failure; the rules are unchanged then.
     pub async fn update(&self, record: Record, log: &mut Timeline) -> Result<Record, Failure> {
         let began = tokio::time::Instant::now();
         let fingerprint = self.clients.apply(&record, deadline_in(5)).await?;
@@ -27,12 +27,12 @@ impl Pipeline {
         Ok(updated)
     }
 
-    /// Has ztunnel told of a workload once more that it was told of before, as if for the first time.
+    /// Sends a workload to ztunnel again as if it were new.
     ///
     /// # Errors
     ///
-    /// As the broker says, or with a passing reason when something else comes first: the wait for a ztunnel is given up
-    /// then. The workload may not be in the desired set: to be called again until it succeeds.
+    /// The broker's failure, or a transient reason if a command for the pod cancels the wait for ztunnel. The workload
+    /// may be missing from the desired set then: the call has to be repeated until it succeeds.
     pub async fn readd_workload(
         &self,
         record: &mut Record,
@@ -42,7 +42,7 @@ impl Pipeline {
         let broker = self.broker()?;
         let began = tokio::time::Instant::now();
         let removal = self.revisions.next();
-        // Later than the removal, also for a set that is sent after a crash.
+        // Later than the removal, also in a set that is sent after a crash.
         record.revision = self.revisions.next();
         self.checkpoint.write(record)?;
         let (clients, sandbox) = (&self.clients, &record.sandbox);

@@ -1,4 +1,5 @@
-//! Out of the mesh while the pod runs: peers first, then new connections, then the rest.
+//! Withdraws a pod that keeps running: first it is announced to peers, then new connections bypass the mesh, then
+//! the rest is removed.
 
 use inpod_proto::netconfig::v1::RemovePhase;
 use inpod_types::Failure;
@@ -12,22 +13,14 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Writes down that peers are to be told that the pod leaves.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be written.
+    /// Checkpoints that the pod's withdrawal is to be announced to peers.
     pub fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         log.note("leaving: peers are told");
         record.intent = Intent::Announcing;
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Writes down that peers were told that the pod leaves.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be written.
+    /// Checkpoints that the withdrawal is announced and peers are learning of it.
     pub fn start_propagation(
         &self,
         record: &mut Record,
@@ -40,11 +33,7 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Lets new connections go direct.
-    ///
-    /// # Errors
-    ///
-    /// As netconfig says.
+    /// Stops capturing new connections.
     pub async fn drain(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         let flows = self
             .clients
@@ -57,11 +46,8 @@ impl Pipeline {
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Takes the rest away once no captured connection is left, or at once. Tells whether it is done.
-    ///
-    /// # Errors
-    ///
-    /// As the services say.
+    /// Removes the remaining state once no captured connection is left, or at once if overdue. Returns
+    /// whether it is done.
     pub async fn finish(
         &self,
         record: &mut Record,
@@ -82,14 +68,14 @@ impl Pipeline {
         Ok(true)
     }
 
-    /// Takes workload, rules and claim of a sandbox away, which lives on. The rules of a pod with a sidecar stay: its
-    /// proxy is in it, and without them its traffic would go around that in plain text.
+    /// Removes workload, rules and claim of a sandbox that keeps running. The rules of a pod with a sidecar stay: the
+    /// proxy is in the pod, and without the rules its traffic would bypass the proxy in plain text.
     ///
     /// # Errors
     ///
-    /// As the services say; what is left is tried again by calling again.
+    /// The failure of the first step that failed. Calling again resumes with what is left.
     pub async fn withdraw_now(&self, record: &mut Record) -> Result<(), Failure> {
-        // Rules that point at a closed port refuse connections.
+        // Rules that redirect to a closed port make connections fail, so they go before the listeners.
         if !record.redirection.is_sidecar() {
             self.remove_rules(record, deadline_in(5)).await?;
         }
@@ -100,12 +86,8 @@ impl Pipeline {
         self.mark_out(record)
     }
 
-    /// Leaves the redirection to a sidecar where it is and looks after it no more: its claim goes. What another netns at
-    /// its path would be told by stays written down.
-    ///
-    /// # Errors
-    ///
-    /// As netconfig says, or when it cannot be written.
+    /// Keeps the redirection to a sidecar but stops managing it: the claim is released. The netns stays recorded with
+    /// its identity, so that another netns at the same path is told apart later.
     pub async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         self.clients
             .release(&record.sandbox, deadline_in(5))

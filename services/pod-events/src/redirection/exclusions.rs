@@ -1,4 +1,5 @@
-//! What a pod asks to be left alone, parsed by the rules of `netconfig.v1.Exclusions`: what is here netconfig takes.
+//! The traffic that a pod excludes from capture, parsed by the rules of `netconfig.v1.Exclusions`, so
+//! that netconfig accepts it.
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, num::NonZeroU16, str::FromStr};
 
@@ -6,42 +7,39 @@ use inpod_proto::netconfig::v1 as wire;
 use inpod_types::{keys, lists, parse_address};
 use serde::{Deserialize, Serialize};
 
-/// How many entries a list may have (`netconfig.v1.Exclusions`).
+/// The limit of a list's entries (`netconfig.v1.Exclusions`).
 const MAX_ENTRIES: usize = 64;
 
-/// ztunnel's own port, which is never captured and may not be named (`netconfig.v1.Exclusions`).
+/// The port of ztunnel, which is never captured and may not be listed (`netconfig.v1.Exclusions`).
 const HBONE_PORT: u16 = 15008;
 
-/// What is left alone.
+/// Ports and networks that are not captured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exclusions {
-    /// TCP ports of destinations outside.
+    /// TCP ports of destinations.
     pub outbound_ports: BTreeSet<NonZeroU16>,
-    /// Networks outside.
+    /// Networks of destinations.
     pub outbound_cidrs: BTreeSet<Network>,
     /// TCP ports of the pod.
     pub inbound_ports: BTreeSet<NonZeroU16>,
-    /// Networks of clients.
     pub inbound_cidrs: BTreeSet<Network>,
 }
 
-/// An annotation that does not say what it should.
+/// A malformed annotation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: {why}")]
 pub struct Malformed {
-    /// Its name.
     pub annotation: &'static str,
-    /// The rule that it breaks.
     pub why: String,
 }
 
 impl Exclusions {
-    /// From a pod's annotations. What stands in a list twice is in it once.
+    /// Parses a pod's annotations. Duplicate entries are merged.
     ///
     /// # Errors
     ///
-    /// When a list holds what is no port or network, the inbound ports hold 15008, or a list is too long.
+    /// If an entry is not a port or network, the inbound ports contain 15008, or a list is too long.
     pub fn from_annotations<'a>(
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {
@@ -64,7 +62,7 @@ impl Exclusions {
         Ok(exclusions)
     }
 
-    /// Each list that says something, as `(annotation, text)`.
+    /// Returns the lists that are not empty, as `(annotation, text)`.
     pub fn texts(&self) -> impl Iterator<Item = (&'static str, String)> {
         let lists = [
             (keys::EXCLUDE_OUTBOUND_PORTS, joined(&self.outbound_ports)),
@@ -89,7 +87,7 @@ impl From<&Exclusions> for wire::Exclusions {
     }
 }
 
-/// A network: an address without host bits, and the length of its prefix.
+/// A network: an address without host bits and a prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Network {
@@ -98,19 +96,18 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network of an address by the length of its prefix; `None` where no address is that long.
+    /// Returns the network of an address. `None` if the prefix is longer than the address.
     pub(super) fn around(address: IpAddr, bits: u8) -> Option<Self> {
         let address = lists::masked(address, bits)?;
         Some(Self { address, bits })
     }
 
-    /// One address.
+    /// Returns the network of a single address.
     pub(super) fn only(address: IpAddr) -> Self {
         let bits = if address.is_ipv4() { 32 } else { 128 };
         Self { address, bits }
     }
 
-    /// Whether an address is in it.
     pub(super) fn contains(self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4()
             && Self::around(address, self.bits) == Some(self)
@@ -162,7 +159,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// Digits alone: no sign.
+/// Parses digits without a sign.
 fn number(text: &str) -> Option<u16> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
@@ -183,7 +180,7 @@ fn list<'a, T: Ord>(
     let entries = entries.map(str::trim).filter(|entry| !entry.is_empty());
     let mut parsed = BTreeSet::new();
     for entry in entries {
-        // As much of it as is worth telling: an error travels in headers, which have a bound.
+        // Errors travel in headers of limited size.
         let excerpt: String = entry.chars().take(64).collect();
         parsed.insert(parse(entry).map_err(|why| malformed(format!("{excerpt:?} {why}")))?);
         if parsed.len() > MAX_ENTRIES {

@@ -1,16 +1,15 @@
-//! What pods may ask for that takes traffic past ztunnel: the node says it (setting `pods_may`), or the namespace
-//! (annotation `inpod.io/allow`). Nobody else is asked.
+//! Permissions for settings that let traffic bypass ztunnel. Only the node (setting `pods_may`) and the namespace
+//! (annotation `inpod.io/allow`) grant them.
 
 use std::str::FromStr;
 
 use inpod_types::keys;
 
-/// One thing that a pod may not do by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// Leave ports and networks alone.
+    /// Exclude ports and networks from capture.
     Exclude,
-    /// Let connections from before the enrollment go on as they are.
+    /// Keep connections from before the enrollment uncaptured.
     KeepExisting,
 }
 
@@ -30,7 +29,6 @@ impl FromStr for Permission {
     }
 }
 
-/// What is permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Permissions {
     exclude: bool,
@@ -38,13 +36,12 @@ pub struct Permissions {
 }
 
 impl Permissions {
-    /// From an annotation's text. A word that is none permits nothing.
+    /// Parses an annotation. Unknown names permit nothing.
     pub fn parse(text: &str) -> Self {
         let names = text.split(',').map(str::trim);
         names.filter_map(|name| name.parse().ok()).collect()
     }
 
-    /// Whether something is permitted.
     pub fn include(self, permission: Permission) -> bool {
         match permission {
             Permission::Exclude => self.exclude,
@@ -52,7 +49,7 @@ impl Permissions {
         }
     }
 
-    /// What either permits.
+    /// Returns the union of both.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -61,7 +58,7 @@ impl Permissions {
         }
     }
 
-    /// The words, with commas between them.
+    /// Returns the names, separated by commas.
     pub fn names(self) -> String {
         let names = [
             (self.exclude, keys::ALLOW_EXCLUDE),

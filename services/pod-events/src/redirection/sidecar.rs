@@ -1,5 +1,6 @@
-//! The redirection to a proxy in the pod, read from the pod's annotations as Istio's plugin reads them
-//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). What is kept of its quirks and what is not stands in `services/docs/sidecars.md`.
+//! The redirection to a proxy in the pod, parsed from the pod's annotations like Istio's plugin does
+//! (services/docs/facts/istio-sidecar.md, 3.3 and 3.4). Which of its quirks are kept and which are
+//! not stands in `services/docs/sidecars.md`.
 
 mod lists;
 mod node;
@@ -15,63 +16,55 @@ use lists::{all_or, excluded_inbound, interfaces, joined, networks, ports};
 
 pub use node::{Group, Loopback, OwnerGroups, Sidecars};
 
-/// What is not captured outbound where the pod says nothing (3.4).
+/// The default of the excluded outbound ports (services/docs/facts/istio-sidecar.md, 3.4).
 const OUTBOUND_DEFAULT: &str = "15020";
 
-/// What a pod's proxy says of itself by how it is started.
+/// The settings of the proxy's container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proxy {
-    /// The user that it runs as.
     pub uid: u32,
-    /// The group that it runs as.
     pub gid: u32,
-    /// Whether it resolves names for the pod.
+    /// Whether it serves DNS for the pod.
     pub dns: bool,
-    /// Whether packets that belong to no connection are dropped.
+    /// Whether packets in conntrack state INVALID are dropped.
     pub drop_invalid: bool,
 }
 
-/// Some of a kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Selection<T: Ord> {
-    /// All.
     All,
-    /// These alone.
     These(BTreeSet<T>),
 }
 
-/// How a pod's traffic is led to its proxy.
+/// The redirection of a pod's traffic to its proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sidecar {
-    /// The proxy.
     pub proxy: Proxy,
-    /// How inbound TCP is captured.
     pub inbound: Inbound,
-    /// Which TCP ports of the pod are captured.
+    /// The captured TCP ports of the pod.
     pub inbound_ports: Selection<NonZeroU16>,
-    /// TCP ports of the pod that are not captured where all others are.
+    /// TCP ports of the pod that are not captured when all others are.
     pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
-    /// Which networks outside are captured.
+    /// The captured networks of destinations.
     pub outbound_networks: Selection<Network>,
-    /// Networks outside that are not captured.
     pub excluded_outbound_networks: BTreeSet<Network>,
-    /// TCP ports outside that are captured whatever their network.
+    /// TCP ports of destinations that are captured whatever the network.
     pub outbound_ports: BTreeSet<NonZeroU16>,
-    /// Ports outside to which nothing is captured.
     pub excluded_outbound_ports: BTreeSet<NonZeroU16>,
-    /// Interfaces by which nothing is captured.
+    /// Interfaces whose traffic is not captured.
     pub excluded_interfaces: BTreeSet<String>,
-    /// Interfaces whose arriving TCP is taken for outbound.
+    /// Interfaces whose incoming TCP is treated as outbound.
     pub virtual_interfaces: BTreeSet<String>,
 }
 
 impl Sidecar {
-    /// From a pod's annotations, in the order in which Istio's plugin reads them: the first that is malformed is named.
+    /// Parses a pod's annotations in the order of Istio's plugin, so that the same one is reported
+    /// if several are malformed.
     ///
     /// # Errors
     ///
-    /// When an annotation does not say what it should.
+    /// If an annotation is malformed.
     pub fn from_annotations<'a>(
         proxy: Proxy,
         text: impl Fn(&'static str) -> Option<&'a str>,
@@ -87,7 +80,7 @@ impl Sidecar {
         let excluded_outbound_ports = ports(outbound)?;
         let outbound_ports = ports(value(keys::SIDECAR_INCLUDE_OUTBOUND_PORTS, ""))?;
         let excluded_interfaces = interfaces(value(keys::SIDECAR_EXCLUDE_INTERFACES, ""))?;
-        // One that is there and empty counts as said.
+        // An empty annotation overrides the older one, too.
         let virtual_interfaces = match text(keys::REROUTE_VIRTUAL_INTERFACES) {
             Some(names) => interfaces((keys::REROUTE_VIRTUAL_INTERFACES, names))?,
             None => interfaces(value(keys::SIDECAR_KUBEVIRT_INTERFACES, ""))?,
@@ -106,8 +99,8 @@ impl Sidecar {
         })
     }
 
-    /// What of the pod's traffic its annotations keep from the proxy, as `(annotation, text)`. What is never captured is
-    /// not told.
+    /// Lists what the pod's annotations exclude from the redirection, as `(annotation, text)`. Ports that are never
+    /// captured are left out.
     pub fn exclusions(&self) -> impl Iterator<Item = (&'static str, String)> {
         let other_than = |ports: &BTreeSet<NonZeroU16>, implied: &[u16]| {
             let others = ports.iter().filter(|port| !implied.contains(&port.get()));
@@ -130,7 +123,7 @@ impl Sidecar {
         lists.into_iter().filter(|(_, text)| !text.is_empty())
     }
 
-    /// What alone of the pod's traffic its annotations lead to the proxy, as `(annotation, text)`.
+    /// Lists the annotations that limit the redirection to some ports or networks, as `(annotation, text)`.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, String)> {
         let lists = [
             (
@@ -147,7 +140,7 @@ impl Sidecar {
             .filter_map(|(name, text)| Some((name, text?)))
     }
 
-    /// What it comes to, name and value, for people.
+    /// Describes the redirection for operators, as name and value.
     pub fn describe(&self) -> Vec<(String, String)> {
         let Proxy {
             uid,
@@ -199,7 +192,7 @@ impl Sidecar {
         lists.into_iter().map(named).collect()
     }
 
-    /// The whole redirection, on a node with these settings.
+    /// Returns the complete redirection on a node with these settings.
     pub fn to_wire(&self, node: &Capture) -> wire::SidecarRedirection {
         let numbers =
             |ports: &BTreeSet<NonZeroU16>| ports.iter().map(|it| it.get().into()).collect();
@@ -246,7 +239,7 @@ impl Sidecar {
 }
 
 impl<T: Ord + std::fmt::Display> Selection<T> {
-    /// `None`: none; `Some(None)`: all; else which.
+    /// Returns `None` if nothing is selected, `Some(None)` if everything is, or else the selected entries.
     fn listed(&self) -> Option<Option<&BTreeSet<T>>> {
         match self {
             Self::All => Some(None),
@@ -254,7 +247,7 @@ impl<T: Ord + std::fmt::Display> Selection<T> {
         }
     }
 
-    /// Which, with commas between them; `None` where it is all.
+    /// Returns the entries separated by commas; `None` if everything is selected.
     fn text(&self) -> Option<String> {
         match self {
             Self::All => None,

@@ -81,7 +81,7 @@ fn what_needs_a_permission_is_granted_by_the_namespace_or_the_node_or_left_out()
         let ports = asked.exclusions.map(|it| it.outbound_ports);
         assert_eq!(ports, excludes.then(|| vec![5432]), "{namespace} {node}");
         assert_eq!(asked.keep_existing_connections, keeps, "{namespace} {node}");
-        // Nobody has to permit this.
+        // This needs no permission.
         assert!(!asked.dns_capture);
     }
 }

@@ -1,4 +1,4 @@
-//! What ran on this node before us.
+//! Adoption of the pods that ran on this node before inpod.
 
 use std::time::Duration;
 
@@ -14,20 +14,18 @@ use crate::{
     task::{Command, Shared},
 };
 
-/// How long the pods of before are looked for, all together. A search reads about every process of the node: what is
-/// not found by then ztunnel is asked to keep, and it is looked for again later.
+/// The time limit of all searches together, as each reads about every process of the node. For pods that are not found
+/// by then, ztunnel is told to keep what it has, and they are searched again later.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many searches are made at once.
 const MAX_CONCURRENT_SEARCHES: usize = 4;
 
 impl Registry {
-    /// Writes down the pods that may be in the mesh although no verb was seen for them, with their netns as far as
-    /// those are found.
+    /// Records the pods that may be in the mesh although no ADD was received for them, with their netns if it is found.
     ///
     /// # Errors
     ///
-    /// When one cannot be written down.
+    /// If a record cannot be written.
     pub(crate) async fn adopt(&self) -> Result<(), Failure> {
         let until = Instant::now() + SEARCH_TIMEOUT;
         let unrecorded_pods = self.unrecorded_pods();
@@ -51,7 +49,7 @@ impl Registry {
     async fn adopt_pod(&self, key: PodKey, until: Instant) -> Result<(), Failure> {
         let (reply, answer) = oneshot::channel();
         self.dispatch(&key, Command::Adopt(until, reply));
-        // A task that has ended had nothing to write down.
+        // A task that has ended had nothing to record.
         answer.await.unwrap_or(Ok(()))
     }
 
@@ -65,10 +63,11 @@ impl Registry {
     }
 }
 
-/// A pod without an address has no network yet, and its ADD is to come.
+/// Returns whether another agent may have enrolled the pod. A pod without an address has no network yet, and its ADD
+/// is still to come.
 fn may_be_enrolled(shared: &Shared, pod: &Pod) -> bool {
     let wanted = || shared.decide(pod).enrollment == Enrollment::Ambient && !shared.is_disabled();
-    // A pod with a sidecar is found without ztunnel knowing of it.
+    // Discovery finds a pod with a sidecar, and ztunnel has nothing to keep for it.
     let sidecar = shared.decide(pod).enrollment == Enrollment::Sidecar;
     let can = !pod.terminal && !pod.host_network && !sidecar;
     can && (pod.is_redirected() || (!pod.addresses.is_empty() && wanted()))

@@ -1,4 +1,5 @@
-//! Which pods have a sandbox of a container: a verb names the sandbox alone, and must not cost more with each pod.
+//! An index of pods by container. A CNI request names only the sandbox, and finding its pod must not cost
+//! more with each pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,8 +10,8 @@ use inpod_types::{ContainerId, SandboxRef};
 
 use crate::{checkpoint::Record, source::PodKey};
 
-/// The pods by the containers of their sandboxes. By containers, as a record may be meant by another network's verb
-/// too (see [`Record::matches_request`]), but never by another container's.
+/// The pods by the containers of their sandboxes. Not by sandbox, as a record may match requests of another network
+/// (see [`Record::matches_request`]), but never those of another container.
 #[derive(Debug, Default)]
 pub struct Owners(Mutex<BTreeMap<ContainerId, BTreeSet<PodKey>>>);
 
@@ -19,7 +20,7 @@ impl Owners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A pod has these sandboxes now, in place of those.
+    /// Replaces the sandboxes of a pod.
     pub(crate) fn replace(&self, key: &PodKey, before: &[Record], now: &[Record]) {
         let mut owners = self.lock();
         for Record { sandbox, .. } in before {
@@ -44,7 +45,7 @@ impl Owners {
         }
     }
 
-    /// The pods that may have a sandbox: those that have one of its container.
+    /// Returns the pods that have a sandbox of the same container.
     pub(crate) fn candidates(&self, sandbox: &SandboxRef) -> BTreeSet<PodKey> {
         let owners = self.lock();
         owners

@@ -1,4 +1,4 @@
-//! What is known of the pods by their tasks.
+//! Queries of the tasks' state.
 
 use std::{collections::BTreeMap, sync::PoisonError};
 
@@ -8,7 +8,7 @@ use super::{Handle, Registry};
 use crate::{checkpoint::Record, source::PodKey, task::View};
 
 impl Registry {
-    /// The pod of a sandbox.
+    /// Returns the pod of a sandbox.
     pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {
@@ -21,14 +21,12 @@ impl Registry {
         pods.find(|key| tasks.running.get(key).is_some_and(holds))
     }
 
-    /// The record of a sandbox.
     pub fn record(&self, sandbox: &SandboxRef) -> Option<Record> {
         let view = self.view(&self.owner(sandbox)?)?;
         let mut records = view.records.into_iter();
         records.find(|record| record.matches_request(sandbox))
     }
 
-    /// Every record.
     pub fn records(&self) -> Vec<Record> {
         self.views()
             .into_values()
@@ -36,7 +34,6 @@ impl Registry {
             .collect()
     }
 
-    /// The recorded sandboxes of a network.
     pub fn sandboxes_of(&self, network: &NetworkName) -> Vec<SandboxRef> {
         let sandboxes = self.records().into_iter().map(|record| record.sandbox);
         sandboxes
@@ -44,7 +41,7 @@ impl Registry {
             .collect()
     }
 
-    /// Every pod that has a task, as people see it.
+    /// Returns the views of all pods that have a task.
     pub fn views(&self) -> BTreeMap<PodKey, View> {
         self.tasks()
             .running
@@ -53,12 +50,11 @@ impl Registry {
             .collect()
     }
 
-    /// Every pod that has a task.
     pub(crate) fn keys(&self) -> Vec<PodKey> {
         self.tasks().running.keys().cloned().collect()
     }
 
-    /// How many pods with a task there are of each kind.
+    /// Counts the pods that have a task by kind.
     pub(crate) fn count<K: Ord>(&self, kind: impl Fn(&View) -> K) -> BTreeMap<K, u64> {
         let mut counts = BTreeMap::new();
         for handle in self.tasks().running.values() {
@@ -68,7 +64,7 @@ impl Registry {
         counts
     }
 
-    /// A pod, as people see it, also for a while after it has failed for good.
+    /// Returns a pod's view. That of a pod which failed for good stays available for a while.
     pub fn view(&self, key: &PodKey) -> Option<View> {
         let tasks = self.tasks();
         let failed = || {

@@ -1,4 +1,4 @@
-//! What happened while nobody listened goes to the tasks, too, in the order of its telling.
+//! Forwards events that happened while pod-events was away to the tasks, in the order of their spooling.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::{
     task::{Command, OfflineAdd, ReplayOutcome},
 };
 
-/// How long a task may be busy with something else. What it has not heard then it is told again.
+/// How long a task may be busy with other work. An event that it has not handled by then is replayed later.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Registry {
-    /// A sandbox ended, and nobody was told. Waits until that is written down, and for nothing else.
+    /// Replays the end of a sandbox. Waits until it is recorded, and for nothing else.
     pub async fn replay_delete(&self, sandbox: &SandboxRef) -> ReplayOutcome {
         let Some(key) = self.owner(sandbox) else {
             return ReplayOutcome::Done;
@@ -25,7 +25,7 @@ impl Registry {
         await_reply(answer).await
     }
 
-    /// A pod was let through, and nobody was told. Waits until that is written down, and for nothing else.
+    /// Replays the admission of a pod. Waits until it is recorded, and for nothing else.
     pub async fn replay_add(&self, key: &PodKey, admitted: OfflineAdd) -> ReplayOutcome {
         let (reply, answer) = oneshot::channel();
         self.dispatch(key, Command::ReplayAdd(admitted, reply));

@@ -1,7 +1,7 @@
-//! A pod's task that came to an end by a defect: another takes its place, with what was written down of the pod.
+//! Restarts a pod's task after a panic, from what is checkpointed of the pod.
 //!
-//! It is one pod's affair, and the others go on. Whoever asks something of the pod has a new task at once
-//! ([`Registry::ask`]); where nobody does, the pod would not be looked after, and nobody would know.
+//! Only that pod is affected. A command for the pod starts a new task at once ([`Registry::dispatch`]); without a
+//! command the pod would go unmanaged and unnoticed.
 
 use std::{panic::AssertUnwindSafe, time::Duration};
 
@@ -11,14 +11,14 @@ use tokio::{sync::oneshot, time::sleep};
 use super::Registry;
 use crate::{source::PodKey, task::Command};
 
-/// How long a pod is left alone then: what made its task fail may do so again.
+/// How long to wait before the restart: what made the task panic may do so again.
 const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 impl Registry {
-    /// Has a pod's task run to its end, and the pod looked after where that end is no good one.
+    /// Runs a pod's task, and restarts it after a delay if it panics.
     pub(super) fn supervise(&self, key: PodKey, task: impl Future<Output = ()> + Send + 'static) {
         let registry = self.clone();
-        // Nothing of the task is looked at after its end: its view is replaced with what is written down.
+        // Unwind safe, because no state of the task is used after a panic: its view is rebuilt from the checkpoint.
         let task = AssertUnwindSafe(task).catch_unwind();
         tokio::spawn(async move {
             if task.await.is_err() {
@@ -30,8 +30,7 @@ impl Registry {
         });
     }
 
-    /// Has a pod's claim made sure of and the pod looked at: a netconfig may have been restarted while nobody was there
-    /// to be told.
+    /// Starts a new task, which claims again: netconfig may have been restarted while no task ran.
     fn restart(&self, key: &PodKey) {
         let (reply, _unheard) = oneshot::channel();
         self.dispatch(key, Command::Reclaim(reply));
@@ -56,7 +55,7 @@ mod tests {
         ("shop".parse().unwrap(), "web".parse().unwrap())
     }
 
-    /// A node on which a pod has a record, and where the pod's task is no more.
+    /// Creates a registry whose only pod has a record but no running task.
     async fn without_task(directory: &std::path::Path) -> Registry {
         let shared = shared(directory).await;
         let known = crate::checkpoint::Record {
@@ -74,7 +73,7 @@ mod tests {
         registry
     }
 
-    /// The containers of the pod's sandboxes, as a task shows them.
+    /// Returns the containers of the pod's sandboxes, from the view of its task.
     fn shown(registry: &Registry) -> Vec<String> {
         let view = registry.view(&web()).unwrap_or_default();
         let records = view.records.iter();

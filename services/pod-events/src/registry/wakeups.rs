@@ -1,4 +1,4 @@
-//! Which tasks are told to look again. A change costs those that it concerns, however many there are.
+//! Selects the tasks to wake. A change costs only as much as the pods that it affects.
 
 use std::{
     collections::BTreeSet,
@@ -15,11 +15,11 @@ use crate::{
     task::{Command, should_be_enrolled},
 };
 
-/// The first of all names: they begin with a lower-case letter or a digit (RFC 1123, as Kubernetes demands).
+/// Sorts before all names: they begin with a lower-case letter or a digit (RFC 1123, as Kubernetes requires).
 const FIRST_NAME: &str = "0";
 
 impl Tasks {
-    /// The tasks of one namespace's pods.
+    /// Returns the tasks of a namespace's pods.
     fn of_namespace(&self, namespace: &NamespaceName) -> impl Iterator<Item = &Handle> {
         let first = FIRST_NAME.parse::<PodName>().ok();
         let first = first.map(|first| (namespace.clone(), first));
@@ -35,8 +35,8 @@ impl Tasks {
 }
 
 impl Registry {
-    /// Has the task of every pod look again that changed or whose namespace did; all, where it is known now that
-    /// everything is known, or no more.
+    /// Wakes the tasks of all pods that changed or whose namespace changed; every task if
+    /// the source's completeness changed.
     pub(crate) fn wake_changed(&self, changes: &Changes) {
         if changes.completeness {
             return self.wake(|_| true);
@@ -52,13 +52,13 @@ impl Registry {
         }
     }
 
-    /// Has all pods looked for that are wanted in the mesh and of which nothing is recorded.
+    /// Starts a task for every pod that is to be in the mesh and has no record.
     pub(crate) fn discover_all(&self) {
         let inventory = self.shared.source.inventory();
         self.discover(inventory.pods.iter().map(|(key, _)| key));
     }
 
-    /// The same of those that changed, or whose namespace did.
+    /// Does the same for pods that changed or whose namespace changed.
     pub(crate) fn discover_changed(&self, changes: &Changes) {
         if changes.completeness || !changes.namespaces.is_empty() {
             self.discover_all();
@@ -67,8 +67,8 @@ impl Registry {
         }
     }
 
-    /// Nothing is met before what ran before us is written down, but for pods with a sidecar, which are nothing to
-    /// ztunnel and wait for netconfig alone.
+    /// Pods are discovered only after those that ran before inpod are recorded. Pods with a sidecar are exempt: they do
+    /// not matter to ztunnel and need netconfig alone.
     fn discover<'a>(&self, pods: impl Iterator<Item = &'a PodKey>) {
         let all = self.adopted.load(Ordering::Relaxed);
         let claims = self.shared.pipeline.broker_for(Enrollment::Sidecar).is_ok();
@@ -85,7 +85,6 @@ impl Registry {
         }
     }
 
-    /// Has the tasks of some pods look again.
     pub(crate) fn wake_pods(&self, pods: &BTreeSet<PodKey>) {
         let tasks = self.tasks();
         for handle in pods.iter().filter_map(|key| tasks.running.get(key)) {
@@ -93,7 +92,7 @@ impl Registry {
         }
     }
 
-    /// The namespaces that have a pod in the mesh, or one on its way in or out.
+    /// Returns the namespaces that have a pod in the mesh, or on its way in or out.
     pub(crate) fn namespaces_with_managed_pods(&self) -> BTreeSet<NamespaceName> {
         let tasks = self.tasks();
         let held = tasks
@@ -103,7 +102,6 @@ impl Registry {
         held.map(|((namespace, _), _)| namespace.clone()).collect()
     }
 
-    /// Whether a namespace is one of them.
     pub(crate) fn has_managed_pods(&self, namespace: &NamespaceName) -> bool {
         self.tasks().of_namespace(namespace).any(Handle::is_managed)
     }

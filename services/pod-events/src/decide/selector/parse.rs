@@ -1,4 +1,4 @@
-//! The setting as text: YAML or JSON, a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
+//! Parses the setting: YAML or JSON, a list of `{podSelector, namespaceSelector}`, each a `metav1.LabelSelector`.
 
 use std::{collections::BTreeSet, str::FromStr};
 
@@ -7,30 +7,25 @@ use serde_json::{Map, Value};
 use super::{Entry, Operator, Requirement, Selector, Selectors};
 use crate::ztunnels::{is_label, is_name};
 
-/// Why a text is no list of selectors.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidSelectors {
-    /// It cannot be read.
     #[error("setting enablement_selectors is neither YAML nor JSON: {0}")]
     Text(String),
-    /// It is no list.
     #[error(
         "setting enablement_selectors is no list of {{podSelector, namespaceSelector}}; [] lets nobody join"
     )]
     NoList,
-    /// An entry cannot be used.
     #[error("setting enablement_selectors, entry {entry}: {field}: {why}")]
     Entry {
-        /// Which, counted from 1.
+        /// Counted from 1.
         entry: usize,
-        /// The field, with its path from the entry.
+        /// The field's path within the entry.
         field: String,
-        /// What is wrong with it.
         why: String,
     },
 }
 
-/// What is wrong with a field, whose path grows on the way out.
+/// An error in a field, whose path grows while the error is passed up.
 #[derive(Debug)]
 struct FieldError {
     field: String,
@@ -146,7 +141,7 @@ fn require_empty(values: &BTreeSet<String>) -> Result<(), FieldError> {
     Err(FieldError::new("is not empty: Exists and DoesNotExist name no value").within("values"))
 }
 
-/// What a field says; what an absent one does is said by `T`. As in Go, null is absent.
+/// Parses a field. As in Go, null counts as absent, and an absent field is `T::default()`.
 fn field<T: Default>(
     fields: &Map<String, Value>,
     name: &str,

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::*;
 use crate::testing::namespace;
 
-/// A pod's selector and a namespace's, as Kubernetes has them.
+/// A pod selector and a namespace selector in Kubernetes' own types.
 type Both = (Option<LabelSelector>, Option<LabelSelector>);
 
 fn labels(all: &[(&str, &str)]) -> Labels {
@@ -58,7 +58,7 @@ fn some_labels() -> impl Strategy<Value = Labels> {
     btree_map(select(vec!["a", "b"]).prop_map(str::to_owned), value, 0..3)
 }
 
-/// The words of Kubernetes' documentation, one after the other.
+/// Evaluates a selector as Kubernetes documents it.
 fn selects(selector: Option<&LabelSelector>, labels: &Labels) -> bool {
     let Some(selector) = selector else {
         return true;
@@ -86,7 +86,7 @@ fn parsed(entries: &[Both]) -> Selectors {
     text.parse().unwrap()
 }
 
-/// All labels that the namespace `shop` could have, as far as the selectors of these tests tell them apart.
+/// Returns all labels that the namespace `shop` could have, as far as the selectors of these tests distinguish them.
 fn possible() -> Vec<Labels> {
     let values = [
         None,

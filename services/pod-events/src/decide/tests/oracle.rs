@@ -1,6 +1,7 @@
-//! Random pods, decided by the code and by a plain reading of the reference (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that
-//! shares nothing with it but the names of annotations. Where `services/docs/sidecars.md` says that something is mended it is
-//! mended here too, with the number of the quirk.
+//! Compares decisions on random pods with a plain implementation of the reference
+//! (services/docs/facts/istio-sidecar.md, 3.2 to 3.4) that shares only the names of annotations with the code.
+//! Deviations from Istio that `services/docs/sidecars.md` lists as corrected quirks are corrected here too, with the
+//! number of the quirk.
 
 mod pods;
 
@@ -20,7 +21,7 @@ use pods::pods;
 
 const TRAFFIC: &str = "traffic.sidecar.istio.io/";
 
-/// What should become of a pod, and why; of a sidecar also how, or which annotation is malformed.
+/// The expected decision on a pod, with its reason, its sidecar redirection, or its malformed annotation.
 #[derive(Debug, PartialEq)]
 enum Verdict {
     Out(&'static str),
@@ -33,7 +34,7 @@ fn text<'a>(pod: &'a Value, kind: &str, name: &str) -> Option<&'a str> {
     pod["metadata"][kind].get(name)?.as_str()
 }
 
-/// Every container, those that come first in a pod's life first.
+/// Returns all containers, init containers first.
 fn containers(pod: &Value) -> Vec<&Value> {
     let mut all = Vec::new();
     for list in ["initContainers", "containers"] {
@@ -62,7 +63,7 @@ fn is_true(pod: &Value, variable: &str) -> bool {
     ["1", "t", "T", "TRUE", "true", "True"].contains(&value)
 }
 
-/// 3.2, for a pod that an injector has marked.
+/// Implements section 3.2 for an injected pod.
 fn is_skipped(pod: &Value) -> bool {
     if containers(pod).iter().any(|it| it["name"] == "istio-init") {
         return true;
@@ -79,11 +80,10 @@ fn is_skipped(pod: &Value) -> bool {
     }
     let inject = "sidecar.istio.io/inject";
     let value = text(pod, "labels", inject).or_else(|| text(pod, "annotations", inject));
-    // Quirk 10: `False` and the like are nothing to the injector.
+    // Quirk 10: the injector ignores values like `False`.
     if value == Some("false") {
         return true;
     }
-    // Quirk 9.
     text(pod, "annotations", "sidecar.istio.io/interceptionMode") == Some("NONE")
 }
 
@@ -128,7 +128,7 @@ fn ports(pod: &Value, name: &str, default: &str) -> Result<Vec<u32>, String> {
         }
         ports.insert(number);
     }
-    // Nobody connects to it.
+    // No connection uses port 0.
     ports.remove(&0);
     if ports.len() > 64 {
         Err(name)
@@ -154,7 +154,7 @@ fn octets(address: &str) -> Option<Vec<u8>> {
     (parts.len() == 4 && octets.len() == 4).then_some(octets)
 }
 
-/// The network without what is beyond its prefix, one bit after the other.
+/// Clears the bits after the prefix one by one.
 fn network(entry: &str) -> Option<String> {
     let (address, length) = entry.split_once('/')?;
     let mut octets = octets(address)?;
@@ -234,7 +234,7 @@ fn virtual_interfaces(pod: &Value) -> Result<Vec<String>, String> {
     }
 }
 
-/// 3.4, row by row.
+/// Implements section 3.4 row by row.
 fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
     let said = |name: &str| text(pod, "annotations", &format!("{TRAFFIC}{name}"));
     let mode = "sidecar.istio.io/interceptionMode";
@@ -249,7 +249,7 @@ fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
         false => networks(pod, "includeOutboundIPRanges", "")?,
     };
     let excluded = networks(pod, "excludeOutboundIPRanges", "")?;
-    // Quirk 12: `*` is no list.
+    // Quirk 12: `*` is not a list.
     let mut not_inbound = ports(pod, "excludeInboundPorts", "15020")?;
     not_inbound.extend([15020, 15021, 15090]);
     let not_inbound: BTreeSet<u32> = not_inbound.into_iter().collect();
@@ -296,7 +296,8 @@ fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
     })
 }
 
-/// What the code says of the same pod. Networks in the oracle's order, which means nothing.
+/// Returns the code's decision on the same pod, with its networks sorted like the oracle's, as their
+/// order has no meaning.
 fn decided(pod: &Value, is_excluded: bool) -> Verdict {
     let pod: k8s::Pod = serde_json::from_value(pod.clone()).unwrap();
     let pod = Pod::try_from(pod).unwrap();

@@ -17,7 +17,7 @@ use crate::{
     testing::{capture, record},
 };
 
-/// A broker that removes at once, and whose ztunnel acknowledges nothing.
+/// A broker that removes workloads at once, and whose ztunnel never acknowledges any.
 struct Waiting;
 
 fn no_part<T>() -> Result<Response<T>, Status> {
@@ -79,7 +79,7 @@ impl ZtunnelBrokerService for Waiting {
     }
 }
 
-/// What asks that broker.
+/// Creates a pipeline that uses this broker.
 fn pipeline(directory: &Path) -> Pipeline {
     let socket = directory.join("grpc.sock");
     let listener = UnixListener::bind(&socket).unwrap();
@@ -112,7 +112,7 @@ async fn the_wait_for_a_ztunnel_is_given_up_when_something_else_of_the_pod_comes
         CancelReason::Interrupted
     };
     let told = pipeline.readd_workload(&mut record, &mut log, cancelled);
-    // The caller of a DEL has five seconds.
+    // The caller of a DEL waits five seconds.
     let told = timeout(Duration::from_secs(5), told).await;
     let failure = told.expect("it waits on").unwrap_err();
     assert_eq!(failure.reason, Reason::Starting, "{failure}");

@@ -1,4 +1,4 @@
-//! The lists in annotations of pods with a sidecar (`inpod_types::lists`), each by its annotation's name.
+//! Parses the list annotations of pods with a sidecar (`inpod_types::lists`). Errors name the annotation.
 
 use std::{collections::BTreeSet, num::NonZeroU16};
 
@@ -6,7 +6,7 @@ use inpod_types::lists::{self, InvalidList};
 
 use super::{Malformed, Network, Selection};
 
-/// An annotation and what it says.
+/// The name and value of an annotation.
 type Annotation<'a> = (&'static str, &'a str);
 
 fn named<T>(annotation: &'static str, read: Result<T, InvalidList>) -> Result<T, Malformed> {
@@ -16,7 +16,7 @@ fn named<T>(annotation: &'static str, read: Result<T, InvalidList>) -> Result<T,
     })
 }
 
-/// Everything where an annotation says `*`, else the list that it is.
+/// Parses `*` as everything, anything else as a list.
 pub(super) fn all_or<T: Ord>(
     list: impl Fn(Annotation<'_>) -> Result<BTreeSet<T>, Malformed>,
     value: Annotation<'_>,
@@ -31,7 +31,7 @@ pub(super) fn ports((annotation, text): Annotation<'_>) -> Result<BTreeSet<NonZe
     named(annotation, lists::ports(text))
 }
 
-/// With the proxy's own.
+/// Adds the proxy's own ports.
 pub(super) fn excluded_inbound(
     (annotation, text): Annotation<'_>,
 ) -> Result<BTreeSet<NonZeroU16>, Malformed> {
@@ -51,7 +51,6 @@ pub(super) fn interfaces(
     named(annotation, lists::interfaces(text))
 }
 
-/// Entries with commas between them.
 pub(super) fn joined<T: ToString>(entries: impl IntoIterator<Item = T>) -> String {
     let entries: Vec<_> = entries.into_iter().map(|entry| entry.to_string()).collect();
     entries.join(",")

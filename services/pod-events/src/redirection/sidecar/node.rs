@@ -1,5 +1,5 @@
-//! What the node's settings say for every pod with a sidecar. With Istio these are variables of the proxy's init
-//! container, and of the container runtime where a plugin takes its place (services/docs/facts/istio-sidecar.md, 3.4 and 3.5).
+//! The node's settings for pods with a sidecar. In Istio these are environment variables of the proxy's init container,
+//! or of the container runtime if the CNI plugin is used (services/docs/facts/istio-sidecar.md, 3.4 and 3.5).
 
 use std::{
     collections::BTreeSet,
@@ -13,25 +13,25 @@ use inpod_types::parse_address;
 
 use super::Network;
 
-/// How many groups may be named (`netconfig.v1.SidecarRedirection`; Istio's bound, 4.1).
+/// The limit of groups (`netconfig.v1.SidecarRedirection`; Istio's limit, services/docs/facts/istio-sidecar.md, 4.1).
 const MAX_GROUPS: usize = 64;
 
-/// The address from which the proxy calls the application, and to which validation connects (4.7): what leads it past
-/// the rules would have every pod fail its validation.
+/// The address from which the proxy connects to the application, and to which the validation container connects
+/// (services/docs/facts/istio-sidecar.md, 4.7). If it bypassed the rules, every pod would fail its validation.
 const PASSTHROUGH: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 
-/// What the node's settings say for every pod with a sidecar.
+/// The node's settings for pods with a sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sidecars {
-    /// Whose outbound traffic alone is captured.
+    /// Groups whose outbound traffic is captured.
     pub owner_groups: OwnerGroups,
-    /// Whose outbound traffic is not captured.
+    /// Groups whose outbound traffic is not captured.
     pub excluded_owner_groups: Vec<Group>,
-    /// What is the pod's own loopback and never captured.
+    /// The pod's own loopback network, which is never captured.
     pub loopback: Loopback,
 }
 
-/// A group, by number: what a name means differs between the node and its images.
+/// A numeric group id. Names would differ between the node and its images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group(pub u32);
 
@@ -47,7 +47,7 @@ impl FromStr for Group {
     }
 }
 
-/// The groups whose outbound traffic is captured: those, or those of every process.
+/// The groups whose outbound traffic is captured; `None` stands for every process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerGroups(Option<BTreeSet<Group>>);
 
@@ -77,7 +77,6 @@ impl FromStr for OwnerGroups {
     }
 }
 
-/// The network that is the pod's own loopback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loopback(Network);
 

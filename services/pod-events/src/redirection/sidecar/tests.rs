@@ -111,7 +111,7 @@ fn inbound_ports_are_all_or_none_or_some() {
         of(" 2222 , 1111, 01111,65535,1"),
         ports(&[1, 1111, 2222, 65535])
     );
-    // Istio takes port 0, to which nobody connects.
+    // Istio accepts port 0, to which nothing can connect.
     assert_eq!(of("0"), None);
     assert_eq!(of("0,80"), ports(&[80]));
 }
@@ -168,11 +168,11 @@ fn interfaces_are_named_and_the_older_name_of_an_annotation_counts_where_the_new
     assert_eq!(of(&[(older, "vm0")]), ["vm0"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "vm1")]), ["vm1"]);
     assert_eq!(of(&[(older, "vm0"), (newer, "")]), [""; 0]);
-    // What does not count need not be understood.
+    // The annotation that is overridden need not be valid.
     assert_eq!(of(&[(older, "no name"), (newer, "vm1")]), ["vm1"]);
 }
 
-/// What no annotation of a kind may say.
+/// Malformed values by kind of annotation.
 const PORTS: &[&str] = &[
     "-1",
     "+80",
@@ -304,7 +304,7 @@ fn lists_are_as_long_as_netconfig_takes_them_and_no_error_tells_one_whole() {
     );
     read(&[(outbound, &list(64))]).unwrap();
     read(&[(outbound, &list(65))]).unwrap_err();
-    // The proxy's own count.
+    // The proxy's own ports count.
     read(&[(inbound, &list(61))]).unwrap();
     let error = read(&[(inbound, &list(62))]).unwrap_err();
     assert!(error.to_string().contains("more than 64"), "{error}");

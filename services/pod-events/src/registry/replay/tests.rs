@@ -71,7 +71,7 @@ impl Scene {
         }
     }
 
-    /// What is checkpointed, in the order of the containers' ids.
+    /// Returns the checkpointed intents in the order of container ids.
     fn written(&self) -> Vec<(String, Intent)> {
         let records = self.shared.pipeline.checkpoint.records().unwrap();
         let mut written: Vec<_> = records
