@@ -12,9 +12,9 @@ use tokio::sync::watch;
 pub(crate) struct Adoption {
     file: PathBuf,
     completed: watch::Sender<bool>,
-    /// Whether this process still has to adopt.
+    /// Set until this process has adopted.
     pending: bool,
-    /// Whether no process of this boot has adopted yet.
+    /// Set until any process of this boot has adopted.
     first_of_boot: bool,
 }
 

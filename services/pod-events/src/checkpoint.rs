@@ -20,7 +20,7 @@ use crate::{pod::Pod, redirection::Redirection};
 
 pub use intent::Intent;
 
-/// What is known of a sandbox, and its progress.
+/// A sandbox's identity and progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub sandbox: SandboxRef,
@@ -36,8 +36,8 @@ pub struct Record {
     pub intent: Intent,
     /// The pod's UID as kubelet and runtime know it, if it differs from the API server's.
     pub runtime_uid: Option<PodUid>,
-    /// Whether the pod was admitted unenrolled before the source showed it. Its UID and service account are
-    /// placeholders then: the UID that the runtime passed or else the container id, and `default`.
+    /// Set if the pod was admitted unenrolled before the source showed it. Its UID and service account are placeholders
+    /// then: the UID that the runtime passed or else the container id, and `default`.
     pub admitted_unenrolled: bool,
     /// The redirection as it was last applied.
     pub redirection: Redirection,

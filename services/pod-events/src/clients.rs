@@ -296,7 +296,7 @@ impl Clients {
             .map_err(|error| invalid_response("netconfig", &error))
     }
 
-    /// Watches netconfig's claims.
+    /// Watches netconfig's claims and their drift.
     pub async fn watch_drift(
         &self,
     ) -> Result<tonic::Streaming<netconfig::WatchDriftResponse>, Failure> {

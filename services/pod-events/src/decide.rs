@@ -18,7 +18,7 @@ pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
 pub struct Decision {
     pub enrollment: Enrollment,
     pub reason: Reason,
-    /// What was considered, as name and value.
+    /// Everything that was considered, as name and value.
     pub inputs: Vec<(String, String)>,
 }
 
@@ -28,11 +28,11 @@ pub struct Policy<'a> {
     pub selectors: &'a Selectors,
     /// Namespaces whose pods never join.
     pub excluded: &'a [NamespaceName],
-    /// What any pod may request.
+    /// The settings that any pod may request.
     pub pods_may: Permissions,
-    /// Whether the traffic of pods with a sidecar is redirected to it.
+    /// The setting `sidecar_redirection`: pods with a sidecar are redirected to it.
     pub sidecars: bool,
-    /// Whether inpod is being uninstalled: no pod joins then.
+    /// During an uninstall no pod joins.
     pub is_uninstalling: bool,
 }
 
@@ -75,7 +75,7 @@ fn decide(pod: &Pod, namespace: &Namespace, is_known: bool, policy: &Policy<'_>)
     }
 }
 
-/// Whether a pod may start while it is unknown whether it is to be in the mesh.
+/// The policy for pods of which it is unknown whether it is to be in the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnUnknown {
     /// It is admitted unenrolled, and recorded.

@@ -20,7 +20,7 @@ const PROXY: &str = "istio-proxy";
 /// TPROXY the proxy runs as root with this group.
 const DEFAULT_PROXY_ID: u32 = 1337;
 
-/// An injected pod.
+/// A pod that an injector has processed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
     has_init: bool,

@@ -73,7 +73,7 @@ pub const SERVICE: Service = Service {
     keys: config::KEYS,
 };
 
-/// Runs the service until it is told to shut down.
+/// Runs the service until shutdown.
 ///
 /// # Errors
 ///

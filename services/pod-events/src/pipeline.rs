@@ -59,7 +59,7 @@ impl Revisions {
     }
 }
 
-/// What the effects need to run.
+/// The dependencies of all effects.
 #[derive(Debug)]
 pub struct Pipeline {
     pub clients: Clients,

@@ -15,22 +15,22 @@ pub const GONE_GRACE: Duration = Duration::from_secs(2);
 pub enum Desired {
     /// Enrolled in the mesh.
     In {
-        /// Whether the pod's requested settings and addresses are those that were applied.
+        /// Set if the pod's requested settings and addresses are those that were applied.
         in_sync: bool,
     },
     /// Redirected to its sidecar until the sandbox ends, but no longer managed.
     Detached {
-        /// Whether netconfig holds its netns.
+        /// Set while netconfig holds its netns.
         is_claimed: bool,
     },
     /// Running outside the mesh.
     Out {
-        /// Whether the pod's annotation is withdrawn, so that peers no longer see it as redirected.
+        /// Set once the pod's annotation is withdrawn, so that peers no longer see it as redirected.
         is_announced: bool,
     },
     /// Its pod is missing from the source.
     Gone { since: BootInstant },
-    /// The source cannot tell: nothing is changed.
+    /// The source does not know: nothing is changed.
     Unknown,
 }
 
@@ -46,7 +46,7 @@ pub struct Timing {
 /// The next action for a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing to do.
+    /// There is nothing to do.
     Idle,
     WaitUntil(BootInstant),
     /// Put every part in place, whatever is there already.
@@ -67,18 +67,18 @@ pub enum Action {
     Drain,
     /// Remove the remaining state once no captured connection is left, or at once if overdue.
     Finish {
-        /// Whether the grace period is over.
+        /// Set if the grace period is over.
         overdue: bool,
     },
     /// Delete a sandbox whose DEL was received: once only its own process is left in it, or at once if overdue.
     Delete {
-        /// Whether [`DELETE_TIMEOUT`] has passed.
+        /// Set if [`DELETE_TIMEOUT`] has passed.
         overdue: bool,
     },
     /// Clean up after a pod that is missing from the source without a DEL: forget the sandbox once its netns is empty.
     /// If overdue, withdraw it and keep its record until it ends.
     GarbageCollect {
-        /// Whether [`GONE_TIMEOUT`] has passed.
+        /// Set if [`GONE_TIMEOUT`] has passed.
         overdue: bool,
     },
 }

@@ -22,11 +22,11 @@ pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidec
 /// The node's settings for every pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// Whether DNS is redirected to ztunnel by default.
+    /// The default for redirecting DNS to ztunnel.
     pub dns: bool,
-    /// Whether IPv6 is captured, to ztunnel or a sidecar.
+    /// Applies to redirection to ztunnel and to a sidecar.
     pub ipv6: Ipv6,
-    /// How inbound TCP is redirected to ztunnel.
+    /// The method that redirects inbound TCP to ztunnel.
     pub inbound: Inbound,
     pub sidecars: Sidecars,
 }
@@ -83,7 +83,7 @@ pub enum Ipv6 {
     Auto,
     /// Captured; pods without IPv6 are refused.
     On,
-    /// Not captured.
+    /// IPv6 is not captured.
     Off,
 }
 
@@ -113,7 +113,7 @@ impl From<Ipv6> for wire::Ipv6Capture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Inbound {
-    /// Destination NAT.
+    /// Destination NAT in the pod's netns.
     Redirect,
     Tproxy,
 }
@@ -145,12 +145,12 @@ impl From<Inbound> for wire::InboundCapture {
 pub struct RequestedSettings {
     /// Overrides the node's setting for DNS.
     pub dns_capture: Option<bool>,
-    /// Whether inbound TCP is not captured.
+    /// If set, inbound TCP is not captured.
     pub bypass_inbound_capture: bool,
     /// Interfaces whose incoming TCP is treated as outbound. netconfig validates the names.
     pub virtual_interfaces: Vec<String>,
     pub exclusions: Exclusions,
-    /// Whether connections from before the enrollment continue uncaptured.
+    /// If set, connections from before the enrollment continue uncaptured.
     pub keep_existing_connections: bool,
 }
 

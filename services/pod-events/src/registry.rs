@@ -37,7 +37,7 @@ use crate::{
     trace,
 };
 
-/// How long a synchronization waits for the slowest task. A later one claims its netns by itself.
+/// Limits how long a synchronization waits for the slowest task. A later one claims its netns by itself.
 const RECLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The number of failed pods whose view is kept for operators after their task has ended.
@@ -51,7 +51,7 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 pub struct Registry {
     shared: Arc<Shared>,
     tasks: Arc<Mutex<Tasks>>,
-    /// Whether the pods that ran before inpod are recorded.
+    /// Set once the pods that ran before inpod are recorded.
     adopted: Arc<AtomicBool>,
     in_flight: InFlight,
 }

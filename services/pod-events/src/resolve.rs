@@ -17,7 +17,7 @@ use crate::{
     task::{AddCall, Shared, is_permission_known},
 };
 
-/// What is known of the pod of an ADD.
+/// The result of resolving the pod of an ADD.
 #[derive(Clone, Debug)]
 pub enum Resolved {
     Pod(Pod, Decision),

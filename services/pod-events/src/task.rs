@@ -147,7 +147,7 @@ impl Shared {
     }
 }
 
-/// How often a step that cannot be taken yet is retried.
+/// The retry interval of a step that cannot be taken yet.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
@@ -165,17 +165,17 @@ pub(crate) struct Task {
     wake: Option<Instant>,
     /// The action that was attempted last, and is retried next.
     next: Option<Action>,
-    /// Whether netconfig may have lost claims or rules of this pod.
+    /// Set if netconfig may have lost claims or rules of this pod.
     unclaimed: bool,
     /// The drift that netconfig reported, until it is repaired.
     drifted: Option<DriftKind>,
     drift: Drift,
     repair_backoff: RepairBackoff,
-    /// When to check ztunnel's listeners next.
+    /// The time of the next check of ztunnel's listeners.
     listeners_due: Option<Instant>,
     /// The addresses that the source showed when they were last compared with those in the netns.
     compared_addresses: Vec<IpAddr>,
-    /// When to search the netns of a pod for which no ADD was received.
+    /// The time to search the netns of a pod for which no ADD was received.
     discovery_due: Option<Instant>,
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct Uninstaller {
     shared: Arc<Shared>,
     registry: Registry,
     daemon: Daemon,
-    /// Whether the pods that ran before this process are recorded.
+    /// Set once the pods that ran before this process are recorded.
     adopted: watch::Receiver<bool>,
     marker: Marker,
 }

@@ -1,4 +1,4 @@
-//! Calls to ztunnel-broker.
+//! The calls that ztunnel-broker serves.
 
 use std::collections::BTreeSet;
 

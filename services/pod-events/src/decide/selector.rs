@@ -56,12 +56,12 @@ pub enum Selected {
     By {
         /// The first entry that does, counted from 1.
         entry: usize,
-        /// Whether that entry has a namespace selector.
+        /// Set if that entry has a namespace selector.
         by_namespace: bool,
     },
     /// No entry selects it.
     Not {
-        /// Whether an entry's namespace selector matches and only its pod selector does not.
+        /// Set if an entry's namespace selector matches and only its pod selector does not.
         namespace_matches: bool,
     },
     /// It depends on labels of the namespace that are not known.

@@ -48,7 +48,7 @@ impl From<CancelReason> for Failure {
 
 /// The deadlines, cancellation and permit of an enrollment.
 pub struct EnrollContext<'a> {
-    /// When the caller stops waiting.
+    /// The time at which the caller stops waiting.
     pub deadline: Instant,
     /// Until when steps may start.
     pub work_deadline: Instant,

@@ -8,7 +8,7 @@ use crate::{
     timeline::Timeline,
 };
 
-/// What is left in a sandbox's netns.
+/// The processes that are left in a sandbox's netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetnsState {
     /// The netns does not exist any more or cannot be reached.
@@ -37,7 +37,7 @@ impl Pipeline {
     ///
     /// # Errors
     ///
-    /// If netconfig is unavailable or cannot tell.
+    /// If netconfig is unavailable or cannot inspect the netns.
     pub async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(NetnsState::Gone);

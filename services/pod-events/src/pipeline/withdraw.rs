@@ -86,8 +86,8 @@ impl Pipeline {
         self.mark_out(record)
     }
 
-    /// Keeps the redirection to a sidecar but stops managing it: the claim is released. The netns stays recorded with
-    /// its identity, so that another netns at the same path is told apart later.
+    /// Keeps the redirection to a sidecar but stops managing it: the claim is released. The record keeps the identity
+    /// of the netns, so that a different one at the same path is recognized later.
     pub async fn detach(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         self.clients
             .release(&record.sandbox, deadline_in(5))

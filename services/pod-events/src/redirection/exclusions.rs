@@ -19,14 +19,14 @@ const HBONE_PORT: u16 = 15008;
 pub struct Exclusions {
     /// TCP ports of destinations.
     pub outbound_ports: BTreeSet<NonZeroU16>,
-    /// Networks of destinations.
+    /// Networks that destinations are in.
     pub outbound_cidrs: BTreeSet<Network>,
     /// TCP ports of the pod.
     pub inbound_ports: BTreeSet<NonZeroU16>,
     pub inbound_cidrs: BTreeSet<Network>,
 }
 
-/// A malformed annotation.
+/// An annotation that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: {why}")]
 pub struct Malformed {

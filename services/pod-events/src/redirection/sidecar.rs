@@ -24,9 +24,9 @@ const OUTBOUND_DEFAULT: &str = "15020";
 pub struct Proxy {
     pub uid: u32,
     pub gid: u32,
-    /// Whether it serves DNS for the pod.
+    /// If set, it serves DNS for the pod.
     pub dns: bool,
-    /// Whether packets in conntrack state INVALID are dropped.
+    /// If set, packets in conntrack state INVALID are dropped.
     pub drop_invalid: bool,
 }
 

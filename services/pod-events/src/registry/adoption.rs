@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The time limit of all searches together, as each reads about every process of the node. For pods that are not found
-/// by then, ztunnel is told to keep what it has, and they are searched again later.
+/// by then, ztunnel keeps the workload it has, and they are searched again later.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 const MAX_CONCURRENT_SEARCHES: usize = 4;

@@ -11,7 +11,7 @@ use crate::{
     task::{Command, OfflineAdd, ReplayOutcome},
 };
 
-/// How long a task may be busy with other work. An event that it has not handled by then is replayed later.
+/// Limits how long a task may be busy with other work. An event that it has not handled by then is replayed later.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Registry {

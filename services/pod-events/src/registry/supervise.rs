@@ -11,7 +11,7 @@ use tokio::{sync::oneshot, time::sleep};
 use super::Registry;
 use crate::{source::PodKey, task::Command};
 
-/// How long to wait before the restart: what made the task panic may do so again.
+/// Delays the restart: what made the task panic may do so again.
 const RESTART_DELAY: Duration = Duration::from_secs(10);
 
 impl Registry {

@@ -30,7 +30,7 @@ pub struct AddCall {
     pub netns: NetnsRef,
     /// The addresses that earlier plugins of the chain assigned.
     pub addresses: Vec<IpAddr>,
-    /// When the caller stops waiting.
+    /// The time at which the caller stops waiting.
     pub deadline: Instant,
     /// Until when enrollment steps may start. The time after that is reserved for undoing them.
     pub work_deadline: Instant,

@@ -1,7 +1,8 @@
 //! Adoption of a pod that another agent enrolled, and for which inpod received no ADD.
 //!
-//! If its netns is not found at once, the pod is recorded without one, which tells ztunnel to keep the workload it has.
-//! Such a record is named after the pod's UID, with an empty network name, and is superseded by the pod's next sandbox.
+//! If its netns is not found at once, the pod is recorded without one. The desired set then names it without a netns,
+//! and ztunnel keeps the workload it has. Such a record is named after the pod's UID, with an empty network name, and
+//! is superseded by the pod's next sandbox.
 
 use inpod_types::{Failure, InvalidIdentifier, NetnsRef, NetworkName, Reason, SandboxRef};
 use tokio::time::Instant;

@@ -12,10 +12,10 @@ use crate::{
     trace,
 };
 
-/// How often the netns of a pod is checked that is outside the mesh and missing from the source.
+/// The interval of checking the netns of a pod that is outside the mesh and missing from the source.
 const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// How often forgetting a superseded sandbox is retried. The return of a service triggers it earlier.
+/// The interval of retries to forget a superseded sandbox. The return of a service triggers it earlier.
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Task {
@@ -124,7 +124,7 @@ impl Task {
         Ok(Step::Continue)
     }
 
-    /// Forgets superseded sandboxes.
+    /// Forgets earlier sandboxes of the pod.
     ///
     /// A sandbox whose DEL was received is forgotten at once: the broker knows that the pod's UID belongs to a later
     /// sandbox. One whose netns is unknown is forgotten once the current one is settled; until then it may be all that

@@ -14,7 +14,7 @@ use crate::{
     redirection::Redirection,
 };
 
-/// How long a pod with an address may lack a sandbox before its netns is searched. While its sandbox is replaced,
+/// The time that a pod with an address may lack a sandbox before its netns is searched. While its sandbox is replaced,
 /// between DEL and ADD, the pod's status still shows the previous sandbox's address.
 const DISCOVERY_DELAY: Duration = Duration::from_secs(2);
 

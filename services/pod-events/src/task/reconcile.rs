@@ -15,10 +15,10 @@ use crate::{
     trace,
 };
 
-/// How often it is checked whether the pod's withdrawal is announced. The announcement wakes the task, too.
+/// The interval of checking that the pod's withdrawal is announced. The announcement wakes the task, too.
 const ANNOUNCEMENT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait after an interrupted enrollment. The command that interrupted it usually reconciles earlier.
+/// The delay after an interrupted enrollment. The command that interrupted it usually reconciles earlier.
 const INTERRUPTED_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use crate::{
     source::Inventory,
 };
 
-/// How long the source may take to show a pod after it was admitted.
+/// The time that the source may take to show a pod after it was admitted.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A pod that the plugin admitted unenrolled while pod-events was away.

@@ -91,7 +91,7 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// As [`Self::redirection_of`].
+    /// The same as [`Self::redirection_of`] returns.
     pub fn redirection_for(
         &self,
         pod: &Pod,

@@ -17,7 +17,7 @@ pub enum InvalidSelectors {
     NoList,
     #[error("setting enablement_selectors, entry {entry}: {field}: {why}")]
     Entry {
-        /// Counted from 1.
+        /// The entry's number, counted from 1.
         entry: usize,
         /// The field's path within the entry.
         field: String,
