@@ -278,7 +278,7 @@ fn a_deletion_of_what_is_alive_removes_nothing_and_is_written_down() {
     );
     assert!(
         node.tail("pod-events", 20)
-            .contains("Wrote a deletion down"),
+            .contains("Deferred a deletion"),
         "{}",
         node.tail("pod-events", 20)
     );
@@ -300,7 +300,7 @@ fn a_list_that_leaves_out_what_is_alive_removes_nothing_and_is_written_down() {
     assert_eq!(in_place(&node, &pod).unwrap(), before);
     assert!(
         node.tail("pod-events", 20)
-            .contains("Wrote a deletion down")
+            .contains("Deferred a deletion")
     );
     // Of another network, it drops nothing at all.
     node.add(&pod).unwrap();

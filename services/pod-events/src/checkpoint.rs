@@ -139,7 +139,7 @@ impl Checkpoint {
                 }
                 Ok(None) => fs::remove_file(&path).map_err(failed("remove", &path))?,
                 Err(error) => {
-                    tracing::error!(path = %path.display(), %error, "Set an unreadable checkpoint aside");
+                    tracing::error!(path = %path.display(), %error, "Set aside an unreadable checkpoint file");
                     fs::rename(&path, path.with_extension("unreadable"))
                         .map_err(failed("set aside", &path))?;
                 }

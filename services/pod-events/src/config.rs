@@ -33,7 +33,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "kubeconfig",
         default: Some(""),
-        help: "How pods_from=kubernetes reaches the API server: a kubeconfig file; none: as the pod's service account",
+        help: "Kubeconfig file for pods_from=kubernetes; empty: the pod's service account",
     },
     Key {
         name: "exclude_namespaces",
@@ -43,22 +43,22 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "enablement_selectors",
         default: Some(keys::ISTIO_SELECTORS),
-        help: "Which pods join the mesh: YAML or JSON, a list of {podSelector, namespaceSelector} as Kubernetes' LabelSelectors; a pod joins where both selectors of any entry match, and one that is left out matches everything",
+        help: "Which pods join the mesh: YAML or JSON, a list of {podSelector, namespaceSelector} with Kubernetes LabelSelectors; a pod joins if both selectors of any entry match, and a selector that is left out matches everything",
     },
     Key {
         name: "pods_may",
         default: Some(""),
-        help: "What any pod may ask for by its annotations that takes traffic past ztunnel: exclude, keep-existing, with commas between them; a namespace's annotation inpod.io/allow permits more to its pods",
+        help: "What any pod may request by its annotations although the traffic then bypasses ztunnel: exclude, keep-existing, separated by commas; a namespace's annotation inpod.io/allow permits more to its pods",
     },
     Key {
         name: "dns_capture",
         default: Some("false"),
-        help: "Whether name resolution of pods goes to ztunnel (true or false); a pod's annotation ambient.istio.io/dns-capture says otherwise",
+        help: "Whether DNS of pods is redirected to ztunnel (true or false); a pod's annotation ambient.istio.io/dns-capture overrides it",
     },
     Key {
         name: "ipv6_capture",
         default: Some("auto"),
-        help: "Whether IPv6 of pods is captured: auto (where a pod has it), on (a pod without it is refused) or off",
+        help: "Whether IPv6 of pods is captured: auto (if a pod has it), on (pods without it are refused) or off",
     },
     Key {
         name: "inbound_capture",
@@ -68,22 +68,22 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "sidecar_redirection",
         default: Some("true"),
-        help: "Whether the traffic of pods into which Istio has injected a sidecar is redirected to it (true or false); what is redirected stays so until its sandbox ends",
+        help: "Whether the traffic of pods with an injected Istio sidecar is redirected to it (true or false); an existing redirection stays until the sandbox ends",
     },
     Key {
         name: "sidecar_owner_groups",
         default: Some("*"),
-        help: "Groups whose outbound traffic alone is captured in pods with a sidecar: numbers, with commas between them, or * for all",
+        help: "Group ids whose outbound traffic is captured in pods with a sidecar, separated by commas, or * for all",
     },
     Key {
         name: "sidecar_excluded_owner_groups",
         default: Some(""),
-        help: "Groups whose outbound traffic is not captured in pods with a sidecar: numbers, with commas between them",
+        help: "Group ids whose outbound traffic is not captured in pods with a sidecar, separated by commas",
     },
     Key {
         name: "sidecar_loopback_network",
         default: Some("127.0.0.1/32"),
-        help: "What of 127.0.0.0/8 is a pod's own loopback, which is not captured in pods with a sidecar; 127.0.0.6 may not be in it",
+        help: "The part of 127.0.0.0/8 that is a pod's own loopback and not captured in pods with a sidecar; it may not contain 127.0.0.6",
     },
     Key {
         name: "propagation_wait_seconds",
@@ -93,12 +93,12 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "drain_grace_seconds",
         default: Some("60"),
-        help: "How long captured connections of a pod that leaves the mesh may go on",
+        help: "How long captured connections of a pod that leaves the mesh may continue",
     },
     Key {
         name: "listener_check_seconds",
         default: Some("60"),
-        help: "About how often it is looked whether ztunnel still listens in the netns of each pod; 0 for never",
+        help: "Mean interval of the checks that ztunnel still listens in the netns of each pod; 0 disables them",
     },
     Key {
         name: "ready_needs_ztunnel",
@@ -108,37 +108,37 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "plugin_state_dir",
         default: Some("/var/lib/inpod/plugin"),
-        help: "The plugin's stateDir: what it writes down while pod-events is away, and what it reads then",
+        help: "The plugin's stateDir, with what it spools while pod-events is away and the lists that it reads then",
     },
     Key {
         name: "ztunnel_pods",
         default: Some("istio-system/app=ztunnel"),
-        help: "Which pods are ztunnels, as NAMESPACE/LABEL=VALUE: ztunnel-broker serves those of this node and no other process",
+        help: "The ztunnel pods, as NAMESPACE/LABEL=VALUE: ztunnel-broker serves those of this node and no other process",
     },
     Key {
         name: "metrics_address",
         default: Some("127.0.0.1:15014"),
-        help: "Where GET /metrics answers with the metrics of all services of the node; empty for nowhere",
+        help: "Address of the HTTP endpoint /metrics with the metrics of all services of the node; empty disables it",
     },
     Key {
         name: "leave_file",
         default: Some("/etc/inpod/leave/mode"),
-        help: "File that says whether inpod is to leave the node: uninstall (every pod is withdrawn), handover (everything stays for another agent); empty where it stays; a missing one changes nothing",
+        help: "File that requests inpod to leave the node: uninstall (withdraws every pod) or handover (leaves everything to another agent); an empty file requests that it stays; a missing file changes nothing",
     },
     Key {
         name: "receipt_file",
         default: Some("/dev/termination-log"),
-        help: "Where one line tells that it has left",
+        help: "File for the one-line receipt of a completed uninstall or handover",
     },
     Key {
         name: "max_adds",
         default: Some("4"),
-        help: "How many ADDs of pods of the mesh are worked on at once; the others wait, the earliest deadline first",
+        help: "How many ADDs of pods of the mesh are processed at once; the others wait, earliest deadline first",
     },
     Key {
         name: "istio_metrics",
         default: Some("false"),
-        help: "Whether metrics are also counted under the names of Istio's node agent (true or false)",
+        help: "Whether metrics are also exposed under the names of Istio's node agent (true or false)",
     },
 ];
 

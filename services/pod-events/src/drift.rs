@@ -63,7 +63,7 @@ pub type Drift = BTreeMap<DriftKind, u64>;
 pub(crate) const DRIFT: Metric = Metric {
     name: "drift",
     labels: "kind",
-    help: "What was found of enrolled pods not to be as it was left, and was mended",
+    help: "Repairs of enrolled pods whose rules or listeners had drifted",
 };
 
 /// The number of repairs on this node, by kind. Cheap to clone.

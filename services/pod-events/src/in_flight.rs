@@ -83,7 +83,7 @@ impl InFlightAdd {
             // The registry is gone: the process ends.
             std::future::pending::<()>().await;
         }
-        let message = "the sandbox was deleted while it was added";
+        let message = "the sandbox was deleted during its ADD";
         Failure::new(Reason::SandboxNotCurrent, message)
     }
 }

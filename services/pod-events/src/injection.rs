@@ -59,10 +59,10 @@ pub enum Skip {
 impl Skip {
     pub fn description(self) -> &'static str {
         match self {
-            Self::OwnInit => "its container istio-init redirects by itself",
+            Self::OwnInit => "its container istio-init sets up the redirection itself",
             Self::EnvoyDisabled => "DISABLE_ENVOY is set: its proxy takes no traffic",
             Self::NoProxy => "it has no container istio-proxy",
-            Self::OtherRole => "its proxy is no sidecar by its arguments",
+            Self::OtherRole => "its proxy does not have the arguments of a sidecar",
             Self::OptedOut => "its label or annotation sidecar.istio.io/inject is false",
             Self::NoInterception => "its annotation sidecar.istio.io/interceptionMode is NONE",
         }
@@ -216,7 +216,7 @@ impl Injection {
         let skip = self.skip();
         let why = skip.map_or("none", Skip::description);
         inputs.push((
-            "why nothing is led to its sidecar".to_owned(),
+            "reason for no redirection to the sidecar".to_owned(),
             why.to_owned(),
         ));
         match &self.sidecar {

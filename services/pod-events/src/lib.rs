@@ -68,7 +68,7 @@ use crate::{
 
 pub const SERVICE: Service = Service {
     name: "pod-events",
-    about: "Decides which pods of this node join the mesh, and has it carried out",
+    about: "Decides which pods of this node join the mesh, and enrolls them",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };
@@ -81,9 +81,7 @@ pub const SERVICE: Service = Service {
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let source = Source::open(&config).await?;
     let checkpoint = Checkpoint::open(&daemon.directory(SERVICE.name).join("pods"))?;
-    let records = checkpoint
-        .load()
-        .context("cannot read what is remembered of pods")?;
+    let records = checkpoint.load().context("cannot read the checkpoint")?;
     tracing::info!(sandboxes = records.len(), "Read the checkpoint");
     let (synced_sender, synced) = watch::channel(Synced::default());
     let pipeline = Pipeline {

@@ -179,7 +179,12 @@ impl Pipeline {
             return Ok(());
         }
         let broker = self.synced.borrow().broker.clone();
-        let away = || Failure::new(Reason::DependencyUnavailable, "ztunnel-broker is not there");
+        let away = || {
+            Failure::new(
+                Reason::DependencyUnavailable,
+                "ztunnel-broker is unavailable",
+            )
+        };
         let broker = broker.ok_or_else(away)?;
         self.clients
             .remove_workload(&broker, &record.sandbox, self.revisions.next(), deadline)
@@ -193,7 +198,7 @@ fn describe_missing(synced: &Synced) -> String {
     } else {
         "ztunnel-broker"
     };
-    format!("{name} is not there, or has not been told its state yet")
+    format!("{name} is unavailable or not synchronized yet")
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ impl Registry {
         if records.is_some_and(|records| records.iter().any(differs)) {
             let kind = DriftKind::classify(fingerprint, intact);
             let (namespace, name) = &key;
-            tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules are not the ones applied");
+            tracing::warn!(pod = format!("{namespace}/{name}"), %sandbox, fingerprint, %kind, "A pod's rules have drifted");
             self.dispatch(&key, Command::RulesDrifted(sandbox.clone(), kind));
         }
     }
@@ -311,7 +311,7 @@ impl Registry {
         };
         // A task that has ended has nothing to claim.
         if timeout(RECLAIM_TIMEOUT, join_all(answers)).await.is_err() {
-            tracing::warn!("Some pods have not been claimed again yet");
+            tracing::warn!("Some pods have not claimed their netns again yet");
         }
     }
 

@@ -109,7 +109,7 @@ fn refusal(shared: &Shared, inventory: &Inventory, key: &PodKey, call: &AddCall)
             let gap = inventory
                 .gaps
                 .first()
-                .map_or("nobody shows it", String::as_str);
+                .map_or("no source shows it", String::as_str);
             let message = format!(
                 "the labels of namespace {} are not known: {gap}",
                 pod.pod.namespace

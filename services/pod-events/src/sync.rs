@@ -65,7 +65,7 @@ impl Sync {
     ) -> watch::Receiver<Instance> {
         conditions.require(
             SYNCED_CONDITION,
-            "neither netconfig nor ztunnel-broker was seen yet",
+            "not connected to netconfig and ztunnel-broker yet",
         );
         let (netconfig_instance, netconfig) = watch::channel(None);
         let (broker_instance, broker) = watch::channel(None);
@@ -98,7 +98,7 @@ impl Sync {
             self.source.mark_unchanged();
             let synced = self.sync(netconfig, broker).await;
             if let Err(failure) = &synced {
-                tracing::warn!(%failure, ?wait, "Could not tell everything; once more");
+                tracing::warn!(%failure, ?wait, "Synchronization failed; retrying");
             }
             // A new instance is synchronized at once.
             let changed = tokio::select! {
@@ -164,8 +164,7 @@ impl Sync {
             self.registry.enable_discovery();
         }
         if self.adoption.is_first_of_boot() {
-            let message =
-                "which pods ran before is not known until the source shows this node's pods";
+            let message = "the pods that ran before inpod are not known until the source lists this node's pods";
             return Err(Failure::new(Reason::Starting, message));
         }
         Ok(())
@@ -175,9 +174,9 @@ impl Sync {
     fn publish(&self, known: Synced) {
         let lacks = |what: &str| Err(what.to_owned());
         let in_sync = match (&known.netconfig, &known.broker) {
-            (None, _) => lacks("netconfig is away, or does not hold every claim again yet"),
+            (None, _) => lacks("netconfig is unavailable or does not hold every claim yet"),
             (Some(_), None) => {
-                lacks("ztunnel-broker is away, or was not given the desired set yet")
+                lacks("ztunnel-broker is unavailable or has not received the desired set yet")
             }
             (Some(_), Some(_)) => Ok(()),
         };
@@ -196,7 +195,7 @@ impl Sync {
             .collect();
         for sandbox in self.clients.list_claims(deadline).await? {
             if !recorded.contains(&sandbox) {
-                tracing::warn!(%sandbox, "Releasing a claim that nobody remembers");
+                tracing::warn!(%sandbox, "Releasing a claim without a record");
                 self.clients.release(&sandbox, deadline).await?;
             }
         }
@@ -217,7 +216,7 @@ impl Sync {
         tracing::info!(
             workloads = workloads.len(),
             broker,
-            "Told the broker the desired set"
+            "Sent the desired set to ztunnel-broker"
         );
         Ok(())
     }
@@ -294,7 +293,7 @@ async fn follow_broker(clients: Clients, conditions: Readiness, instance: watch:
     loop {
         let ended = watch_broker(&clients, &conditions, &instance).await;
         conditions.set("ztunnel-broker", Err(ended.to_string()));
-        conditions.set("ztunnel", Err("ztunnel-broker is away".to_owned()));
+        conditions.set("ztunnel", Err("ztunnel-broker is unavailable".to_owned()));
         instance.send_replace(None);
         sleep(RETRY_INTERVAL).await;
     }

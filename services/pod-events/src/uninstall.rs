@@ -109,7 +109,7 @@ impl Uninstaller {
             return None;
         }
         if let Err(error) = self.marker.clear() {
-            tracing::warn!(%error, "Cannot forget that this node was left");
+            tracing::warn!(%error, "Cannot clear the marker of an earlier uninstall");
         }
         match leave {
             None => self.conditions().set(CONDITION, Ok(())),
@@ -140,7 +140,7 @@ impl Uninstaller {
             .set(leave)
             .and_then(|()| leave::receipt(&self.shared.config.receipt_file, leave, &done));
         if let Err(error) = recorded {
-            tracing::error!(%error, "Cannot tell that inpod has left this node");
+            tracing::error!(%error, "Cannot write the receipt that inpod has left this node");
         }
         self.daemon.stop();
     }
@@ -148,7 +148,7 @@ impl Uninstaller {
     /// Returns an error that describes the remaining work, if there is any.
     async fn remaining_work(&self, leave: Leave) -> Result<(), String> {
         if !*self.adopted.borrow() {
-            return Err("what ran before is not known yet".to_owned());
+            return Err("the pods that ran before inpod are not known yet".to_owned());
         }
         match leave {
             Leave::Handover => self.check_stable(),
@@ -187,18 +187,23 @@ impl Uninstaller {
         }
         expect_none(self.managed_pods(), "pods are in the mesh")?;
         let unmet = usize::try_from(self.shared.outputs.unmet()).unwrap_or(usize::MAX);
-        expect_none(unmet, "annotations are not taken back yet")?;
+        expect_none(unmet, "annotations are not withdrawn yet")?;
         let list = EnrolledNamespaces::read(&self.shared.config.plugin_state_dir);
-        let listed = list.map_err(|error| format!("cannot read what the plugin knows: {error}"))?;
+        let listed = list.map_err(|error| {
+            format!("cannot read the plugin's list of enrolled namespaces: {error}")
+        })?;
         let listed = listed.map_or(0, |list| list.names().len());
-        expect_none(listed, "namespaces are enrolled as far as the plugin knows")
+        expect_none(
+            listed,
+            "namespaces are still in the plugin's list of enrolled namespaces",
+        )
     }
 }
 
 /// Describes the result for the receipt. Pods with a sidecar keep their redirection and are counted separately.
 fn describe_result(before: usize, detached: usize) -> String {
     let out = before.saturating_sub(detached);
-    let out = format!("{out} pods were taken out of the mesh");
+    let out = format!("{out} pods were withdrawn from the mesh");
     if detached == 0 {
         return out;
     }

@@ -20,9 +20,9 @@ const AMBIENT: u32 = 1;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ParseError {
-    #[error("it is no checkpoint")]
+    #[error("not a checkpoint file")]
     Json(#[from] serde_json::Error),
-    #[error("its schema is {0}, this release reads up to {SCHEMA}")]
+    #[error("schema {0} is not supported; this release reads up to {SCHEMA}")]
     Schema(u32),
     #[error(transparent)]
     Identifier(#[from] InvalidIdentifier),

@@ -50,7 +50,7 @@ impl Clients {
     ) -> Result<FoundNetns, Failure> {
         let turn = timeout_at(deadline, self.searches.acquire()).await;
         let _turn = turn.map_err(|_elapsed| {
-            let message = "other pods were looked for until the time was over";
+            let message = "the search for other pods' network namespaces took until the deadline";
             Failure::new(Reason::DeadlineExceeded, message)
         })?;
         let message = netconfig::FindNetnsRequest {

@@ -28,7 +28,7 @@ pub(super) fn collect(
         inputs.extend(injection.inputs());
     }
     if policy.is_uninstalling {
-        inputs.push(("node is left".to_owned(), "true".to_owned()));
+        inputs.push(("inpod is being uninstalled".to_owned(), "true".to_owned()));
     }
     inputs.extend(permissions(pod, namespace, is_known, policy));
     inputs

@@ -172,7 +172,9 @@ fn conditions_are_looked_at_in_their_order_and_each_is_told() {
         let (found, expected) = (found.unwrap(), conditions[first].1);
         assert_eq!(found.skip(), Some(expected));
         let inputs = found.inputs();
-        let why = inputs.iter().find(|(name, _)| name.starts_with("why"));
+        let why = inputs
+            .iter()
+            .find(|(name, _)| name.starts_with("reason for"));
         assert_eq!(why.unwrap().1, expected.description());
     }
     // The third condition needs a pod without a proxy.

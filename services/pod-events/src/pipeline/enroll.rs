@@ -39,9 +39,10 @@ impl From<CancelReason> for Failure {
     fn from(cancelled: CancelReason) -> Self {
         match cancelled {
             CancelReason::CallerGone => Self::new(Reason::DeadlineExceeded, "the caller went away"),
-            CancelReason::Interrupted => {
-                Self::new(Reason::Starting, "something else of the pod comes first")
-            }
+            CancelReason::Interrupted => Self::new(
+                Reason::Starting,
+                "another command for the pod takes precedence",
+            ),
         }
     }
 }
@@ -103,7 +104,7 @@ impl<'a> EnrollContext<'a> {
         if Instant::now() >= self.work_deadline {
             return Err(Failure::new(
                 Reason::DeadlineExceeded,
-                "the caller's time is over",
+                "the caller's deadline has passed",
             ));
         }
         Ok(())
@@ -239,7 +240,7 @@ impl Pipeline {
                     .map(|failure| failure.to_string()),
             );
         } else {
-            log.note(format!("undone but for {failures:?}"));
+            log.note(format!("undone except for {failures:?}"));
         }
         failures
     }

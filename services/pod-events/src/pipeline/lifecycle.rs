@@ -119,10 +119,10 @@ impl Pipeline {
         let differences = verified.differences;
         let mut fingerprint = verified.fingerprint;
         if !differences.is_empty() {
-            tracing::warn!(pod = %record.pod, ?differences, "Mending rules");
+            tracing::warn!(pod = %record.pod, ?differences, "Repairing rules");
             fingerprint = self.clients.apply(record, deadline_in(5)).await?;
             log.note(format!(
-                "mended rules, now {fingerprint}: {}",
+                "repaired rules, now {fingerprint}: {}",
                 differences.join("; ")
             ));
         }

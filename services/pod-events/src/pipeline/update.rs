@@ -54,7 +54,7 @@ impl Pipeline {
             added = clients.add_workload(&broker, &workload, deadline_in(15)) => added?,
             reason = cancelled => return Err(reason.into()),
         }
-        log.note_since("acknowledged by ztunnel once more", began);
+        log.note_since("acknowledged by ztunnel again", began);
         Ok(())
     }
 }

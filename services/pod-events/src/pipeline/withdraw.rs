@@ -15,7 +15,7 @@ use crate::{
 impl Pipeline {
     /// Checkpoints that the pod's withdrawal is to be announced to peers.
     pub fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
-        log.note("leaving: peers are told");
+        log.note("withdrawing: announcing it to peers");
         record.intent = Intent::Announcing;
         Ok(self.checkpoint.write(record)?)
     }
@@ -26,7 +26,7 @@ impl Pipeline {
         record: &mut Record,
         log: &mut Timeline,
     ) -> Result<(), Failure> {
-        log.note("peers were told, and learn it");
+        log.note("announced to peers, waiting until they learn it");
         record.intent = Intent::Leaving {
             since: BootInstant::now(),
         };
@@ -98,7 +98,7 @@ impl Pipeline {
         }
         record.netns = expected_netns(record);
         record.netns_id = None;
-        log.note("its sidecar's redirection stays, and is not looked after");
+        log.note("the redirection to its sidecar stays, and is no longer managed");
         Ok(self.checkpoint.write(record)?)
     }
 }

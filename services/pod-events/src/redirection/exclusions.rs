@@ -118,7 +118,7 @@ impl FromStr for Network {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form = || "is no network like 10.0.0.0/8 or fd00::/64".to_owned();
+        let form = || "is not a network like 10.0.0.0/8 or fd00::/64".to_owned();
         let (address, bits) = text.split_once('/').ok_or_else(form)?;
         let address = parse_address(address).map_err(|_| form())?;
         let bits = number(bits).ok_or_else(form)?;
@@ -167,7 +167,7 @@ fn number(text: &str) -> Option<u16> {
 
 fn port(text: &str) -> Result<NonZeroU16, String> {
     let port = number(text).and_then(NonZeroU16::new);
-    port.ok_or_else(|| "is no port, 1 to 65535 are".to_owned())
+    port.ok_or_else(|| "is not a port from 1 to 65535".to_owned())
 }
 
 fn list<'a, T: Ord>(

@@ -182,11 +182,8 @@ impl Sidecar {
             ),
             ("excluded interfaces", joined(&self.excluded_interfaces)),
             ("virtual interfaces", joined(&self.virtual_interfaces)),
-            ("name resolution", dns.to_string()),
-            (
-                "drops what belongs to no connection",
-                drop_invalid.to_string(),
-            ),
+            ("DNS", dns.to_string()),
+            ("drops INVALID packets", drop_invalid.to_string()),
         ];
         let named = |(name, value)| (format!("sidecar: {name}"), value);
         lists.into_iter().map(named).collect()
@@ -265,7 +262,7 @@ fn inbound(mode: Option<&str>) -> Result<Inbound, Malformed> {
             let excerpt: String = other.chars().take(64).collect();
             Err(Malformed {
                 annotation: keys::INTERCEPTION_MODE,
-                why: format!("{excerpt:?} is no mode; give REDIRECT, TPROXY or NONE"),
+                why: format!("{excerpt:?} is not a mode; give REDIRECT, TPROXY or NONE"),
             })
         }
     }

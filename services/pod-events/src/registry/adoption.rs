@@ -41,7 +41,11 @@ impl Registry {
         if pods > 0 {
             let records = self.records();
             let without_netns = records.iter().filter(|it| it.has_unknown_netns()).count();
-            tracing::info!(pods, without_netns, "Took over the pods that ran before");
+            tracing::info!(
+                pods,
+                without_netns,
+                "Adopted the pods that ran before inpod"
+            );
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ impl Registry {
         tokio::spawn(async move {
             if task.await.is_err() {
                 let pod = format!("{}/{}", key.0, key.1);
-                tracing::error!(pod, retry_in = ?RESTART_DELAY, "A pod's task has ended by a defect");
+                tracing::error!(pod, retry_in = ?RESTART_DELAY, "A pod's task has panicked");
                 sleep(RESTART_DELAY).await;
                 registry.restart(&key);
             }

@@ -129,9 +129,11 @@ impl Task {
             ..self.new_record(call, pod)
         };
         self.set_current(call, record).await?;
-        tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, trace_id = call.trace.id(), why, "Let through outside the mesh");
-        self.timeline
-            .note(format!("sandbox {} let through: {why}", call.sandbox));
+        tracing::warn!(pod = %added.pod, sandbox = %call.sandbox, trace_id = call.trace.id(), why, "Admitted unenrolled");
+        self.timeline.note(format!(
+            "sandbox {} admitted unenrolled: {why}",
+            call.sandbox
+        ));
         self.reconcile_now().await;
         // Reported until the source answers.
         if self
@@ -172,7 +174,7 @@ impl Task {
         *record = known;
         self.failure = None;
         self.timeline
-            .note("the source shows the pod that was let through");
+            .note("the source shows the pod that was admitted unenrolled");
         Ok(())
     }
 
@@ -242,7 +244,7 @@ impl Task {
             && pipeline.netns_state(known).await? == NetnsState::InUse
         {
             let message = format!(
-                "sandbox {} lives on in the netns {}",
+                "sandbox {} still runs in the netns {}",
                 known.sandbox,
                 known.netns.path.display()
             );

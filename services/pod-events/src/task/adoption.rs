@@ -44,7 +44,7 @@ impl Task {
             "was found"
         };
         self.timeline.note(format!(
-            "ran before us, its netns {known}: sandbox {}",
+            "ran before inpod, its netns {known}: sandbox {}",
             record.sandbox
         ));
         self.records.push(record);

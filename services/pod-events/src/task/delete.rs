@@ -42,7 +42,7 @@ impl Task {
                 // A DEL never fails. The intent is kept in memory and acted on all the same.
                 tracing::error!(
                     error = format!("{:#}", anyhow::Error::from(error)),
-                    "Cannot write a deletion down"
+                    "Cannot checkpoint a deletion"
                 );
             }
         }
@@ -50,7 +50,7 @@ impl Task {
         self.delete_now(index).await;
         let deferred = self.index_of(sandbox).is_some();
         if deferred {
-            tracing::warn!(%sandbox, "Wrote a deletion down: the sandbox lives on, or a service is away");
+            tracing::warn!(%sandbox, "Deferred a deletion: the sandbox still runs or a service is unavailable");
         }
         deferred
     }
@@ -108,7 +108,7 @@ impl Task {
         }
         if overdue {
             pipeline.withdraw_now(record).await?;
-            tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Took a pod out of the mesh that is gone from the source");
+            tracing::info!(pod = %record.pod, sandbox = %record.sandbox, "Withdrew a pod that is gone from the source");
         }
         Ok(Step::Wait(POLL_INTERVAL))
     }

@@ -66,7 +66,7 @@ impl Task {
         }
         pipeline.checkpoint.write(&found)?;
         let note = format!(
-            "no verb was seen for it, its netns was found: sandbox {}",
+            "no ADD was received for it, its netns was found: sandbox {}",
             found.sandbox
         );
         self.timeline.note(note);

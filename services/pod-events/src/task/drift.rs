@@ -46,11 +46,12 @@ impl Task {
         if self.failure.as_ref().is_some_and(is_known) {
             return;
         }
-        let message = "the pod's rules or listeners were mended several times and are undone again";
+        let message =
+            "the pod's rules or listeners were repaired several times and are undone again";
         self.failure = Some(Failure::new(Reason::RulesContested, message));
         self.timeline.note(message);
         if let Some(record) = self.records.last() {
-            tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, "Something else undoes what is mended; waiting longer");
+            tracing::warn!(pod = %record.pod, sandbox = %record.sandbox, "Another agent keeps undoing repairs; waiting longer");
         }
     }
 
@@ -61,7 +62,7 @@ impl Task {
         self.failure
             .take_if(|known| known.reason == Reason::RulesContested);
         if let Some(record) = self.records.last() {
-            let message = format!("what was in place was {kind}, and was mended");
+            let message = format!("Repaired drift of kind {kind}");
             let (pod, reason) = (&record.pod, reason_of(kind));
             let outputs = &self.shared.outputs;
             outputs.event(pod, outputs::Kind::Warning, reason, &message);

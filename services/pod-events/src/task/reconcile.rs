@@ -252,9 +252,9 @@ impl Task {
             // Jitter: pods that failed together must not retry together.
             .mul_f64(0.75 + fastrand::f64() / 2.0);
         if is_transient(failure.reason) {
-            tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
+            tracing::debug!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will retry");
         } else {
-            tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will try again");
+            tracing::warn!(pod = format!("{}/{}", self.key.0, self.key.1), %failure, "Will retry");
         }
         self.shared.counters.retry(failure.reason);
         self.attempts = self.attempts.saturating_add(1);

@@ -67,7 +67,7 @@ impl Task {
             self.records.remove(index);
         }
         self.timeline
-            .note(format!("sandbox {sandbox} had ended, told late"));
+            .note(format!("sandbox {sandbox} ended while pod-events was away"));
         self.publish_view();
         ReplayOutcome::Done
     }
@@ -90,7 +90,7 @@ impl Task {
         self.records.retain(|known| known.sandbox != record.sandbox);
         self.records.push(record);
         self.timeline.note(format!(
-            "sandbox {} had been let through, told late",
+            "sandbox {} was admitted unenrolled while pod-events was away",
             call.sandbox
         ));
         self.publish_view();

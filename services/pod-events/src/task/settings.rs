@@ -118,7 +118,7 @@ impl Shared {
         let refused = asked.filter(|asked| !permitted.include(asked.needs));
         let refused: Vec<_> = refused.map(|asked| asked.annotation).collect();
         if !refused.is_empty() {
-            let message = format!("Left out, as nobody permits it: {}", refused.join(", "));
+            let message = format!("Not permitted and left out: {}", refused.join(", "));
             let outputs = &self.outputs;
             outputs.event(&pod.pod, Kind::Warning, Reason::NotPermitted, &message);
         }

@@ -12,7 +12,7 @@ pub enum InvalidSelectors {
     #[error("setting enablement_selectors is neither YAML nor JSON: {0}")]
     Text(String),
     #[error(
-        "setting enablement_selectors is no list of {{podSelector, namespaceSelector}}; [] lets nobody join"
+        "setting enablement_selectors is not a list of {{podSelector, namespaceSelector}}; [] selects no pod"
     )]
     NoList,
     #[error("setting enablement_selectors, entry {entry}: {field}: {why}")]
@@ -95,7 +95,7 @@ fn selector(value: &Value) -> Result<Selector, FieldError> {
 fn match_labels(value: &Value) -> Result<Vec<Requirement>, FieldError> {
     let labels = value
         .as_object()
-        .ok_or_else(|| FieldError::new("is no map"))?;
+        .ok_or_else(|| FieldError::new("is not a map"))?;
     let equal = |(key, value): (&String, &Value)| {
         let value = label_value(value).map_err(|bad| bad.within(key))?;
         Ok(Requirement {
@@ -160,16 +160,16 @@ fn text<'a>(fields: &'a Map<String, Value>, name: &str) -> Result<&'a str, Field
         .ok_or_else(|| FieldError::new("is required").within(name))?;
     value
         .as_str()
-        .ok_or_else(|| FieldError::new("is no text").within(name))
+        .ok_or_else(|| FieldError::new("is not a string").within(name))
 }
 
 fn object<'a>(value: &'a Value, known: &[&str]) -> Result<&'a Map<String, Value>, FieldError> {
     let fields = value
         .as_object()
-        .ok_or_else(|| FieldError::new("is no map"))?;
+        .ok_or_else(|| FieldError::new("is not a map"))?;
     let unknown = fields.keys().find(|name| !known.contains(&name.as_str()));
     unknown.map_or(Ok(fields), |name| {
-        let why = format!("is unknown; there are {}", known.join(" and "));
+        let why = format!("is unknown; known fields are {}", known.join(" and "));
         Err(FieldError::new(why).within(name))
     })
 }
@@ -180,7 +180,7 @@ fn list<T>(
 ) -> Result<Vec<T>, FieldError> {
     let items = value
         .as_array()
-        .ok_or_else(|| FieldError::new("is no list"))?;
+        .ok_or_else(|| FieldError::new("is not a list"))?;
     let parse = |(at, item)| parse(item).map_err(|bad| bad.within(&format!("[{at}]")));
     items.iter().enumerate().map(parse).collect()
 }
@@ -189,13 +189,15 @@ fn label_key(text: &str) -> Result<String, FieldError> {
     if is_label(text) {
         return Ok(text.to_owned());
     }
-    Err(FieldError::new(format!("{text:?} is no name of a label")))
+    Err(FieldError::new(format!("{text:?} is not a label key")))
 }
 
 fn label_value(value: &Value) -> Result<String, FieldError> {
     match value.as_str() {
         Some(text) if text.is_empty() || is_name(text) => Ok(text.to_owned()),
-        Some(text) => Err(FieldError::new(format!("{text:?} is no value of a label"))),
-        None => Err(FieldError::new(format!("{value} is no text; quote it"))),
+        Some(text) => Err(FieldError::new(format!("{text:?} is not a label value"))),
+        None => Err(FieldError::new(format!(
+            "{value} is not a string; quote it"
+        ))),
     }
 }

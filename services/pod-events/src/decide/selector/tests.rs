@@ -234,10 +234,10 @@ fn what_cannot_be_used_is_told_by_the_setting_the_entry_and_the_field() {
         |text: &str| format!("[{{}}, {{podSelector: {{matchExpressions: [{text}]}}}}]");
     let at = "podSelector.matchExpressions[0]";
     for (text, words) in [
-        (String::new(), vec!["no list"]),
-        ("{podSelector: {}}".to_owned(), vec!["no list"]),
+        (String::new(), vec!["not a list"]),
+        ("{podSelector: {}}".to_owned(), vec!["not a list"]),
         ("[".to_owned(), vec!["neither YAML nor JSON"]),
-        ("[{}, x]".to_owned(), vec!["entry 2: itself: is no map"]),
+        ("[{}, x]".to_owned(), vec!["entry 2: itself: is not a map"]),
         (
             "[{podSelectors: {}}]".to_owned(),
             vec!["entry 1: podSelectors:", "unknown", "podSelector"],

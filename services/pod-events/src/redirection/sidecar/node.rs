@@ -42,7 +42,7 @@ impl FromStr for Group {
         let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
         let number = is_number.then(|| text.parse().ok()).flatten();
         number.map(Self).ok_or_else(|| {
-            format!("setting sidecar_owner_groups or sidecar_excluded_owner_groups: \"{text}\" is no number of a group")
+            format!("setting sidecar_owner_groups or sidecar_excluded_owner_groups: \"{text}\" is not a group id")
         })
     }
 }
@@ -71,7 +71,7 @@ impl FromStr for OwnerGroups {
         let groups = groups.collect::<Result<BTreeSet<Group>, _>>();
         let is_list = |groups: &BTreeSet<Group>| groups.len() <= MAX_GROUPS;
         let groups = groups.ok().filter(is_list).ok_or_else(|| {
-            format!("setting sidecar_owner_groups: \"{text}\" is neither * nor at most {MAX_GROUPS} numbers of groups with commas between them")
+            format!("setting sidecar_owner_groups: \"{text}\" is neither * nor a list of at most {MAX_GROUPS} group ids, separated by commas")
         })?;
         Ok(Self(Some(groups)))
     }
@@ -98,7 +98,7 @@ impl FromStr for Loopback {
     fn from_str(text: &str) -> Result<Self, String> {
         let form = || {
             format!(
-                "setting sidecar_loopback_network: \"{text}\" is no network within 127.0.0.0/8, like 127.0.0.1/32"
+                "setting sidecar_loopback_network: \"{text}\" is not a network within 127.0.0.0/8, like 127.0.0.1/32"
             )
         };
         let (address, bits) = text.split_once('/').ok_or_else(form)?;
@@ -114,7 +114,7 @@ impl FromStr for Loopback {
         }
         if network.contains(PASSTHROUGH) {
             return Err(format!(
-                "setting sidecar_loopback_network: \"{text}\" holds {PASSTHROUGH}, without which no pod can prove that it is captured"
+                "setting sidecar_loopback_network: \"{text}\" contains {PASSTHROUGH}, which has to be captured for pods to pass their validation"
             ));
         }
         Ok(Self(network))
