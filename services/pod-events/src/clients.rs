@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_defect_that_a_service_tells_of_itself_stays_one() {
+    fn a_defect_that_a_service_reports_of_itself_stays_one() {
         let defect = Failure::new(Reason::Internal, "netconfig failed");
         let failure = to_failure("netconfig", &inpod_proto::into_status(&defect));
         assert_eq!(failure.reason, Reason::Internal);

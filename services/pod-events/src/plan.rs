@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_wanted_rests() {
+    fn what_is_as_desired_needs_no_action() {
         assert_eq!(next_at(0, &enrolled(), IN), Action::Idle);
         assert_eq!(next_at(0, &Intent::Out, OUT), Action::Idle);
     }
@@ -193,8 +193,8 @@ mod tests {
     #[test]
     fn a_withdrawal_announces_then_drains_then_finishes() {
         assert_eq!(next_at(0, &enrolled(), OUT), Action::StartWithdrawal);
-        let inherited = next_at(0, &Intent::Adopted, OUT);
-        assert_eq!(inherited, Action::StartWithdrawal);
+        let adopted = next_at(0, &Intent::Adopted, OUT);
+        assert_eq!(adopted, Action::StartWithdrawal);
         let unannounced = Desired::Out {
             is_announced: false,
         };
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_enrolled_pod_that_asks_for_something_else_is_changed_where_it_stands() {
+    fn an_enrolled_pod_that_requests_something_else_is_updated_in_place() {
         let changed = Desired::In { in_sync: false };
         assert_eq!(next_at(0, &enrolled(), changed), Action::Update);
         assert_eq!(next_at(0, &Intent::Enrolling, changed), Action::Enroll);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_let_alone_loses_its_claim_once_and_no_rule() {
+    fn what_is_detached_loses_its_claim_once_and_no_rule() {
         let detached = |is_claimed| Desired::Detached { is_claimed };
         assert_eq!(next_at(0, &enrolled(), detached(true)), Action::Detach);
         assert_eq!(next_at(9, &enrolled(), detached(false)), Action::Idle);
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_end_stands_whatever_is_wanted() {
+    fn a_delete_proceeds_whatever_is_desired() {
         let deleting = Intent::Deleting { since: at(0) };
         for desired in [IN, OUT, Desired::Unknown, Desired::Gone { since: at(0) }] {
             assert_eq!(
@@ -259,7 +259,8 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_gone_for_a_moment_may_come_back_and_one_that_stays_away_is_let_go() {
+    fn a_pod_that_is_gone_for_a_moment_may_come_back_and_one_that_stays_away_is_garbage_collected()
+    {
         let gone = Desired::Gone { since: at(0) };
         for intent in every_intent() {
             assert_eq!(next_at(1, &intent, gone), Action::WaitUntil(at(2)));

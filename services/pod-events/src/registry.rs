@@ -244,8 +244,8 @@ impl Registry {
     }
 
     /// Wakes the selected tasks to reconcile.
-    pub fn wake(&self, wanted: impl Fn(&PodKey) -> bool) {
-        for (_, handle) in self.tasks().running.iter().filter(|(key, _)| wanted(key)) {
+    pub fn wake(&self, selects: impl Fn(&PodKey) -> bool) {
+        for (_, handle) in self.tasks().running.iter().filter(|(key, _)| selects(key)) {
             handle.send(Command::Reconcile);
         }
     }

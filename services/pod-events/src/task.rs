@@ -255,7 +255,7 @@ impl Task {
                     None => return,
                 },
                 () = async { sleep_until(due.unwrap_or_else(Instant::now)).await }, if due.is_some() => {
-                    self.advance().await;
+                    self.reconcile().await;
                 }
             }
             self.publish_view();
@@ -348,7 +348,7 @@ impl Task {
     /// Reconciles without waiting for the retry interval, because something has changed.
     async fn reconcile_now(&mut self) {
         self.attempts = 0;
-        self.advance().await;
+        self.reconcile().await;
     }
 
     fn index_of(&self, sandbox: &SandboxRef) -> Option<usize> {

@@ -57,8 +57,8 @@ pub(crate) fn sidecar_of(annotations: &[(&'static str, &str)]) -> Redirection {
         dns: false,
         drop_invalid: false,
     };
-    let said = |name: &str| annotations.iter().find(|(known, _)| *known == name);
-    let sidecar = Sidecar::from_annotations(proxy, |name| said(name).map(|(_, text)| *text));
+    let annotation = |name: &str| annotations.iter().find(|(known, _)| *known == name);
+    let sidecar = Sidecar::from_annotations(proxy, |name| annotation(name).map(|(_, text)| *text));
     Redirection::Sidecar(Box::new(sidecar.unwrap()))
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn config(directory: &Path) -> Config {
 
 /// Creates the shared state of tasks, without other services and with a directory of manifests.
 pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
-    let nobody = || inpod_service::channel(&directory.join("nobody.sock"));
+    let unreachable = || inpod_service::channel(&directory.join("nobody.sock"));
     let config = config(directory);
     Arc::new(Shared {
         source: Source::open(&config).await.unwrap(),
@@ -149,7 +149,7 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
         leave_mode: LeaveMode::default(),
         config,
         pipeline: Pipeline {
-            clients: Clients::new(nobody(), nobody(), capture()),
+            clients: Clients::new(unreachable(), unreachable(), capture()),
             checkpoint: Checkpoint::open(&directory.join("checkpoint")).unwrap(),
             synced: watch::channel(Synced::default()).1,
             revisions: Revisions::default(),

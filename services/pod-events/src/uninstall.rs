@@ -125,9 +125,9 @@ impl Uninstaller {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let rest = self.remaining_work(leave).await;
-            let Err(rest) = rest else { break };
-            let message = format!("inpod leaves this node ({leave}): {rest}");
+            let remaining = self.remaining_work(leave).await;
+            let Err(remaining) = remaining else { break };
+            let message = format!("inpod leaves this node ({leave}): {remaining}");
             self.conditions().set(CONDITION, Err(message));
         }
         let done = match leave {

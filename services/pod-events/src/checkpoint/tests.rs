@@ -55,7 +55,7 @@ fn a_record_that_cannot_be_written_leaves_nothing_and_what_was_written_before_st
 }
 
 #[test]
-fn what_was_let_through_what_a_runtime_calls_it_and_what_it_asks_for_is_read_back() {
+fn an_unenrolled_admission_the_runtimes_uid_and_the_requested_settings_are_read_back() {
     let (_dir, checkpoint) = checkpoint();
     let record = Record {
         admitted_unenrolled: true,
@@ -116,7 +116,7 @@ fn the_redirection_to_a_sidecar_is_read_back_and_no_earlier_release_takes_it_for
 }
 
 #[test]
-fn a_sidecars_redirection_is_let_alone_where_it_stands_without_a_claim() {
+fn a_sidecars_redirection_is_detached_where_it_is_applied_without_a_claim() {
     let of = |redirection: Redirection, intent| Record {
         redirection,
         intent,

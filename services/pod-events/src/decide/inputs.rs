@@ -93,11 +93,11 @@ fn permissions(
     policy: &Policy<'_>,
 ) -> Vec<(String, String)> {
     let permitted = namespace.allows.or(policy.pods_may);
-    let input = |asked: PrivilegedRequest| {
+    let input = |request: PrivilegedRequest| {
         let PrivilegedRequest {
             annotation, text, ..
-        } = asked;
-        let value = if permitted.include(asked.needs) {
+        } = request;
+        let value = if permitted.include(request.needs) {
             text
         } else if is_known {
             format!("{text} (not permitted)")
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_labels_that_are_read_are_told_with_their_values_and_no_other() {
+    fn the_labels_that_are_read_are_listed_with_their_values_and_no_other() {
         let selectors = "[{podSelector: {matchLabels: {a: b}}}, {namespaceSelector: {matchExpressions: [{key: c, operator: Exists}]}}]";
         let inputs = input(selectors, true, |pod, namespace| {
             pod.labels = [("a", "x"), ("z", "z")]
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_told_with_whether_it_is_permitted_and_by_whom() {
+    fn what_is_requested_is_listed_with_whether_it_is_permitted_and_by_whom() {
         let ask = |pod: &mut Pod| {
             let all = [
                 (keys::EXCLUDE_OUTBOUND_PORTS, "5432"),

@@ -58,7 +58,7 @@ fn none_on_the_pod_beats_ambient_on_the_namespace() {
 }
 
 #[test]
-fn nobody_joins_a_node_that_is_left_and_who_would_not_have_joined_keeps_the_reason() {
+fn no_pod_joins_during_an_uninstall_and_one_that_would_not_have_joined_keeps_its_reason() {
     let left = |pod: &Pod, is_known| {
         let policy = Policy {
             selectors: &istio(),
@@ -70,9 +70,12 @@ fn nobody_joins_a_node_that_is_left_and_who_would_not_have_joined_keeps_the_reas
         let decision = decide(pod, &namespace("shop"), is_known, &policy);
         (decision.enrollment, decision.reason)
     };
-    let mut asks = pod("shop", "web");
-    set(&mut asks.labels, "ambient");
-    assert_eq!(left(&asks, true), (Enrollment::None, Reason::NodeLeaves));
+    let mut labelled = pod("shop", "web");
+    set(&mut labelled.labels, "ambient");
+    assert_eq!(
+        left(&labelled, true),
+        (Enrollment::None, Reason::NodeLeaves)
+    );
     let plain = pod("shop", "web");
     assert_eq!(left(&plain, true), (Enrollment::None, Reason::NotSelected));
     assert_eq!(left(&plain, false), (Enrollment::None, Reason::NodeLeaves));
@@ -179,7 +182,7 @@ fn none_is_an_opt_out_only_where_the_namespace_is_selected_and_the_pod_is_not() 
 #[test]
 fn a_pod_of_an_unknown_fate_waits_where_its_namespace_may_be_in_the_mesh_or_says_so() {
     use OnUnknown::{Closed, Open};
-    for (said, is_listed, expected) in [
+    for (value, is_listed, expected) in [
         (None, Some(true), Closed),
         (None, Some(false), Open),
         // No list was ever written here.
@@ -192,17 +195,17 @@ fn a_pod_of_an_unknown_fate_waits_where_its_namespace_may_be_in_the_mesh_or_says
         (Some("no"), Some(false), Open),
     ] {
         let mut namespace = namespace("shop");
-        namespace.on_unknown = said.map(str::to_owned);
+        namespace.on_unknown = value.map(str::to_owned);
         let decided = on_unknown(Some(&namespace), is_listed);
-        assert_eq!(decided, expected, "{said:?} {is_listed:?}");
-        if said.is_none() {
+        assert_eq!(decided, expected, "{value:?} {is_listed:?}");
+        if value.is_none() {
             assert_eq!(on_unknown(None, is_listed), expected, "{is_listed:?}");
         }
     }
 }
 
 #[test]
-fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would_decide() {
+fn the_labels_of_an_unknown_namespace_are_unknown_only_where_they_would_decide() {
     let silent = Inventory {
         namespaces_exist: true,
         ..Inventory::default()
@@ -219,9 +222,9 @@ fn the_labels_of_a_namespace_that_nobody_knows_are_unknown_only_where_they_would
     };
     let plain = pod("shop", "web");
     assert_eq!(decided(&silent, &plain, &[]), Enrollment::Unknown);
-    let mut asks = plain.clone();
-    set(&mut asks.labels, "ambient");
-    assert_eq!(decided(&silent, &asks, &[]), Enrollment::Ambient);
+    let mut labelled = plain.clone();
+    set(&mut labelled.labels, "ambient");
+    assert_eq!(decided(&silent, &labelled, &[]), Enrollment::Ambient);
     let mut opts_out = plain.clone();
     set(&mut opts_out.labels, "none");
     assert_eq!(decided(&silent, &opts_out, &[]), Enrollment::None);

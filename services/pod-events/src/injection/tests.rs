@@ -109,7 +109,7 @@ fn each_condition_leaves_the_pod_alone() {
 }
 
 #[test]
-fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_the_annotation() {
+fn a_pod_opts_out_by_the_one_value_that_the_injector_takes_and_the_label_beats_the_annotation() {
     for (label, annotation, skipped) in [
         (Some("false"), None, true),
         (None, Some("false"), true),
@@ -138,7 +138,7 @@ fn a_pod_opts_out_by_the_one_word_that_the_injector_takes_and_the_label_beats_th
 }
 
 #[test]
-fn conditions_are_looked_at_in_their_order_and_each_is_told() {
+fn conditions_are_checked_in_order_and_each_is_reported() {
     type Change = fn(&mut Value);
     let conditions: [(Change, Skip); 6] = [
         (
@@ -186,7 +186,7 @@ fn conditions_are_looked_at_in_their_order_and_each_is_told() {
 }
 
 #[test]
-fn root_and_nobody_in_particular_run_as_1337() {
+fn root_and_an_unspecified_user_run_as_1337() {
     for (context, uid, gid) in [
         (json!({"runAsUser": 2000, "runAsGroup": 3000}), 2000, 3000),
         (json!({"runAsUser": 0, "runAsGroup": 1338}), 1337, 1338),
@@ -238,9 +238,9 @@ fn truth_values_of_the_proxy_are_gos_and_the_last_of_a_name_counts() {
 }
 
 #[test]
-fn what_is_malformed_is_told_where_it_would_be_redirected() {
+fn what_is_malformed_is_reported_where_it_would_be_redirected() {
     let ports = keys::SIDECAR_EXCLUDE_INBOUND_PORTS;
-    let told = |mode| {
+    let malformed = |mode| {
         let found = injection(|pod| {
             annotate(pod, ports, "http");
             annotate(pod, keys::INTERCEPTION_MODE, mode);
@@ -248,10 +248,10 @@ fn what_is_malformed_is_told_where_it_would_be_redirected() {
         let inputs = found.unwrap().inputs();
         inputs.into_iter().find(|(name, _)| name.ends_with(ports))
     };
-    let (_, why) = told("REDIRECT").unwrap();
+    let (_, why) = malformed("REDIRECT").unwrap();
     assert!(
         why.starts_with("malformed") && why.contains("http"),
         "{why}"
     );
-    assert_eq!(told("NONE"), None);
+    assert_eq!(malformed("NONE"), None);
 }

@@ -131,7 +131,7 @@ impl Pipeline {
     }
 
     /// Enrolls a sandbox, whatever is in place already. If that fails, what was added is undone, except for a pod that
-    /// was in the mesh before (`stood` is its intent): that keeps what it has.
+    /// was in the mesh before (`intent_before` is its intent): that keeps what it has.
     ///
     /// # Errors
     ///
@@ -139,7 +139,7 @@ impl Pipeline {
     pub async fn enroll(
         &self,
         broker: Option<&str>,
-        stood: Option<Intent>,
+        intent_before: Option<Intent>,
         record: &mut Record,
         log: &mut Timeline,
         context: EnrollContext<'_>,
@@ -148,7 +148,7 @@ impl Pipeline {
             return Ok(());
         };
         log.note(format!("failed: {failure}"));
-        match stood {
+        match intent_before {
             Some(before) => {
                 record.intent = before;
                 self.checkpoint.write(record)?;
@@ -297,11 +297,11 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_starts_for_a_caller_who_is_gone_or_late() {
-        let soon = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(30);
         let mut gone = Box::pin(async { CancelReason::CallerGone });
         let mut waits = Box::pin(std::future::pending::<CancelReason>());
         assert!(
-            EnrollContext::background(soon, gone.as_mut())
+            EnrollContext::background(deadline, gone.as_mut())
                 .check_deadline()
                 .is_err()
         );
@@ -311,7 +311,7 @@ mod tests {
                 .is_err()
         );
         assert!(
-            EnrollContext::background(soon, waits.as_mut())
+            EnrollContext::background(deadline, waits.as_mut())
                 .check_deadline()
                 .is_ok()
         );

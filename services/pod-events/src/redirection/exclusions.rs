@@ -97,20 +97,20 @@ pub struct Network {
 
 impl Network {
     /// Returns the network of an address. `None` if the prefix is longer than the address.
-    pub(super) fn around(address: IpAddr, bits: u8) -> Option<Self> {
+    pub(super) fn containing(address: IpAddr, bits: u8) -> Option<Self> {
         let address = lists::masked(address, bits)?;
         Some(Self { address, bits })
     }
 
     /// Returns the network of a single address.
-    pub(super) fn only(address: IpAddr) -> Self {
+    pub(super) fn single(address: IpAddr) -> Self {
         let bits = if address.is_ipv4() { 32 } else { 128 };
         Self { address, bits }
     }
 
     pub(super) fn contains(self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4()
-            && Self::around(address, self.bits) == Some(self)
+            && Self::containing(address, self.bits) == Some(self)
     }
 }
 
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_at_most_64_entries_and_one_that_does_not_end_is_not_told_whole() {
+    fn a_list_has_at_most_64_entries_and_an_endless_one_is_not_repeated_whole() {
         let ports = |last: u16| {
             (1..=last)
                 .map(|port| format!("{port},"))

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_permit_and_what_is_no_word_permits_nothing() {
+    fn known_names_permit_and_unknown_names_permit_nothing() {
         for (text, words) in [
             ("", ""),
             ("exclude", "exclude"),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_with_another_word_is_refused_and_the_words_are_named() {
+    fn a_setting_with_an_unknown_name_is_refused_and_the_known_ones_are_listed() {
         let error = "everything".parse::<Permission>().unwrap_err();
         let named = ["pods_may", "everything", "exclude", "keep-existing"];
         assert!(named.iter().all(|word| error.contains(word)), "{error}");

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_is_of_whoever_has_it_and_of_nobody_once_it_is_forgotten() {
+    fn a_sandbox_belongs_to_the_pod_that_has_it_and_to_none_once_it_is_forgotten() {
         let owners = Owners::default();
         let (a, b) = (record("a"), record("b"));
         owners.replace(&key("web"), &[], std::slice::from_ref(&a));

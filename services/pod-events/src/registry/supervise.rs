@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pod_whose_task_panics_is_looked_after_by_another_a_while_later() {
+    async fn a_pod_whose_task_panics_gets_a_new_task_a_while_later() {
         let dir = tempfile::tempdir().unwrap();
         let registry = without_task(dir.path()).await;
         registry.supervise(web(), async { panic!("a defect") });
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_ends_as_it_should_has_no_successor() {
+    async fn a_task_that_ends_regularly_is_not_restarted() {
         let dir = tempfile::tempdir().unwrap();
         let registry = without_task(dir.path()).await;
         registry.supervise(web(), async {});

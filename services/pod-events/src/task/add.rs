@@ -58,7 +58,7 @@ impl Task {
             reason: decision.reason,
             pod: pod.pod.clone(),
         };
-        if self.is_further_interface(&call.sandbox) {
+        if self.is_additional_interface(&call.sandbox) {
             return Ok(added);
         }
         let mut permit = None;
@@ -121,7 +121,7 @@ impl Task {
             reason: Reason::SourceUnavailable,
             pod: pod.pod.clone(),
         };
-        if self.is_further_interface(&call.sandbox) {
+        if self.is_additional_interface(&call.sandbox) {
             return Ok(added);
         }
         let record = Record {
@@ -180,7 +180,7 @@ impl Task {
 
     /// Returns whether the sandbox is another interface of a recorded container. It changes nothing: capture works on
     /// the netns, not on an interface.
-    pub(super) fn is_further_interface(&self, sandbox: &SandboxRef) -> bool {
+    pub(super) fn is_additional_interface(&self, sandbox: &SandboxRef) -> bool {
         let same = |record: &Record| {
             record.sandbox.container_id == sandbox.container_id && record.sandbox != *sandbox
         };
@@ -189,7 +189,7 @@ impl Task {
 
     /// Makes the sandbox the pod's current one. A repeated ADD keeps its record; a different netns replaces the
     /// recorded one only if that has ended.
-    async fn set_current(&mut self, call: &AddCall, fresh: Record) -> Result<(), Failure> {
+    async fn set_current(&mut self, call: &AddCall, new: Record) -> Result<(), Failure> {
         let known = self
             .index_of(&call.sandbox)
             .and_then(|index| self.records.get(index))
@@ -199,13 +199,13 @@ impl Task {
                 if known.netns == call.netns
                     && !matches!(known.intent, Intent::Deleting { .. }) =>
             {
-                merge_identity(known, fresh)
+                merge_identity(known, new)
             }
             Some(known) => {
                 self.replace_sandbox(&known, call).await?;
-                fresh
+                new
             }
-            None => fresh,
+            None => new,
         };
         self.shared.pipeline.checkpoint.write(&record)?;
         self.records.retain(|known| known.sandbox != record.sandbox);
@@ -302,20 +302,20 @@ impl Task {
 }
 
 /// Updates the pod's identity in a record. A placeholder identity never replaces a known one.
-fn merge_identity(known: Record, fresh: Record) -> Record {
-    if fresh.admitted_unenrolled && !known.admitted_unenrolled {
+fn merge_identity(known: Record, new: Record) -> Record {
+    if new.admitted_unenrolled && !known.admitted_unenrolled {
         return known;
     }
     Record {
-        pod: fresh.pod,
-        service_account: fresh.service_account,
-        runtime_uid: fresh.runtime_uid,
-        admitted_unenrolled: fresh.admitted_unenrolled,
+        pod: new.pod,
+        service_account: new.service_account,
+        runtime_uid: new.runtime_uid,
+        admitted_unenrolled: new.admitted_unenrolled,
         // While the sandbox is enrolled, keep what was applied.
         redirection: if known.intent.was_in_mesh() {
             known.redirection
         } else {
-            fresh.redirection
+            new.redirection
         },
         ..known
     }

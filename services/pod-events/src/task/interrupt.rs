@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_look_interrupts_what_nobody_waits_for_and_no_add() {
+    async fn a_reconcile_interrupts_background_enrollments_and_no_add() {
         let (sender, sent) = watch::channel(Interrupts::default());
         let seen = Interrupts::default();
         sender.send_modify(|sent| sent.count(&Command::Reconcile));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_command_that_was_obeyed_interrupts_nothing() {
+    async fn a_command_that_was_handled_interrupts_nothing() {
         let (sender, sent) = watch::channel(Interrupts::default());
         let command = Command::Reclaim(tokio::sync::oneshot::channel().0);
         let mut seen = Interrupts::default();

@@ -64,12 +64,12 @@ impl Task {
 
     /// Returns whether the pod is to be left as it is for another agent. Changes that were started are completed first.
     fn is_handed_over(&self) -> bool {
-        let rests = |record: &Record| record.intent.is_stable();
-        self.shared.leave_mode.is(Leave::Handover) && self.records.last().is_none_or(rests)
+        let is_stable = |record: &Record| record.intent.is_stable();
+        self.shared.leave_mode.is(Leave::Handover) && self.records.last().is_none_or(is_stable)
     }
 
     /// Runs the next actions for the current sandbox and schedules the next reconcile.
-    pub(super) async fn advance(&mut self) {
+    pub(super) async fn reconcile(&mut self) {
         (self.wake, self.next) = (None, None);
         if self.is_handed_over() {
             return;
@@ -105,7 +105,7 @@ impl Task {
                 self.shared.timing(),
             );
             self.next = Some(action);
-            match self.act(action).await {
+            match self.execute(action).await {
                 Ok(Step::Continue) => {
                     self.attempts = 0;
                     // Reporters to other systems see every step.
@@ -133,7 +133,7 @@ impl Task {
         self.wake_in(POLL_INTERVAL);
     }
 
-    async fn act(&mut self, action: Action) -> Result<Step, Failure> {
+    async fn execute(&mut self, action: Action) -> Result<Step, Failure> {
         if self.needs_netns_lookup(action) {
             return self.locate_netns(action).await;
         }

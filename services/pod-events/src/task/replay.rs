@@ -100,7 +100,7 @@ impl Task {
     /// Returns the outcome if the sandbox need not or cannot be recorded now.
     fn existing_outcome(&self, admitted: &OfflineAdd, pod: &Pod) -> Option<ReplayOutcome> {
         let call = &admitted.call;
-        if self.is_further_interface(&call.sandbox) {
+        if self.is_additional_interface(&call.sandbox) {
             let why = "its container is recorded with another interface";
             return Some(ReplayOutcome::Dropped(why.to_owned()));
         }

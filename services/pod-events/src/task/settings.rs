@@ -17,8 +17,8 @@ use crate::{
 /// Returns whether it is known which requested settings are permitted: the node permits them all, or
 /// the namespace is known.
 pub(crate) fn is_permission_known(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> bool {
-    let is_free = |asked: PrivilegedRequest| pods_may.include(asked.needs);
-    pod.requested.privileged().all(is_free) || !inventory.is_silent_on(&pod.pod.namespace)
+    let is_permitted = |request: PrivilegedRequest| pods_may.include(request.needs);
+    pod.requested.privileged().all(is_permitted) || !inventory.is_silent_on(&pod.pod.namespace)
 }
 
 fn permitted_settings(
@@ -114,9 +114,9 @@ impl Shared {
         };
         let namespace = inventory.namespace(&pod.pod.namespace);
         let permitted = namespace.allows.or(self.config.pods_may());
-        let asked = pod.requested.privileged();
-        let refused = asked.filter(|asked| !permitted.include(asked.needs));
-        let refused: Vec<_> = refused.map(|asked| asked.annotation).collect();
+        let request = pod.requested.privileged();
+        let refused = request.filter(|request| !permitted.include(request.needs));
+        let refused: Vec<_> = refused.map(|request| request.annotation).collect();
         if !refused.is_empty() {
             let message = format!("Not permitted and left out: {}", refused.join(", "));
             let outputs = &self.outputs;
@@ -191,14 +191,14 @@ mod tests {
     }
 
     /// Creates an inventory whose namespace permits something, or is unknown if `None`.
-    fn permitting(words: Option<&str>) -> Inventory {
+    fn permitting(names: Option<&str>) -> Inventory {
         let mut inventory = Inventory {
             namespaces_exist: true,
             ..Inventory::default()
         };
-        if let Some(words) = words {
+        if let Some(names) = names {
             let mut namespace = namespace("shop");
-            namespace.allows = Permissions::parse(words);
+            namespace.allows = Permissions::parse(names);
             inventory
                 .namespaces
                 .insert(namespace.name.clone(), namespace);
@@ -219,17 +219,17 @@ mod tests {
         let of = |namespace, node, pod: &Pod| {
             permitted_settings(&permitting(namespace), pod, Permissions::parse(node))
         };
-        let asks = asking("80");
-        assert_eq!(ports(&of(Some("exclude"), "", &asks).unwrap()), 1);
-        assert_eq!(ports(&of(Some(""), "", &asks).unwrap()), 0);
-        assert_eq!(ports(&of(None, "exclude", &asks).unwrap()), 1);
+        let requested = asking("80");
+        assert_eq!(ports(&of(Some("exclude"), "", &requested).unwrap()), 1);
+        assert_eq!(ports(&of(Some(""), "", &requested).unwrap()), 0);
+        assert_eq!(ports(&of(None, "exclude", &requested).unwrap()), 1);
         assert_eq!(ports(&of(None, "", &pod("shop", "web")).unwrap()), 0);
-        let unknown = of(None, "keep-existing", &asks).unwrap_err();
+        let unknown = of(None, "keep-existing", &requested).unwrap_err();
         assert_eq!(unknown.reason, Reason::NamespaceUnknown);
     }
 
     #[test]
-    fn what_stands_keeps_what_it_has_and_what_does_not_is_refused_or_left_out() {
+    fn what_is_applied_stays_and_what_is_not_is_refused_or_left_out() {
         let applied = permitted_settings(
             &permitting(Some("exclude")),
             &asking("80,443"),
@@ -237,21 +237,21 @@ mod tests {
         )
         .unwrap();
         let applied = Redirection::Ambient(applied);
-        let renewed = |namespace, ports, applied: Option<&Redirection>| {
+        let updated = |namespace, ports, applied: Option<&Redirection>| {
             let (pod, node) = (asking(ports), Permissions::default());
             let requested = permitted_settings(&permitting(namespace), &pod, node);
             effective_redirection(requested.map(Redirection::Ambient), applied, &pod, node)
         };
-        let malformed = renewed(Some("exclude"), "http", Some(&applied)).unwrap();
+        let malformed = updated(Some("exclude"), "http", Some(&applied)).unwrap();
         assert_eq!(malformed, applied);
-        let unknown = renewed(None, "80", Some(&applied)).unwrap();
+        let unknown = updated(None, "80", Some(&applied)).unwrap();
         assert_eq!(unknown, applied);
-        let withdrawn = renewed(Some(""), "80,443", Some(&applied)).unwrap();
+        let withdrawn = updated(Some(""), "80,443", Some(&applied)).unwrap();
         assert_eq!(ports_of(&withdrawn), 0);
-        let refused = renewed(Some("exclude"), "http", None).unwrap_err();
+        let refused = updated(Some("exclude"), "http", None).unwrap_err();
         assert_eq!(refused.reason, Reason::InvalidField);
         assert_eq!(refused.field, keys::EXCLUDE_OUTBOUND_PORTS);
-        assert_eq!(ports_of(&renewed(None, "80", None).unwrap()), 0);
-        assert_eq!(ports_of(&renewed(None, "http", None).unwrap()), 0);
+        assert_eq!(ports_of(&updated(None, "80", None).unwrap()), 0);
+        assert_eq!(ports_of(&updated(None, "http", None).unwrap()), 0);
     }
 }

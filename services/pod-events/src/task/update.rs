@@ -30,25 +30,25 @@ impl Task {
         let Some(pod) = inventory.pod(&self.key).filter(|pod| known.belongs_to(pod)) else {
             return Ok(Step::Done);
         };
-        let renewed = Record {
+        let updated = Record {
             redirection: self.shared.redirection_of(pod)?,
             addresses: self.verified_addresses(known, &pod.addresses).await?,
             ..known.clone()
         };
-        let is_to_another = renewed.redirection.is_sidecar() != known.redirection.is_sidecar();
-        if is_to_another || renewed == *known {
+        let is_to_another = updated.redirection.is_sidecar() != known.redirection.is_sidecar();
+        if is_to_another || updated == *known {
             self.compared_addresses.clone_from(&pod.addresses);
             return Ok(Step::Continue);
         }
-        let renewed = self
+        let updated = self
             .shared
             .pipeline
-            .update(renewed, &mut self.timeline)
+            .update(updated, &mut self.timeline)
             .await?;
-        tracing::info!(pod = %renewed.pod, sandbox = %renewed.sandbox, "Changed");
+        tracing::info!(pod = %updated.pod, sandbox = %updated.sandbox, "Changed");
         self.compared_addresses.clone_from(&pod.addresses);
         if let Some(record) = self.records.last_mut() {
-            *record = renewed;
+            *record = updated;
         }
         self.failure = None;
         Ok(Step::Continue)

@@ -229,7 +229,7 @@ fn yaml_json_and_what_go_takes_for_nothing_are_read() {
 }
 
 #[test]
-fn what_cannot_be_used_is_told_by_the_setting_the_entry_and_the_field() {
+fn what_cannot_be_used_is_reported_by_the_setting_the_entry_and_the_field() {
     let expression =
         |text: &str| format!("[{{}}, {{podSelector: {{matchExpressions: [{text}]}}}}]");
     let at = "podSelector.matchExpressions[0]";

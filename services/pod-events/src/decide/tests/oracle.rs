@@ -117,9 +117,9 @@ fn verdict(pod: &Value, is_excluded: bool) -> Verdict {
 
 fn ports(pod: &Value, name: &str, default: &str) -> Result<Vec<u32>, String> {
     let name = format!("{TRAFFIC}{name}");
-    let said = text(pod, "annotations", &name).unwrap_or(default).trim();
+    let value = text(pod, "annotations", &name).unwrap_or(default).trim();
     let mut ports = BTreeSet::new();
-    for entry in said.split(',').filter(|_| !said.is_empty()) {
+    for entry in value.split(',').filter(|_| !value.is_empty()) {
         let entry = entry.trim();
         let digits = !entry.is_empty() && entry.chars().all(|it| it.is_ascii_digit());
         let number = entry.parse::<u32>().unwrap_or(u32::MAX);
@@ -181,9 +181,9 @@ fn network(entry: &str) -> Option<String> {
 
 fn networks(pod: &Value, name: &str, default: &str) -> Result<BTreeSet<String>, String> {
     let name = format!("{TRAFFIC}{name}");
-    let said = text(pod, "annotations", &name).unwrap_or(default);
+    let value = text(pod, "annotations", &name).unwrap_or(default);
     let mut networks = BTreeSet::new();
-    for entry in said.split(',').filter(|_| !said.is_empty()) {
+    for entry in value.split(',').filter(|_| !value.is_empty()) {
         networks.insert(network(entry).ok_or_else(|| name.clone())?);
     }
     if networks.len() > 64 {
@@ -194,9 +194,9 @@ fn networks(pod: &Value, name: &str, default: &str) -> Result<BTreeSet<String>, 
 }
 
 fn interfaces(pod: &Value, name: &str) -> Result<Vec<String>, String> {
-    let said = text(pod, "annotations", name).unwrap_or("").trim();
+    let value = text(pod, "annotations", name).unwrap_or("").trim();
     let mut names = BTreeSet::new();
-    for entry in said.split(',').filter(|_| !said.is_empty()) {
+    for entry in value.split(',').filter(|_| !value.is_empty()) {
         let entry = entry.trim();
         let letters = ('a'..='z').chain('A'..='Z').collect::<String>();
         let others = letters.clone() + "0123456789_.-";
@@ -219,8 +219,8 @@ fn interfaces(pod: &Value, name: &str) -> Result<Vec<String>, String> {
 }
 
 fn id(pod: &Value, name: &str) -> u32 {
-    let said = proxy(pod).unwrap_or(&Value::Null)["securityContext"][name].as_u64();
-    match said {
+    let value = proxy(pod).unwrap_or(&Value::Null)["securityContext"][name].as_u64();
+    match value {
         None | Some(0) => 1337,
         Some(id) => u32::try_from(id).unwrap(),
     }
@@ -236,14 +236,14 @@ fn virtual_interfaces(pod: &Value) -> Result<Vec<String>, String> {
 
 /// Implements section 3.4 row by row.
 fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
-    let said = |name: &str| text(pod, "annotations", &format!("{TRAFFIC}{name}"));
+    let value = |name: &str| text(pod, "annotations", &format!("{TRAFFIC}{name}"));
     let mode = "sidecar.istio.io/interceptionMode";
     let inbound_capture = match text(pod, "annotations", mode) {
         None | Some("REDIRECT") => wire::InboundCapture::Redirect,
         Some("TPROXY") => wire::InboundCapture::Tproxy,
         Some(_) => return Err(mode.to_owned()),
     };
-    let all_networks = said("includeOutboundIPRanges").is_none_or(|it| it == "*");
+    let all_networks = value("includeOutboundIPRanges").is_none_or(|it| it == "*");
     let included = match all_networks {
         true => BTreeSet::new(),
         false => networks(pod, "includeOutboundIPRanges", "")?,
@@ -256,7 +256,7 @@ fn redirection(pod: &Value) -> Result<wire::SidecarRedirection, String> {
     if not_inbound.len() > 64 {
         return Err(format!("{TRAFFIC}excludeInboundPorts"));
     }
-    let all_ports = said("includeInboundPorts").is_none_or(|it| it == "*");
+    let all_ports = value("includeInboundPorts").is_none_or(|it| it == "*");
     let inbound = if all_ports {
         Vec::new()
     } else {
@@ -325,15 +325,15 @@ fn decided(pod: &Value, is_excluded: bool) -> Verdict {
 }
 
 fn sorted(sidecar: crate::redirection::Sidecar) -> wire::SidecarRedirection {
-    let told = Redirection::Sidecar(Box::new(sidecar)).to_wire(&capture());
-    let Some(wire::redirection::Mode::Sidecar(mut told)) = told.mode else {
+    let redirection = Redirection::Sidecar(Box::new(sidecar)).to_wire(&capture());
+    let Some(wire::redirection::Mode::Sidecar(mut redirection)) = redirection.mode else {
         unreachable!("it is to a sidecar");
     };
-    told.excluded_outbound_networks.sort();
-    if let Some(networks) = &mut told.outbound_networks {
+    redirection.excluded_outbound_networks.sort();
+    if let Some(networks) = &mut redirection.outbound_networks {
         networks.networks.sort();
     }
-    told
+    redirection
 }
 
 proptest! {

@@ -89,15 +89,15 @@ fn pipeline(directory: &Path) -> Pipeline {
     });
     let server = transport::Server::builder().add_service(ZtunnelBrokerServiceServer::new(Waiting));
     tokio::spawn(server.serve_with_incoming(incoming));
-    let told = Synced {
+    let synced = Synced {
         netconfig: Some(Arc::from("netconfig")),
         broker: Some(Arc::from("broker")),
     };
-    let nobody = inpod_service::channel(&directory.join("nobody.sock"));
+    let unreachable = inpod_service::channel(&directory.join("nobody.sock"));
     Pipeline {
-        clients: Clients::new(nobody, inpod_service::channel(&socket), capture()),
+        clients: Clients::new(unreachable, inpod_service::channel(&socket), capture()),
         checkpoint: Checkpoint::open(&directory.join("pods")).unwrap(),
-        synced: watch::channel(told).1,
+        synced: watch::channel(synced).1,
         revisions: Revisions::default(),
     }
 }
@@ -111,9 +111,9 @@ async fn the_wait_for_a_ztunnel_is_given_up_when_something_else_of_the_pod_comes
         tokio::time::sleep(Duration::from_millis(200)).await;
         CancelReason::Interrupted
     };
-    let told = pipeline.readd_workload(&mut record, &mut log, cancelled);
+    let readded = pipeline.readd_workload(&mut record, &mut log, cancelled);
     // The caller of a DEL waits five seconds.
-    let told = timeout(Duration::from_secs(5), told).await;
-    let failure = told.expect("it waits on").unwrap_err();
+    let readded = timeout(Duration::from_secs(5), readded).await;
+    let failure = readded.expect("it waits on").unwrap_err();
     assert_eq!(failure.reason, Reason::Starting, "{failure}");
 }

@@ -41,7 +41,7 @@ pub(super) fn excluded_inbound(
 pub(super) fn networks((annotation, text): Annotation<'_>) -> Result<BTreeSet<Network>, Malformed> {
     let networks = named(annotation, lists::networks(text))?.into_iter();
     Ok(networks
-        .filter_map(|(address, bits)| Network::around(address, bits))
+        .filter_map(|(address, bits)| Network::containing(address, bits))
         .collect())
 }
 

@@ -82,7 +82,7 @@ pub struct Loopback(Network);
 
 impl Default for Loopback {
     fn default() -> Self {
-        Self(Network::only(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+        Self(Network::single(IpAddr::V4(Ipv4Addr::LOCALHOST)))
     }
 }
 
@@ -108,7 +108,7 @@ impl FromStr for Loopback {
             .ok()
             .filter(|bits| *bits >= 8)
             .ok_or_else(form)?;
-        let network = Network::around(address, bits).ok_or_else(form)?;
+        let network = Network::containing(address, bits).ok_or_else(form)?;
         if !address.is_loopback() || !address.is_ipv4() {
             return Err(form());
         }

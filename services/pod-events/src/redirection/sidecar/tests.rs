@@ -74,19 +74,22 @@ fn the_proxy_and_the_node_say_the_rest() {
         },
         ..capture()
     };
-    let told = Sidecar::from_annotations(proxy, |_| None)
+    let redirection = Sidecar::from_annotations(proxy, |_| None)
         .unwrap()
         .to_wire(&node);
-    assert_eq!((told.proxy_uids, told.proxy_gids), (vec![2000], vec![3000]));
     assert_eq!(
-        told.dns.map(|dns| (dns.all, dns.servers)),
+        (redirection.proxy_uids, redirection.proxy_gids),
+        (vec![2000], vec![3000])
+    );
+    assert_eq!(
+        redirection.dns.map(|dns| (dns.all, dns.servers)),
         Some((true, Vec::new()))
     );
-    assert!(told.drop_invalid);
-    assert_eq!(told.ipv6, i32::from(wire::Ipv6Capture::Off));
-    assert_eq!(told.owner_groups.unwrap().groups, [202, 888]);
-    assert_eq!(told.excluded_owner_groups, [7]);
-    assert_eq!(told.loopback_network, "127.0.0.0/30");
+    assert!(redirection.drop_invalid);
+    assert_eq!(redirection.ipv6, i32::from(wire::Ipv6Capture::Off));
+    assert_eq!(redirection.owner_groups.unwrap().groups, [202, 888]);
+    assert_eq!(redirection.excluded_owner_groups, [7]);
+    assert_eq!(redirection.loopback_network, "127.0.0.0/30");
 }
 
 #[test]
@@ -95,8 +98,8 @@ fn inbound_tcp_is_led_as_the_annotation_says() {
         ("REDIRECT", wire::InboundCapture::Redirect),
         ("TPROXY", wire::InboundCapture::Tproxy),
     ] {
-        let told = on_the_wire(&[(keys::INTERCEPTION_MODE, mode)]);
-        assert_eq!(told.inbound_capture(), capture, "{mode}");
+        let redirection = on_the_wire(&[(keys::INTERCEPTION_MODE, mode)]);
+        assert_eq!(redirection.inbound_capture(), capture, "{mode}");
     }
 }
 
@@ -158,8 +161,11 @@ fn networks_are_all_or_none_or_some_without_what_is_beyond_their_prefix() {
 #[test]
 fn interfaces_are_named_and_the_older_name_of_an_annotation_counts_where_the_newer_is_missing() {
     let names = "not-istio-nic, eth1.2 ,a_b";
-    let told = on_the_wire(&[(keys::SIDECAR_EXCLUDE_INTERFACES, names)]);
-    assert_eq!(told.excluded_interfaces, ["a_b", "eth1.2", "not-istio-nic"]);
+    let redirection = on_the_wire(&[(keys::SIDECAR_EXCLUDE_INTERFACES, names)]);
+    assert_eq!(
+        redirection.excluded_interfaces,
+        ["a_b", "eth1.2", "not-istio-nic"]
+    );
     let (newer, older) = (
         keys::REROUTE_VIRTUAL_INTERFACES,
         keys::SIDECAR_KUBEVIRT_INTERFACES,
@@ -265,17 +271,17 @@ fn what_is_malformed_is_refused_by_the_annotations_name_and_with_what_to_do() {
         (keys::REROUTE_VIRTUAL_INTERFACES, &[INTERFACES]),
         (keys::SIDECAR_KUBEVIRT_INTERFACES, &[INTERFACES]),
     ];
-    let mut told = 0;
+    let mut refused = 0;
     for (annotation, lists) in cases {
         for bad in lists.iter().copied().flatten() {
             let error = read(&[(annotation, bad)]).expect_err(&format!("{annotation}: {bad:?}"));
             assert_eq!(error.annotation, *annotation, "{bad:?}");
             assert!(error.why.contains("; give "), "{error}");
-            told += 1;
+            refused += 1;
         }
     }
     let kinds = PORTS.len() + NETWORKS.len() + INTERFACES.len() + MODES.len();
-    assert!(kinds >= 50 && told >= kinds, "{kinds} {told}");
+    assert!(kinds >= 50 && refused >= kinds, "{kinds} {refused}");
 }
 
 #[test]
@@ -293,7 +299,7 @@ fn the_first_annotation_that_is_malformed_is_named_in_istios_order() {
 }
 
 #[test]
-fn lists_are_as_long_as_netconfig_takes_them_and_no_error_tells_one_whole() {
+fn lists_are_as_long_as_netconfig_takes_them_and_no_error_repeats_one_whole() {
     let list = |count: u32| {
         let entries: Vec<_> = (1..=count).map(|n| n.to_string()).collect();
         entries.join(",")

@@ -45,7 +45,7 @@ impl Scene {
         for record in records {
             checkpoint.write(record).unwrap();
         }
-        let nobody = || inpod_service::channel(&dir.path().join("nobody.sock"));
+        let unreachable = || inpod_service::channel(&dir.path().join("nobody.sock"));
         let known = checkpoint.load().unwrap();
         let shared = Arc::new(Shared {
             owners: Owners::default(),
@@ -55,7 +55,7 @@ impl Scene {
             config: config(),
             leave_mode: LeaveMode::default(),
             pipeline: Pipeline {
-                clients: Clients::new(nobody(), nobody(), capture()),
+                clients: Clients::new(unreachable(), unreachable(), capture()),
                 checkpoint,
                 synced: watch::channel(Synced::default()).1,
                 revisions: Revisions::default(),
@@ -152,7 +152,7 @@ async fn the_end_of_an_enrolled_sandbox_is_written_down_without_any_other_servic
 }
 
 #[tokio::test]
-async fn a_pod_that_was_let_through_is_written_down_once_and_its_end_finds_it() {
+async fn a_pod_that_was_admitted_unenrolled_is_recorded_once_and_its_end_finds_it() {
     let scene = Scene::new(&[]).await;
     for _ in 0..2 {
         let settled = scene
