@@ -18,7 +18,7 @@ pub enum Intent {
     Leaving { since: BootInstant },
     /// New connections bypass the mesh; captured connections continue.
     Draining { since: BootInstant },
-    /// The sandbox ends.
+    /// The sandbox ends, by a DEL or unnoticed.
     Deleting { since: BootInstant },
 }
 

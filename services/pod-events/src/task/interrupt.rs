@@ -16,7 +16,7 @@ impl Interrupts {
     pub fn count(&mut self, command: &Command) {
         match command {
             Command::Delete(..) | Command::ReplayDelete(..) | Command::Reclaim(_) => {
-                self.urgent += 1
+                self.urgent += 1;
             }
             Command::Add(..) | Command::Reconcile | Command::Resync(_) | Command::ReplayAdd(..) => {
                 self.routine += 1;
