@@ -54,7 +54,6 @@ impl State {
 }
 
 impl Admission {
-    /// Creates a queue that admits `max` ADDs at once.
     pub fn new(max: NonZeroUsize) -> Self {
         let state = State {
             queue: Queue::new(max),
@@ -67,12 +66,10 @@ impl Admission {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of waiting ADDs.
     pub fn waiting(&self) -> usize {
         self.lock().queue.waiting()
     }
 
-    /// Returns the number of ADDs that hold a permit.
     pub fn working(&self) -> usize {
         self.lock().queue.working()
     }
@@ -154,7 +151,6 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Permission to work on an ADD.
 #[derive(Debug)]
 pub struct Permit {
     admission: Admission,
@@ -164,7 +160,6 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// Releases the slot while the ADD waits for something else.
     pub fn release(&mut self) {
         if let Some(since) = self.since.take() {
             self.worked += since.elapsed();

@@ -19,7 +19,6 @@ pub(crate) struct Adoption {
 }
 
 impl Adoption {
-    /// Reads the file that earlier processes of this boot left.
     pub(crate) fn open(file: PathBuf) -> Self {
         let known = fs::read_to_string(&file).is_ok_and(|boot| boot == boot_id());
         Self {
@@ -39,12 +38,11 @@ impl Adoption {
         self.first_of_boot
     }
 
-    /// Subscribes to the completion of this process's adoption.
     pub(crate) fn completed(&self) -> watch::Receiver<bool> {
         self.completed.subscribe()
     }
 
-    /// Records that the pods of before are in the checkpoint.
+    /// Records in the file that adoption is complete.
     ///
     /// # Errors
     ///

@@ -1,5 +1,3 @@
-//! Points in time that are independent of wall clock changes.
-
 use std::{ops::Add, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};

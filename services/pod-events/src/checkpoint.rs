@@ -20,7 +20,6 @@ use crate::{pod::Pod, redirection::Redirection};
 
 pub use intent::Intent;
 
-/// A sandbox's identity and progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub sandbox: SandboxRef,
@@ -62,7 +61,6 @@ impl Record {
             || (found && own.container_id == sandbox.container_id && own.ifname == sandbox.ifname)
     }
 
-    /// Returns whether traffic is, or is about to be, redirected to the proxy in the pod.
     pub fn uses_sidecar(&self) -> bool {
         self.redirection.is_sidecar() && self.intent.has_effects()
     }
@@ -87,7 +85,6 @@ impl Record {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// A file or the directory cannot be accessed.
     #[error("cannot {act} checkpoint {}", .path.display())]
     Io {
         act: &'static str,
@@ -96,7 +93,6 @@ pub enum CheckpointError {
     },
 }
 
-/// The directory of checkpoint files.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     directory: PathBuf,
@@ -105,10 +101,6 @@ pub struct Checkpoint {
 
 impl Checkpoint {
     /// Opens the directory, creating it if needed.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be created or the boot id cannot be read.
     pub fn open(directory: &Path) -> Result<Self, CheckpointError> {
         let boot = Path::new("/proc/sys/kernel/random/boot_id");
         let boot_id = fs::read_to_string(boot).map_err(failed("read", boot))?;
@@ -121,10 +113,6 @@ impl Checkpoint {
 
     /// Reads all records of this boot at startup and removes leftovers. Unreadable files are set aside with an error in
     /// the log, so that they do not keep other pods from being served.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be read.
     pub fn load(&self) -> Result<BTreeMap<SandboxRef, Record>, CheckpointError> {
         // A crash interrupted this write, so the record was never in force.
         for path in self.files("tmp")? {
@@ -150,10 +138,6 @@ impl Checkpoint {
 
     /// Reads the current records while others may be written. They cover every effect, because
     /// intents are written first.
-    ///
-    /// # Errors
-    ///
-    /// If the directory cannot be read.
     pub fn records(&self) -> Result<Vec<Record>, CheckpointError> {
         let mut records = Vec::new();
         for path in self.files("json")? {
@@ -179,10 +163,6 @@ impl Checkpoint {
     }
 
     /// Writes a record atomically. No fsync: tmpfs does not survive a power failure anyway.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot be written.
     pub fn write(&self, record: &Record) -> Result<(), CheckpointError> {
         let path = self.path(&record.sandbox);
         let temporary = path.with_extension("tmp");
@@ -195,11 +175,7 @@ impl Checkpoint {
         written.map_err(failed("write", &path))
     }
 
-    /// Removes a sandbox's record. Succeeds if there is none.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be removed.
+    /// Removes a sandbox's record, if there is one.
     pub fn remove(&self, sandbox: &SandboxRef) -> Result<(), CheckpointError> {
         let path = self.path(sandbox);
         match fs::remove_file(&path) {

@@ -42,7 +42,6 @@ pub struct Clients {
 #[derive(Clone, Debug)]
 pub struct ClaimedNetns {
     pub id: NetnsId,
-    /// The pod's addresses that were found in it.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -162,7 +161,7 @@ impl Clients {
         })
     }
 
-    /// Releases a claim. Succeeds if there is none.
+    /// Releases a claim, if there is one.
     pub async fn release(&self, sandbox: &SandboxRef, deadline: Instant) -> Result<(), Failure> {
         let message = netconfig::ReleaseNetnsRequest {
             sandbox: Some(sandbox.into()),
@@ -239,7 +238,6 @@ impl Clients {
         Ok(removed.captured_flows)
     }
 
-    /// Inspects a claimed netns.
     pub async fn inspect(
         &self,
         sandbox: &SandboxRef,
@@ -258,7 +256,6 @@ impl Clients {
         .await
     }
 
-    /// Inspects a netns that is not claimed.
     pub async fn inspect_path(
         &self,
         netns: &NetnsRef,
@@ -277,7 +274,6 @@ impl Clients {
         .await
     }
 
-    /// Lists the sandboxes whose netns netconfig holds.
     pub async fn list_claims(&self, deadline: Instant) -> Result<Vec<SandboxRef>, Failure> {
         let mut client = self.netconfig.clone();
         let message = netconfig::ListClaimsRequest {};
@@ -296,7 +292,6 @@ impl Clients {
             .map_err(|error| invalid_response("netconfig", &error))
     }
 
-    /// Watches netconfig's claims and their drift.
     pub async fn watch_drift(
         &self,
     ) -> Result<tonic::Streaming<netconfig::WatchDriftResponse>, Failure> {

@@ -18,7 +18,6 @@ use crate::{
     ztunnels::Selector,
 };
 
-/// The settings that only this service has.
 pub const KEYS: &[Key] = &[
     Key {
         name: "node_name",
@@ -204,13 +203,11 @@ impl FromStr for MetricsAddress {
 }
 
 impl Config {
-    /// Returns the kubeconfig file; `None` means the pod's service account.
     pub fn kubeconfig(&self) -> Option<&Path> {
         let is_given = !self.kubeconfig.as_os_str().is_empty();
         is_given.then_some(&self.kubeconfig)
     }
 
-    /// Returns the policy while inpod is not being uninstalled.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
             selectors: &self.enablement_selectors,

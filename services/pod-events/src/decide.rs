@@ -13,7 +13,6 @@ use crate::{
 
 pub use selector::{InvalidSelectors, Labels, Selected, Selectors};
 
-/// A decision, with its reason and inputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     pub enrollment: Enrollment,
@@ -26,9 +25,7 @@ pub struct Decision {
 #[derive(Clone, Copy, Debug)]
 pub struct Policy<'a> {
     pub selectors: &'a Selectors,
-    /// Namespaces whose pods never join.
     pub excluded: &'a [NamespaceName],
-    /// The settings that any pod may request.
     pub pods_may: Permissions,
     /// The setting `sidecar_redirection`: pods with a sidecar are redirected to it.
     pub sidecars: bool,

@@ -19,7 +19,6 @@ pub enum DriftKind {
     Replaced,
     /// Some of our rules are missing, changed or additional.
     Changed,
-    /// ztunnel does not listen any more.
     ListenerLost,
 }
 
@@ -40,7 +39,6 @@ impl DriftKind {
         }
     }
 
-    /// Returns the name that metrics and output use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Flushed => "flushed",
@@ -57,7 +55,6 @@ impl fmt::Display for DriftKind {
     }
 }
 
-/// The number of repairs of one pod, by kind.
 pub type Drift = BTreeMap<DriftKind, u64>;
 
 pub(crate) const DRIFT: Metric = Metric {
@@ -71,7 +68,6 @@ pub(crate) const DRIFT: Metric = Metric {
 pub struct Repairs(Family<[(&'static str, &'static str); 1], Counter>);
 
 impl Repairs {
-    /// Registers the metric. Each kind starts at 0.
     pub fn register(&self, registry: &mut Registry) {
         for kind in DriftKind::ALL {
             self.0.get_or_create(&[("kind", kind.name())]).inc_by(0);

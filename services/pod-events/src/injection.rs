@@ -20,7 +20,6 @@ const PROXY: &str = "istio-proxy";
 /// TPROXY the proxy runs as root with this group.
 const DEFAULT_PROXY_ID: u32 = 1337;
 
-/// A pod that an injector has processed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Injection {
     has_init: bool,
@@ -32,7 +31,6 @@ pub struct Injection {
     sidecar: Result<Sidecar, Malformed>,
 }
 
-/// The list of the pod's spec that contains the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContainerList {
     Containers,
@@ -46,13 +44,11 @@ pub enum Skip {
     OwnInit,
     /// The proxy takes no traffic, as with proxyless gRPC.
     EnvoyDisabled,
-    /// There is no proxy.
     NoProxy,
     /// The proxy is not an application's sidecar, but a gateway or waypoint.
     OtherRole,
     /// The pod declares that it has no sidecar.
     OptedOut,
-    /// The pod requests no redirection.
     NoInterception,
 }
 
@@ -178,16 +174,10 @@ impl Injection {
         met.next().map(|(_, skip)| skip)
     }
 
-    /// Returns the redirection of the pod's traffic to its sidecar.
-    ///
-    /// # Errors
-    ///
-    /// If an annotation is malformed.
     pub fn sidecar(&self) -> Result<&Sidecar, &Malformed> {
         self.sidecar.as_ref()
     }
 
-    /// Lists everything that was considered, in order, as name and value.
     pub fn inputs(&self) -> Vec<(String, String)> {
         let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
         let list = match self.proxy {

@@ -137,7 +137,6 @@ fn clients(config: &Config, daemon: &Daemon) -> Clients {
     Clients::new(netconfig, broker, config.capture())
 }
 
-/// Registers the metrics and starts serving them.
 fn register_metrics(
     daemon: &Daemon,
     shared: &Arc<Shared>,
@@ -187,7 +186,6 @@ fn start_followers(
     ));
 }
 
-/// Reports as a condition whether the view of this node's pods is up to date.
 async fn follow_health(mut health: watch::Receiver<Health>, conditions: Readiness) {
     loop {
         let now = health.borrow_and_update().clone();
@@ -200,7 +198,6 @@ async fn follow_health(mut health: watch::Receiver<Health>, conditions: Readines
     }
 }
 
-/// Wakes the task of every pod that changed or whose namespace changed.
 async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: Registry) {
     let mut before = Arc::clone(&changes.borrow_and_update());
     while changes.changed().await.is_ok() {

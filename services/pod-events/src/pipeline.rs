@@ -59,7 +59,6 @@ impl Revisions {
     }
 }
 
-/// The dependencies of all effects.
 #[derive(Debug)]
 pub struct Pipeline {
     pub clients: Clients,
@@ -91,8 +90,8 @@ pub fn workload_of(record: &Record) -> Workload {
     }
 }
 
-/// Returns whether retrying resolves a failure: a service was restarted between two steps or has not received
-/// everything yet, or another command for the pod took precedence.
+/// Returns whether retrying resolves a failure: a service was restarted or is not synced yet, or another command for
+/// the pod took precedence.
 pub fn is_transient(reason: Reason) -> bool {
     matches!(
         reason,
@@ -148,10 +147,6 @@ impl Pipeline {
 
     /// Waits until the services that an enrollment needs are synced. Must not be awaited by a pod's task: syncing
     /// netconfig requires every task to claim its netns.
-    ///
-    /// # Errors
-    ///
-    /// If they are not synced in time, naming the one that is missing.
     pub async fn wait_ready(
         &self,
         enrollment: Enrollment,

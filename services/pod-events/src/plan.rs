@@ -10,10 +10,8 @@ pub const DELETE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A pod may be missing from the source for this long while its manifest is being replaced.
 pub const GONE_GRACE: Duration = Duration::from_secs(2);
 
-/// The desired state of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Desired {
-    /// Enrolled in the mesh.
     In {
         /// Set if the pod's requested settings and addresses are those that were applied.
         in_sync: bool,
@@ -23,18 +21,17 @@ pub enum Desired {
         /// Set while netconfig holds its netns.
         is_claimed: bool,
     },
-    /// Running outside the mesh.
     Out {
         /// Set once the pod's annotation is withdrawn, so that peers no longer see it as redirected.
         is_announced: bool,
     },
-    /// Its pod is missing from the source.
-    Gone { since: BootInstant },
+    Gone {
+        since: BootInstant,
+    },
     /// The source does not know: nothing is changed.
     Unknown,
 }
 
-/// The durations of a withdrawal's phases.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// From the announcement until capture ends.
@@ -43,10 +40,8 @@ pub struct Timing {
     pub grace: Duration,
 }
 
-/// The next action for a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// There is nothing to do.
     Idle,
     WaitUntil(BootInstant),
     /// Put every part in place, whatever is there already.
@@ -55,7 +50,6 @@ pub enum Action {
     Update,
     /// Keep the redirection, but stop managing it.
     Detach,
-    /// Undo an unfinished enrollment.
     Undo,
     /// Withdraw the pod's annotation, which announces to peers that it leaves.
     StartWithdrawal,
@@ -67,7 +61,6 @@ pub enum Action {
     Drain,
     /// Remove the remaining state once no captured connection is left, or at once if overdue.
     Finish {
-        /// Set if the grace period is over.
         overdue: bool,
     },
     /// Delete a sandbox whose DEL was received: once only its own process is left in it, or at once if overdue.
@@ -87,7 +80,6 @@ pub enum Action {
 /// usual termination grace periods, during which pods still serve.
 pub const GONE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Returns the next action.
 pub fn next(intent: &Intent, desired: Desired, now: BootInstant, timing: Timing) -> Action {
     let elapsed = |since: BootInstant, wait: Duration| now.since(since) >= wait;
     match (intent, desired) {

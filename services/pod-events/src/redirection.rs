@@ -19,14 +19,11 @@ pub use exclusions::{Exclusions, Malformed, Network};
 pub use permissions::{Permission, Permissions};
 pub use sidecar::{Group, Loopback, OwnerGroups, Proxy, Selection, Sidecar, Sidecars};
 
-/// The node's settings for every pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
-    /// The default for redirecting DNS to ztunnel.
     pub dns: bool,
     /// Applies to redirection to ztunnel and to a sidecar.
     pub ipv6: Ipv6,
-    /// The method that redirects inbound TCP to ztunnel.
     pub inbound: Inbound,
     pub sidecars: Sidecars,
 }
@@ -34,9 +31,7 @@ pub struct Capture {
 /// The redirection of a pod's traffic, as it is checkpointed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Redirection {
-    /// To the node's ztunnel.
     Ambient(RequestedSettings),
-    /// To the proxy in the pod.
     Sidecar(Box<Sidecar>),
 }
 
@@ -59,7 +54,6 @@ impl Redirection {
         }
     }
 
-    /// Returns the permitted settings of a redirection to ztunnel.
     pub fn settings(&self) -> Option<&RequestedSettings> {
         match self {
             Self::Ambient(settings) => Some(settings),
@@ -67,7 +61,6 @@ impl Redirection {
         }
     }
 
-    /// Returns the complete redirection on a node with these settings.
     pub fn to_wire(&self, node: &Capture) -> wire::Redirection {
         let mode = match self {
             Self::Ambient(settings) => wire::redirection::Mode::Ambient(ambient(node, settings)),
@@ -83,7 +76,6 @@ pub enum Ipv6 {
     Auto,
     /// Captured; pods without IPv6 are refused.
     On,
-    /// IPv6 is not captured.
     Off,
 }
 
@@ -113,7 +105,6 @@ impl From<Ipv6> for wire::Ipv6Capture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Inbound {
-    /// Destination NAT in the pod's netns.
     Redirect,
     Tproxy,
 }
@@ -145,7 +136,6 @@ impl From<Inbound> for wire::InboundCapture {
 pub struct RequestedSettings {
     /// Overrides the node's setting for DNS.
     pub dns_capture: Option<bool>,
-    /// If set, inbound TCP is not captured.
     pub bypass_inbound_capture: bool,
     /// Interfaces whose incoming TCP is treated as outbound. netconfig validates the names.
     pub virtual_interfaces: Vec<String>,
@@ -193,7 +183,6 @@ impl Requested {
         }
     }
 
-    /// Lists the requested settings that need a permission.
     pub fn privileged(&self) -> impl Iterator<Item = PrivilegedRequest> {
         let malformed = self.malformed.as_ref();
         let malformed = malformed.map(|it| (it.annotation, it.why.clone()));

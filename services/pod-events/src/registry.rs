@@ -85,7 +85,6 @@ impl Handle {
 }
 
 impl Tasks {
-    /// Keeps the view of a failed pod whose task has ended.
     fn remember_failed(&mut self, key: PodKey, view: View) {
         self.failed.retain(|(known, _)| *known != key);
         if view.failure.is_some() {
@@ -98,7 +97,6 @@ impl Tasks {
 }
 
 impl Registry {
-    /// Creates a registry with a task for every pod in the checkpoint.
     pub fn new(shared: Arc<Shared>, records: BTreeMap<SandboxRef, Record>) -> Self {
         let registry = Self {
             shared,
@@ -181,10 +179,6 @@ impl Registry {
 
     /// Handles an ADD. Waits for services that restart meanwhile, for as long as the caller waits. A DEL of
     /// the sandbox cancels it.
-    ///
-    /// # Errors
-    ///
-    /// The failure of the pod's task.
     pub async fn add(&self, key: &PodKey, call: AddCall) -> Result<Added, Failure> {
         let added = {
             let mut in_flight = self.in_flight.begin(key, &call.sandbox);
@@ -243,7 +237,6 @@ impl Registry {
         answer.await.unwrap_or(true)
     }
 
-    /// Wakes the selected tasks to reconcile.
     pub fn wake(&self, selects: impl Fn(&PodKey) -> bool) {
         for (_, handle) in self.tasks().running.iter().filter(|(key, _)| selects(key)) {
             handle.send(Command::Reconcile);
@@ -271,7 +264,6 @@ impl Registry {
         join_all(answers).await;
     }
 
-    /// Handles the release of a netns by netconfig.
     pub fn netns_released(&self, sandbox: SandboxRef, netns: inpod_types::NetnsId) {
         if let Some(key) = self.owner(&sandbox) {
             self.dispatch(&key, Command::NetnsReleased(sandbox, netns));
@@ -309,7 +301,6 @@ impl Registry {
             };
             tasks.running.values().map(ask).collect()
         };
-        // A task that has ended has nothing to claim.
         if timeout(RECLAIM_TIMEOUT, join_all(answers)).await.is_err() {
             tracing::warn!("Some pods have not claimed their netns again yet");
         }
@@ -318,10 +309,6 @@ impl Registry {
     /// Returns the desired set: the current sandbox of every pod that is enrolled, or being enrolled, with ztunnel. An
     /// ending pod and its successor of the same name both count. It is read from the checkpoint, which is written
     /// before each step, so that it contains ADDs in flight.
-    ///
-    /// # Errors
-    ///
-    /// If the checkpoint cannot be read.
     pub fn workloads(&self) -> Result<(Revision, Vec<Workload>), Failure> {
         // Issued first, so that workloads added meanwhile have a later revision and survive this set.
         let revision = self.shared.pipeline.revisions.next();

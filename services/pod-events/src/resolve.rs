@@ -17,15 +17,12 @@ use crate::{
     task::{AddCall, Shared, is_permission_known},
 };
 
-/// The result of resolving the pod of an ADD.
 #[derive(Clone, Debug)]
 pub enum Resolved {
     Pod(Pod, Decision),
     /// It is unknown whether the pod is to be in the mesh, but it may start.
     AdmittedUnenrolled {
-        /// The pod, as far as it is known.
         pod: Pod,
-        /// The reason why it is unknown.
         why: String,
     },
 }
@@ -154,7 +151,6 @@ fn admit_unenrolled(
     Ok(Resolved::AdmittedUnenrolled { pod, why })
 }
 
-/// Creates a pod of which only the name is known.
 fn placeholder_pod((namespace, name): &PodKey, call: &AddCall) -> Result<Pod, Failure> {
     let invalid = |error: InvalidIdentifier| {
         Failure::new(Reason::InvalidField, error.to_string()).at_field("sandbox.container_id")

@@ -41,7 +41,6 @@ pub(crate) type Instance = Option<Arc<str>>;
 /// The condition that readiness depends on: ADDs of pods of the mesh can be served.
 const SYNCED_CONDITION: &str = "in-step";
 
-/// Follows both services for the life of the process.
 #[derive(Debug)]
 pub(crate) struct Sync {
     clients: Clients,

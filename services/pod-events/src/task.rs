@@ -63,10 +63,8 @@ pub use replay::{OfflineAdd, ReplayOutcome};
 pub(crate) use settings::is_permission_known;
 pub use view::View;
 
-/// A command to a task.
 #[derive(Debug)]
 pub enum Command {
-    /// A sandbox was created.
     Add(
         AddCall,
         Box<Resolved>,
@@ -93,7 +91,6 @@ pub enum Command {
     ReplayAdd(OfflineAdd, oneshot::Sender<ReplayOutcome>),
 }
 
-/// The reply to `Add`.
 #[derive(Clone, Debug)]
 pub struct Added {
     pub enrollment: Enrollment,
@@ -101,7 +98,6 @@ pub struct Added {
     pub pod: PodRef,
 }
 
-/// The state that all tasks share.
 #[derive(Debug)]
 pub struct Shared {
     pub admission: Admission,
@@ -110,23 +106,18 @@ pub struct Shared {
     pub source: Source,
     pub config: Config,
     pub leave_mode: LeaveMode,
-    /// The pods' annotations and Events in Kubernetes.
     pub outputs: Outputs,
-    /// Notifies of changed views.
     pub shown: Shown,
     pub repairs: Repairs,
-    /// The pods by the containers of their sandboxes.
     pub owners: Owners,
 }
 
 impl Shared {
-    /// Decides how a pod is to be enrolled.
     pub fn decide(&self, pod: &Pod) -> Decision {
         let inventory = self.source.inventory();
         decide_from(&inventory, pod, &self.policy())
     }
 
-    /// Returns the policy that decisions follow now.
     pub fn policy(&self) -> Policy<'_> {
         Policy {
             is_uninstalling: self.leave_mode.is(Leave::Uninstall),
@@ -192,13 +183,10 @@ pub(crate) fn log_refusal(key: &PodKey, sandbox: &SandboxRef, trace: &Trace, fai
     );
 }
 
-/// The result of an action.
 enum Step {
     /// Plan the next action at once.
     Continue,
-    /// Nothing is left to do.
     Done,
-    /// Reconcile again after this time.
     Wait(Duration),
 }
 

@@ -49,7 +49,6 @@ pub(crate) fn pod(namespace: &str, name: &str) -> Pod {
     }
 }
 
-/// Parses annotations for the redirection to a proxy with default settings.
 pub(crate) fn sidecar_of(annotations: &[(&'static str, &str)]) -> Redirection {
     let proxy = Proxy {
         uid: 1337,
@@ -66,7 +65,6 @@ pub(crate) fn to_sidecar() -> Redirection {
     sidecar_of(&[])
 }
 
-/// Creates what an injector leaves in a pod.
 pub(crate) fn injection() -> Injection {
     let annotations = [(keys::SIDECAR_STATUS.to_owned(), String::new())].into();
     let spec = PodSpec {
@@ -79,7 +77,6 @@ pub(crate) fn injection() -> Injection {
     Injection::detect(None, Some(&annotations), &spec).unwrap()
 }
 
-/// Creates the default node settings.
 pub(crate) fn capture() -> Capture {
     Capture {
         dns: false,
@@ -117,7 +114,6 @@ pub(crate) fn record(container_id: &str) -> Record {
     }
 }
 
-/// Creates the default configuration with a directory of manifests.
 pub(crate) fn config(directory: &Path) -> Config {
     let value = |text: &str| match (text.parse::<u64>(), text.parse::<bool>()) {
         (Ok(number), _) => number.into(),

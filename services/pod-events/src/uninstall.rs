@@ -46,12 +46,10 @@ impl Default for LeaveMode {
     }
 }
 
-/// Carries out an uninstall or handover.
 pub(crate) struct Uninstaller {
     shared: Arc<Shared>,
     registry: Registry,
     daemon: Daemon,
-    /// Set once the pods that ran before this process are recorded.
     adopted: watch::Receiver<bool>,
     marker: Marker,
 }
@@ -173,7 +171,6 @@ impl Uninstaller {
         records.filter(Record::is_managed).count()
     }
 
-    /// Counts the pods with a sidecar that keep their redirection.
     fn detached_pods(&self) -> usize {
         let records = self.registry.records().into_iter();
         records.filter(Record::is_detached).count()

@@ -75,7 +75,6 @@ impl Queue {
         self.waiting.remove(&ticket)
     }
 
-    /// Frees a slot and hands it to the first waiting ticket.
     pub(super) fn finish(&mut self) -> Option<Ticket> {
         self.working = self.working.saturating_sub(1);
         let next = self.waiting.pop_first()?;
@@ -83,7 +82,6 @@ impl Queue {
         Some(next)
     }
 
-    /// Records how long an ADD worked in total.
     pub(super) fn record_duration(&mut self, worked: Duration) {
         self.samples = WINDOW.min(self.samples + 1);
         self.mean_duration = (self.mean_duration * (self.samples - 1) + worked) / self.samples;

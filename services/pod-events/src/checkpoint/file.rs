@@ -12,7 +12,6 @@ use crate::{
     redirection::{Redirection, RequestedSettings, Sidecar},
 };
 
-/// The newest schema that is read and written.
 const SCHEMA: u32 = 2;
 
 /// The schema of pods without a sidecar.

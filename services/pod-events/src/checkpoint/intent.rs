@@ -10,20 +10,25 @@ pub enum Intent {
     /// Enrolled by another agent, as far as known. Its rules and ztunnel's listeners may be in place, and stay until
     /// they are replaced or withdrawn in order.
     Adopted,
-    /// Everything is in place.
-    Enrolled { fingerprint: String },
+    Enrolled {
+        fingerprint: String,
+    },
     /// The pod's annotation is being withdrawn, which announces to peers that it leaves. Everything is still in place.
     Announcing,
     /// Peers are learning that the pod leaves. Everything is still in place.
-    Leaving { since: BootInstant },
+    Leaving {
+        since: BootInstant,
+    },
     /// New connections bypass the mesh; captured connections continue.
-    Draining { since: BootInstant },
-    /// The sandbox ends, by a DEL or unnoticed.
-    Deleting { since: BootInstant },
+    Draining {
+        since: BootInstant,
+    },
+    Deleting {
+        since: BootInstant,
+    },
 }
 
 impl Intent {
-    /// Returns the fingerprint of the rules if the sandbox is enrolled.
     pub fn fingerprint(&self) -> Option<&str> {
         match self {
             Self::Enrolled { fingerprint } => Some(fingerprint),

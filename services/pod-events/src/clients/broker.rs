@@ -1,5 +1,3 @@
-//! The calls that ztunnel-broker serves.
-
 use std::collections::BTreeSet;
 
 use inpod_proto::ztunnelbroker::v1 as broker;
@@ -54,7 +52,6 @@ impl Clients {
         Ok(())
     }
 
-    /// Replaces the whole desired set.
     pub async fn set_workloads(
         &self,
         instance_id: &str,
@@ -77,7 +74,6 @@ impl Clients {
         Ok(())
     }
 
-    /// Sets which pods are ztunnels.
     pub async fn set_ztunnels(
         &self,
         instance_id: &str,
@@ -109,7 +105,6 @@ impl Clients {
         .await
     }
 
-    /// Watches the broker's ZDS sessions.
     pub async fn watch_sessions(
         &self,
     ) -> Result<Streaming<broker::WatchSessionsResponse>, Failure> {

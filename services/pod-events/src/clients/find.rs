@@ -1,5 +1,3 @@
-//! Finds a pod's netns among the node's processes.
-
 use std::{collections::BTreeSet, net::IpAddr};
 
 use inpod_proto::{netconfig::v1 as netconfig, required};
@@ -11,7 +9,6 @@ use super::{Clients, call, invalid_response, probe_addresses, request};
 /// A netns that netconfig has found, verified and claimed.
 #[derive(Clone, Debug)]
 pub struct FoundNetns {
-    /// The sandbox that it is claimed for.
     pub sandbox: SandboxRef,
     /// The path at which it was opened.
     pub netns: NetnsRef,

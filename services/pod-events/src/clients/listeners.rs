@@ -1,5 +1,3 @@
-//! Lists the sockets in a pod's netns.
-
 use inpod_proto::netconfig::v1::{ListListenersRequest, list_listeners_request::Target};
 use inpod_types::{Failure, NetnsRef, Reason, SandboxRef};
 use tokio::time::Instant;
@@ -32,7 +30,6 @@ impl Clients {
         self.sockets_at(&expected_netns(record), deadline).await
     }
 
-    /// Lists the sockets in a netns that is not claimed.
     pub(crate) async fn sockets_at(
         &self,
         netns: &NetnsRef,

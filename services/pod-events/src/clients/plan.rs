@@ -1,5 +1,3 @@
-//! Dry runs of netconfig.
-
 use inpod_proto::netconfig::v1::{PlanRulesRequest, PlanRulesResponse};
 use inpod_types::Failure;
 use tokio::time::Instant;

@@ -23,14 +23,12 @@ pub struct Selectors {
     namespace_keys: BTreeSet<String>,
 }
 
-/// A pod selector and a namespace selector.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Entry {
     pods: Selector,
     namespaces: Selector,
 }
 
-/// A Kubernetes LabelSelector: every requirement has to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Selector(Vec<Requirement>);
 
@@ -49,17 +47,14 @@ enum Operator {
     DoesNotExist,
 }
 
-/// The result of applying the selectors to a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selected {
-    /// An entry selects it.
     By {
         /// The first entry that does, counted from 1.
         entry: usize,
         /// Set if that entry has a namespace selector.
         by_namespace: bool,
     },
-    /// No entry selects it.
     Not {
         /// Set if an entry's namespace selector matches and only its pod selector does not.
         namespace_matches: bool,
@@ -189,12 +184,10 @@ impl Selectors {
             .any(|entry| entry.namespaces.selects(|key| namespace.label(key)))
     }
 
-    /// Returns the keys of pod labels that are considered.
     pub fn pod_keys(&self) -> &BTreeSet<String> {
         &self.pod_keys
     }
 
-    /// Returns the keys of namespace labels that are considered.
     pub fn namespace_keys(&self) -> &BTreeSet<String> {
         &self.namespace_keys
     }

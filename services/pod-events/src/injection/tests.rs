@@ -2,7 +2,6 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// Detects the injection of a changed pod.
 fn injection(change: impl FnOnce(&mut Value)) -> Option<Injection> {
     let mut pod = json!({
         "metadata": {

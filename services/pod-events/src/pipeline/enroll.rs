@@ -26,10 +26,8 @@ pub(crate) fn work_deadline(deadline: Instant) -> Instant {
     deadline - UNDO_TIMEOUT.min(left / 3)
 }
 
-/// The reason why an enrollment is cancelled before its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CancelReason {
-    /// The caller does not wait for it any more.
     CallerGone,
     /// A command for the pod arrived that must not queue behind it.
     Interrupted,
@@ -47,17 +45,13 @@ impl From<CancelReason> for Failure {
     }
 }
 
-/// The deadlines, cancellation and permit of an enrollment.
 pub struct EnrollContext<'a> {
-    /// The time at which the caller stops waiting.
     pub deadline: Instant,
-    /// Until when steps may start.
     pub work_deadline: Instant,
     /// Resolves when the enrollment is to be cancelled.
     pub cancelled: Pin<&'a mut (dyn Future<Output = CancelReason> + Send)>,
     /// The permit of an ADD; an enrollment in the background needs none.
     pub permit: Option<Permit>,
-    /// Measures how long each phase takes.
     pub phases: Phases,
 }
 
@@ -84,7 +78,6 @@ impl<'a> EnrollContext<'a> {
         }
     }
 
-    /// Takes the permit again that was released while waiting for ztunnel.
     async fn reacquire_permit(&mut self) -> Result<(), Failure> {
         let Some(permit) = &mut self.permit else {
             return Ok(());
@@ -271,7 +264,6 @@ impl Pipeline {
         }
     }
 
-    /// Checkpoints that nothing is in place.
     pub(super) fn mark_out(&self, record: &mut Record) -> Result<(), Failure> {
         record.intent = Intent::Out;
         record.netns_id = None;

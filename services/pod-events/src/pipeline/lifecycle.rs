@@ -13,7 +13,6 @@ use crate::{
 pub enum NetnsState {
     /// The netns does not exist any more or cannot be reached.
     Gone,
-    /// No process is in it.
     Empty,
     /// Only the sandbox's own process, which holds the netns for the containers.
     SandboxOnly,
@@ -21,23 +20,15 @@ pub enum NetnsState {
     InUse,
 }
 
-/// The result of claiming a sandbox again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaimed {
-    /// Everything was in place.
     Intact,
-    /// Something was missing or changed, and is repaired.
     Repaired,
-    /// The sandbox does not exist any more.
     Gone,
 }
 
 impl Pipeline {
     /// Inspects a sandbox's netns through its claim or, without one, at its path. Claims nothing.
-    ///
-    /// # Errors
-    ///
-    /// If netconfig is unavailable or cannot inspect the netns.
     pub async fn netns_state(&self, record: &Record) -> Result<NetnsState, Failure> {
         if record.netns.path.as_os_str().is_empty() {
             return Ok(NetnsState::Gone);
@@ -66,10 +57,6 @@ impl Pipeline {
     }
 
     /// Forgets an ended sandbox everywhere. Its rules ended with its netns.
-    ///
-    /// # Errors
-    ///
-    /// If a service could not be reached.
     pub async fn forget(&self, record: &Record) -> Result<(), Failure> {
         if record.intent.has_effects() || record.netns_id.is_some() {
             let workload = self.remove_workload(record, deadline_in(2));
@@ -140,7 +127,6 @@ impl Pipeline {
     }
 }
 
-/// Returns whether a failure shows that a netns does not exist any more.
 fn is_gone(reason: Reason) -> bool {
     matches!(
         reason,

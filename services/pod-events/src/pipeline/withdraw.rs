@@ -13,14 +13,12 @@ use crate::{
 };
 
 impl Pipeline {
-    /// Checkpoints that the pod's withdrawal is to be announced to peers.
     pub fn start_withdrawal(&self, record: &mut Record, log: &mut Timeline) -> Result<(), Failure> {
         log.note("withdrawing: announcing it to peers");
         record.intent = Intent::Announcing;
         Ok(self.checkpoint.write(record)?)
     }
 
-    /// Checkpoints that the withdrawal is announced and peers are learning of it.
     pub fn start_propagation(
         &self,
         record: &mut Record,

@@ -7,26 +7,21 @@ use inpod_proto::netconfig::v1 as wire;
 use inpod_types::{keys, lists, parse_address};
 use serde::{Deserialize, Serialize};
 
-/// The limit of a list's entries (`netconfig.v1.Exclusions`).
+/// The limit of `netconfig.v1.Exclusions`.
 const MAX_ENTRIES: usize = 64;
 
 /// The port of ztunnel, which is never captured and may not be listed (`netconfig.v1.Exclusions`).
 const HBONE_PORT: u16 = 15008;
 
-/// Ports and networks that are not captured.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exclusions {
-    /// TCP ports of destinations.
     pub outbound_ports: BTreeSet<NonZeroU16>,
-    /// Networks that destinations are in.
     pub outbound_cidrs: BTreeSet<Network>,
-    /// TCP ports of the pod.
     pub inbound_ports: BTreeSet<NonZeroU16>,
     pub inbound_cidrs: BTreeSet<Network>,
 }
 
-/// An annotation that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("annotation {annotation}: {why}")]
 pub struct Malformed {
@@ -36,10 +31,6 @@ pub struct Malformed {
 
 impl Exclusions {
     /// Parses a pod's annotations. Duplicate entries are merged.
-    ///
-    /// # Errors
-    ///
-    /// If an entry is not a port or network, the inbound ports contain 15008, or a list is too long.
     pub fn from_annotations<'a>(
         text: impl Fn(&'static str) -> Option<&'a str>,
     ) -> Result<Self, Malformed> {

@@ -7,9 +7,7 @@ use inpod_types::keys;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permission {
-    /// Exclude ports and networks from capture.
     Exclude,
-    /// Keep connections from before the enrollment uncaptured.
     KeepExisting,
 }
 
@@ -49,7 +47,6 @@ impl Permissions {
         }
     }
 
-    /// Returns the union of both.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -58,7 +55,6 @@ impl Permissions {
         }
     }
 
-    /// Returns the names, separated by commas.
     pub fn names(self) -> String {
         let names = [
             (self.exclude, keys::ALLOW_EXCLUDE),

@@ -19,7 +19,6 @@ pub use node::{Group, Loopback, OwnerGroups, Sidecars};
 /// The default of the excluded outbound ports (services/docs/facts/istio-sidecar.md, 3.4).
 const OUTBOUND_DEFAULT: &str = "15020";
 
-/// The settings of the proxy's container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proxy {
     pub uid: u32,
@@ -37,16 +36,13 @@ pub enum Selection<T: Ord> {
     These(BTreeSet<T>),
 }
 
-/// The redirection of a pod's traffic to its proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sidecar {
     pub proxy: Proxy,
     pub inbound: Inbound,
-    /// The captured TCP ports of the pod.
     pub inbound_ports: Selection<NonZeroU16>,
     /// TCP ports of the pod that are not captured when all others are.
     pub excluded_inbound_ports: BTreeSet<NonZeroU16>,
-    /// The captured networks of destinations.
     pub outbound_networks: Selection<Network>,
     pub excluded_outbound_networks: BTreeSet<Network>,
     /// TCP ports of destinations that are captured whatever the network.
@@ -61,10 +57,6 @@ pub struct Sidecar {
 impl Sidecar {
     /// Parses a pod's annotations in the order of Istio's plugin, so that the same one is reported
     /// if several are malformed.
-    ///
-    /// # Errors
-    ///
-    /// If an annotation is malformed.
     pub fn from_annotations<'a>(
         proxy: Proxy,
         text: impl Fn(&'static str) -> Option<&'a str>,
@@ -189,7 +181,6 @@ impl Sidecar {
         lists.into_iter().map(named).collect()
     }
 
-    /// Returns the complete redirection on a node with these settings.
     pub fn to_wire(&self, node: &Capture) -> wire::SidecarRedirection {
         let numbers =
             |ports: &BTreeSet<NonZeroU16>| ports.iter().map(|it| it.get().into()).collect();

@@ -1,5 +1,3 @@
-//! Adoption of the pods that ran on this node before inpod.
-
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, future, stream};
@@ -22,10 +20,6 @@ const MAX_CONCURRENT_SEARCHES: usize = 4;
 
 impl Registry {
     /// Records the pods that may be in the mesh although no ADD was received for them, with their netns if it is found.
-    ///
-    /// # Errors
-    ///
-    /// If a record cannot be written.
     pub(crate) async fn adopt(&self) -> Result<(), Failure> {
         let until = Instant::now() + SEARCH_TIMEOUT;
         let unrecorded_pods = self.unrecorded_pods();

@@ -20,7 +20,6 @@ impl Owners {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the sandboxes of a pod.
     pub(crate) fn replace(&self, key: &PodKey, before: &[Record], now: &[Record]) {
         let mut owners = self.lock();
         for Record { sandbox, .. } in before {

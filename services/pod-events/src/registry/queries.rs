@@ -1,5 +1,3 @@
-//! Queries of the tasks' state.
-
 use std::{collections::BTreeMap, sync::PoisonError};
 
 use inpod_types::{NetworkName, SandboxRef};
@@ -8,7 +6,6 @@ use super::{Handle, Registry};
 use crate::{checkpoint::Record, source::PodKey, task::View};
 
 impl Registry {
-    /// Returns the pod of a sandbox.
     pub(crate) fn owner(&self, sandbox: &SandboxRef) -> Option<PodKey> {
         let tasks = self.tasks();
         let holds = |handle: &Handle| {
@@ -41,7 +38,6 @@ impl Registry {
             .collect()
     }
 
-    /// Returns the views of all pods that have a task.
     pub fn views(&self) -> BTreeMap<PodKey, View> {
         self.tasks()
             .running

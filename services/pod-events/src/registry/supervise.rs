@@ -55,7 +55,6 @@ mod tests {
         ("shop".parse().unwrap(), "web".parse().unwrap())
     }
 
-    /// Creates a registry whose only pod has a record but no running task.
     async fn without_task(directory: &std::path::Path) -> Registry {
         let shared = shared(directory).await;
         let known = crate::checkpoint::Record {
@@ -73,7 +72,6 @@ mod tests {
         registry
     }
 
-    /// Returns the containers of the pod's sandboxes, from the view of its task.
     fn shown(registry: &Registry) -> Vec<String> {
         let view = registry.view(&web()).unwrap_or_default();
         let records = view.records.iter();

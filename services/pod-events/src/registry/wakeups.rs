@@ -19,7 +19,6 @@ use crate::{
 const FIRST_NAME: &str = "0";
 
 impl Tasks {
-    /// Returns the tasks of a namespace's pods.
     fn of_namespace(&self, namespace: &NamespaceName) -> impl Iterator<Item = &Handle> {
         let first = FIRST_NAME.parse::<PodName>().ok();
         let first = first.map(|first| (namespace.clone(), first));

@@ -1,5 +1,3 @@
-//! Handling of a container runtime's ADD.
-
 use std::{
     net::IpAddr,
     pin::{Pin, pin},
@@ -28,14 +26,11 @@ pub struct AddCall {
     pub uid: Option<PodUid>,
     /// The netns as the plugin saw it.
     pub netns: NetnsRef,
-    /// The addresses that earlier plugins of the chain assigned.
     pub addresses: Vec<IpAddr>,
-    /// The time at which the caller stops waiting.
     pub deadline: Instant,
     /// Until when enrollment steps may start. The time after that is reserved for undoing them.
     pub work_deadline: Instant,
     pub trace: Trace,
-    /// Measures how long each phase takes.
     pub phases: Phases,
 }
 

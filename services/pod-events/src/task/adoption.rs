@@ -51,7 +51,6 @@ impl Task {
         Ok(())
     }
 
-    /// Returns whether the netns of the current sandbox has to be found before the action can be taken.
     pub(super) fn needs_netns_lookup(&self, action: Action) -> bool {
         let acts = matches!(
             action,
@@ -91,7 +90,6 @@ impl Task {
     }
 }
 
-/// Creates the record of a pod whose netns is unknown.
 pub(crate) fn record_without_netns(pod: &Pod) -> Result<Record, Failure> {
     let invalid = |error: InvalidIdentifier| Failure::new(Reason::Internal, error.to_string());
     Ok(Record {

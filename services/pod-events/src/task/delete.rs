@@ -15,7 +15,6 @@ use crate::{
 /// The interval of checking the netns of a pod that is outside the mesh and missing from the source.
 const GONE_POLL_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The interval of retries to forget a superseded sandbox. The return of a service triggers it earlier.
 const FORGET_RETRY_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Task {

@@ -11,7 +11,6 @@ use crate::{
 };
 
 impl Task {
-    /// Handles netconfig's report of rules that differ from those applied.
     pub(super) async fn rules_drifted(&mut self, sandbox: &SandboxRef, kind: DriftKind) {
         if self.index_of(sandbox).is_none() {
             return;
@@ -40,7 +39,6 @@ impl Task {
         self.reclaim().await
     }
 
-    /// Reports that another agent keeps undoing repairs.
     pub(super) fn report_contested(&mut self) {
         let is_known = |known: &Failure| known.reason == Reason::RulesContested;
         if self.failure.as_ref().is_some_and(is_known) {

@@ -20,7 +20,6 @@ use crate::{
 const PORTS: [u32; 3] = [15001, 15006, 15008];
 
 impl Task {
-    /// Schedules the next listener check.
     pub(super) fn check_listeners_later(&mut self) {
         let period = self.shared.config.listener_check();
         self.listeners_due = period.map(|period| Instant::now() + jittered(period));

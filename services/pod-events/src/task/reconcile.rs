@@ -1,5 +1,3 @@
-//! Reconciles a pod's current sandbox towards its desired state.
-
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use inpod_service::Leave;
@@ -23,11 +21,9 @@ const INTERRUPTED_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// The timeout of an enrollment without a waiting caller. It is retried.
 const BACKGROUND_ENROLL_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Task {
-    /// Determines the desired state of the current sandbox.
     pub(super) fn desired(&mut self, record: &Record) -> Desired {
         let inventory = self.shared.source.inventory();
         let Some(pod) = inventory

@@ -14,7 +14,6 @@ use crate::{
 /// The time that the source may take to show a pod after it was admitted.
 const SOURCE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A pod that the plugin admitted unenrolled while pod-events was away.
 #[derive(Clone, Debug)]
 pub struct OfflineAdd {
     /// The ADD as it would have been received. Its deadlines are meaningless.
@@ -22,7 +21,6 @@ pub struct OfflineAdd {
     pub at: BootInstant,
 }
 
-/// The result of replaying an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayOutcome {
     /// The effect is checkpointed, or none is left to have.
@@ -40,7 +38,6 @@ impl From<CheckpointError> for ReplayOutcome {
 }
 
 impl Task {
-    /// Replays the end of a sandbox.
     pub(super) fn replay_delete(&mut self, sandbox: &inpod_types::SandboxRef) -> ReplayOutcome {
         let Some(index) = self.index_of(sandbox) else {
             return ReplayOutcome::Done;
@@ -133,7 +130,6 @@ fn missing(inventory: &Inventory, at: BootInstant) -> ReplayOutcome {
     }
 }
 
-/// Returns whether nothing of a sandbox is in place or claimed.
 fn is_bare(record: &Record) -> bool {
     !record.intent.has_effects() && record.netns_id.is_none()
 }

@@ -66,12 +66,7 @@ fn effective_redirection(
 }
 
 impl Shared {
-    /// Returns the requested settings that the node or the namespace permits.
-    ///
-    /// # Errors
-    ///
-    /// INVALID_FIELD if a permitted annotation is malformed, NAMESPACE_UNKNOWN if the permissions are not known. A pod
-    /// that is enrolled keeps its settings then.
+    /// Returns the requested settings that the node or the namespace permits. Fails like [`Self::redirection_of`].
     fn settings_of(&self, pod: &Pod) -> Result<RequestedSettings, Failure> {
         let inventory = self.source.inventory();
         permitted_settings(&inventory, pod, self.config.pods_may())
@@ -87,11 +82,7 @@ impl Shared {
         self.redirection_for(pod, self.decide(pod).enrollment)
     }
 
-    /// Returns a pod's redirection for a known enrollment.
-    ///
-    /// # Errors
-    ///
-    /// The same as [`Self::redirection_of`] returns.
+    /// Does the same for a known enrollment.
     pub fn redirection_for(
         &self,
         pod: &Pod,
@@ -146,10 +137,6 @@ impl Task {
     }
 
     /// Updates the current record with the redirection to enroll it with.
-    ///
-    /// # Errors
-    ///
-    /// If an annotation is malformed and nothing is applied yet.
     pub(super) fn update_redirection(&mut self) -> Result<(), Failure> {
         let inventory = self.shared.source.inventory();
         let Some(record) = self.records.last_mut() else {

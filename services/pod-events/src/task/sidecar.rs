@@ -12,7 +12,6 @@ use crate::{
 };
 
 impl Task {
-    /// Determines the desired state of a sandbox that is, or is to be, redirected to its sidecar.
     pub(super) fn desired_for_sidecar(
         &self,
         record: &Record,

@@ -9,10 +9,8 @@ use crate::{checkpoint::Record, drift::Drift, explain::state, plan::Action, time
 pub struct View {
     /// The pod's sandboxes, the current one last.
     pub records: Vec<Record>,
-    /// The last failure, until it is resolved.
     pub failure: Option<Failure>,
     pub timeline: Timeline,
-    /// When the next attempt is due, if any.
     pub next_attempt: Option<SystemTime>,
     /// The action of the next attempt; `None` if it claims the netns again.
     pub next: Option<Action>,

@@ -79,7 +79,6 @@ impl ZtunnelBrokerService for Waiting {
     }
 }
 
-/// Creates a pipeline that uses this broker.
 fn pipeline(directory: &Path) -> Pipeline {
     let socket = directory.join("grpc.sock");
     let listener = UnixListener::bind(&socket).unwrap();

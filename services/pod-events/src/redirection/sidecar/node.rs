@@ -1,6 +1,3 @@
-//! The node's settings for pods with a sidecar. In Istio these are environment variables of the proxy's init container,
-//! or of the container runtime if the CNI plugin is used (services/docs/facts/istio-sidecar.md, 3.4 and 3.5).
-
 use std::{
     collections::BTreeSet,
     fmt,
@@ -20,12 +17,9 @@ const MAX_GROUPS: usize = 64;
 /// (services/docs/facts/istio-sidecar.md, 4.7). If it bypassed the rules, every pod would fail its validation.
 const PASSTHROUGH: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 6));
 
-/// The node's settings for pods with a sidecar.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sidecars {
-    /// Groups whose outbound traffic is captured.
     pub owner_groups: OwnerGroups,
-    /// Groups whose outbound traffic is not captured.
     pub excluded_owner_groups: Vec<Group>,
     /// The pod's own loopback network, which is never captured.
     pub loopback: Loopback,
