@@ -67,7 +67,7 @@ fn a_ztunnel_that_connects_before_anybody_said_so_is_held_and_served_then() {
     eventually("the broker is told of no ztunnel", PATIENCE, || {
         let log = scene.node.tail("pod-events", 1000);
         ensure!(
-            log.contains("Told the broker which pods are ztunnels"),
+            log.contains("Updated the list of ztunnel pods at the broker"),
             "{log}"
         );
         Ok(())

@@ -49,7 +49,7 @@ impl Record {
         let by_hash = self.runtime_uid.is_some() && self.runtime_uid == pod.runtime_uid;
         let unnamed =
             self.admitted_unenrolled && self.pod.uid.as_str() == self.sandbox.container_id.as_str();
-        pod.is_called(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
+        pod.has_uid(&self.pod.uid) || by_hash || (unnamed && !pod.terminal)
     }
 
     /// Returns whether a CNI request for a sandbox refers to this record. A sandbox that was found by its processes has

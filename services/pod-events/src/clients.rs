@@ -49,7 +49,7 @@ pub struct ClaimedNetns {
 fn request<T>(message: T, deadline: Instant) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(deadline.saturating_duration_since(Instant::now()));
-    trace::pass_on(request.metadata_mut());
+    trace::inject(request.metadata_mut());
     request
 }
 

@@ -43,7 +43,7 @@ impl Policy<'_> {
 /// the selectors decide on the others. Unknown only if the labels of the namespace would decide and are not known.
 pub fn decide_from(inventory: &Inventory, pod: &Pod, policy: &Policy<'_>) -> Decision {
     let namespace = inventory.namespace(&pod.pod.namespace);
-    let is_known = !inventory.is_silent_on(&namespace.name);
+    let is_known = !inventory.is_namespace_unknown(&namespace.name);
     decide(pod, &namespace, is_known, policy)
 }
 

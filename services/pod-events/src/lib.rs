@@ -6,9 +6,9 @@
 
 pub mod admission;
 mod adoption;
-mod away;
 pub mod binds;
 pub mod boottime;
+pub mod changes;
 pub mod checkpoint;
 pub mod clients;
 pub mod config;
@@ -17,9 +17,8 @@ pub mod drift;
 mod explain;
 mod in_flight;
 pub mod injection;
-mod joined;
 pub mod metrics;
-pub mod outputs;
+mod offline;
 pub mod pipeline;
 pub mod plan;
 pub mod pod;
@@ -27,8 +26,8 @@ pub mod redirection;
 pub mod registry;
 pub mod resolve;
 pub mod server;
-pub mod shown;
 pub mod source;
+pub mod status;
 pub mod sync;
 pub mod task;
 #[cfg(test)]
@@ -48,19 +47,18 @@ use tokio::sync::watch;
 use crate::{
     admission::Admission,
     adoption::Adoption,
-    away::Away,
+    changes::PodChanges,
     checkpoint::Checkpoint,
     clients::Clients,
     config::Config,
     drift::Repairs,
-    joined::Joined,
-    metrics::{Counters, Istio, Metrics},
-    outputs::Outputs,
+    metrics::{AggregatedMetrics, Counters, IstioMetrics, Metrics},
+    offline::PluginState,
     pipeline::{Pipeline, Revisions, Synced},
     registry::{Owners, Registry},
     server::Server,
-    shown::Shown,
     source::{Health, Inventory, Source},
+    status::StatusReporter,
     sync::Sync,
     task::Shared,
     uninstall::{LeaveMode, Uninstaller},
@@ -91,14 +89,14 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         revisions: Revisions::default(),
     };
     let shared = Arc::new(Shared {
-        outputs: Outputs::of(&source, &config.node_name),
+        status: StatusReporter::for_source(&source, &config.node_name),
         admission: Admission::new(config.max_adds),
         counters: Counters::default(),
         pipeline,
         source,
         leave_mode: LeaveMode::follow(config.leave_file.clone(), &daemon.directory(SERVICE.name)),
         config,
-        shown: Shown::default(),
+        pod_changes: PodChanges::default(),
         repairs: Repairs::default(),
         owners: Owners::default(),
     });
@@ -109,7 +107,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     }
     let (metrics, istio) = register_metrics(&daemon, &shared, &registry);
     let (known, readiness) = (registry.clone(), conditions.clone());
-    Away::start(Arc::clone(&shared), known, readiness, metrics.clone()).await;
+    PluginState::start(Arc::clone(&shared), known, readiness, metrics.clone()).await;
     let adoption = Adoption::open(daemon.directory(SERVICE.name).join("inherited"));
     let uninstaller = Uninstaller::new(&shared, &registry, &daemon, adoption.completed());
     tokio::spawn(inpod_service::vital("uninstall", uninstaller.run()));
@@ -141,20 +139,20 @@ fn register_metrics(
     daemon: &Daemon,
     shared: &Arc<Shared>,
     registry: &Registry,
-) -> (Metrics, Option<Istio>) {
+) -> (Metrics, Option<IstioMetrics>) {
     let metrics = daemon.metrics().register(|metrics| {
         shared.repairs.register(metrics);
-        shared.outputs.register(metrics);
+        shared.status.register(metrics);
         Metrics::register(metrics, registry, shared)
     });
     let istio = shared.config.istio_metrics;
-    let istio = istio.then(|| daemon.metrics().register_foreign(Istio::register));
+    let istio = istio.then(|| daemon.metrics().register_foreign(IstioMetrics::register));
     if let Some(istio) = istio.clone() {
-        tokio::spawn(istio.follow(shared.source.changes()));
+        tokio::spawn(istio.count_changes(shared.source.changes()));
     }
     if let Some(address) = shared.config.metrics_address.0 {
-        let (joined, conditions) = (Joined::new(daemon), daemon.readiness().clone());
-        tokio::spawn(inpod_service::metrics::serve(address, conditions, joined));
+        let (metrics, conditions) = (AggregatedMetrics::new(daemon), daemon.readiness().clone());
+        tokio::spawn(inpod_service::metrics::serve(address, conditions, metrics));
     }
     (metrics, istio)
 }
@@ -169,12 +167,12 @@ fn start_followers(
 ) {
     let (source, clients) = (&shared.source, &shared.pipeline.clients);
     let adopted = adoption.completed();
-    shared.outputs.start(shared, registry, conditions, adopted);
+    shared.status.start(shared, registry, conditions, adopted);
     let before = (adoption, source.health());
     let (known, readiness) = (registry.clone(), conditions.clone());
     let broker = Sync::start(clients.clone(), known, readiness, synced, before);
     let selector = shared.config.ztunnel_pods.clone();
-    let ztunnels = ztunnels::keep_told(clients.clone(), source.clone(), selector, broker);
+    let ztunnels = ztunnels::sync_ztunnels(clients.clone(), source.clone(), selector, broker);
     tokio::spawn(inpod_service::vital("ztunnels", ztunnels));
     tokio::spawn(inpod_service::vital(
         "source",
@@ -202,7 +200,7 @@ async fn follow_source(mut changes: watch::Receiver<Arc<Inventory>>, registry: R
     let mut before = Arc::clone(&changes.borrow_and_update());
     while changes.changed().await.is_ok() {
         let now = Arc::clone(&changes.borrow_and_update());
-        let changes = now.since(&before);
+        let changes = now.changes_since(&before);
         registry.wake_changed(&changes);
         registry.discover_changed(&changes);
         before = now;

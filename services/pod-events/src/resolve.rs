@@ -13,7 +13,7 @@ use crate::{
     decide::{Decision, OnUnknown, decide_from, on_unknown},
     pod::Pod,
     redirection::{Permissions, Requested},
-    source::{Inventory, Learnt, PodKey},
+    source::{Inventory, PodKey, RefreshOutcome},
     task::{AddCall, Shared, is_permission_known},
 };
 
@@ -52,17 +52,17 @@ pub async fn resolve(shared: &Shared, key: &PodKey, call: &AddCall) -> Result<Re
     }
     let until = call.work_deadline.max(Instant::now());
     match shared.source.refresh(key, until, is_enough).await {
-        Learnt::Known(inventory) => {
+        RefreshOutcome::Current(inventory) => {
             decided(&inventory).ok_or_else(|| refusal(shared, &inventory, key, call))
         }
-        Learnt::Elsewhere(node) => {
+        RefreshOutcome::OtherNode(node) => {
             let (namespace, name) = key;
             let place = node.map_or_else(|| "no node".to_owned(), |node| format!("node {node}"));
             let here = &shared.config.node_name;
             let message = format!("pod {namespace}/{name} is bound to {place}, this is {here}");
             Err(Failure::new(Reason::PodOtherNode, message).at_field("pod"))
         }
-        Learnt::Unanswered(why) => decided(&shared.source.inventory())
+        RefreshOutcome::Unavailable(why) => decided(&shared.source.inventory())
             .map_or_else(|| admit_unenrolled(shared, key, call, why), Ok),
     }
 }
@@ -88,7 +88,7 @@ impl Resolved {
 
 /// Returns the pod of a name that has the runtime's UID, if one was passed, or else is not terminal.
 fn find_pod<'a>(inventory: &'a Inventory, key: &PodKey, uid: Option<&PodUid>) -> Option<&'a Pod> {
-    let matches = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.is_called(uid));
+    let matches = |pod: &&Pod| uid.map_or(!pod.terminal, |uid| pod.has_uid(uid));
     inventory.pod(key).filter(matches)
 }
 

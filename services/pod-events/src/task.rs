@@ -36,19 +36,19 @@ use tokio::{
 use crate::{
     admission::Admission,
     boottime::BootInstant,
+    changes::PodChanges,
     checkpoint::Record,
     config::Config,
     decide::{Decision, Policy, decide_from},
     drift::{Drift, DriftKind, RepairBackoff, Repairs},
     metrics::{Counters, Phase},
-    outputs::Outputs,
     pipeline::{CancelReason, Pipeline},
     plan::{Action, Timing},
     pod::Pod,
     registry::Owners,
     resolve::Resolved,
-    shown::Shown,
     source::{PodKey, Source},
+    status::StatusReporter,
     timeline::Timeline,
     trace,
     uninstall::LeaveMode,
@@ -106,8 +106,8 @@ pub struct Shared {
     pub source: Source,
     pub config: Config,
     pub leave_mode: LeaveMode,
-    pub outputs: Outputs,
-    pub shown: Shown,
+    pub status: StatusReporter,
+    pub pod_changes: PodChanges,
     pub repairs: Repairs,
     pub owners: Owners,
 }
@@ -274,7 +274,7 @@ impl Task {
             next: self.next,
         };
         drop(view);
-        self.shared.shown.tell(&self.key);
+        self.shared.pod_changes.notify(&self.key);
     }
 
     /// Handles a command. The view is published before the reply, because the caller may read it at once.
@@ -290,7 +290,7 @@ impl Task {
                 let (about, trace) = (call.sandbox.clone(), call.trace.clone());
                 let result = {
                     let gone = pin!(reply.closed());
-                    trace::on_behalf_of(trace.clone(), self.add(call, *resolved, gone)).await
+                    trace::scope(trace.clone(), self.add(call, *resolved, gone)).await
                 };
                 self.publish_view();
                 if let Err(failure) = &result
@@ -302,7 +302,7 @@ impl Task {
                 reply.send(result).unwrap_or_default();
             }
             Command::Delete(sandbox, trace, reply) => {
-                let deferred = trace::on_behalf_of(trace, self.delete(&sandbox)).await;
+                let deferred = trace::scope(trace, self.delete(&sandbox)).await;
                 self.publish_view();
                 reply.send(deferred).unwrap_or_default();
             }

@@ -9,19 +9,19 @@ use tokio::sync::watch;
 
 use crate::{
     admission::Admission,
+    changes::PodChanges,
     checkpoint::{Checkpoint, Intent, Record},
     clients::Clients,
     config::{Config, KEYS},
     drift::Repairs,
     injection::Injection,
     metrics::Counters,
-    outputs::Outputs,
     pipeline::{Pipeline, Revisions, Synced},
     pod::{Namespace, Pod},
     redirection::{Capture, Inbound, Ipv6, Proxy, Redirection, Requested, Sidecar, Sidecars},
     registry::Owners,
-    shown::Shown,
     source::Source,
+    status::StatusReporter,
     task::Shared,
     uninstall::LeaveMode,
 };
@@ -87,7 +87,7 @@ pub(crate) fn capture() -> Capture {
 }
 
 pub(crate) fn namespace(name: &str) -> Namespace {
-    Namespace::bare(name.parse().unwrap())
+    Namespace::unlabeled(name.parse().unwrap())
 }
 
 pub(crate) fn sandbox(container_id: &str) -> SandboxRef {
@@ -150,7 +150,7 @@ pub(crate) async fn shared(directory: &Path) -> Arc<Shared> {
             synced: watch::channel(Synced::default()).1,
             revisions: Revisions::default(),
         },
-        outputs: Outputs::silent(),
-        shown: Shown::default(),
+        status: StatusReporter::disabled(),
+        pod_changes: PodChanges::default(),
     })
 }

@@ -183,7 +183,7 @@ impl Uninstaller {
             return Err(format!("the pods of this node are not known: {gap}"));
         }
         expect_none(self.managed_pods(), "pods are in the mesh")?;
-        let unmet = usize::try_from(self.shared.outputs.unmet()).unwrap_or(usize::MAX);
+        let unmet = usize::try_from(self.shared.status.unmet()).unwrap_or(usize::MAX);
         expect_none(unmet, "annotations are not withdrawn yet")?;
         let list = EnrolledNamespaces::read(&self.shared.config.plugin_state_dir);
         let listed = list.map_err(|error| {

@@ -207,7 +207,7 @@ fn a_pod_of_an_unknown_fate_waits_where_its_namespace_may_be_in_the_mesh_or_says
 #[test]
 fn the_labels_of_an_unknown_namespace_are_unknown_only_where_they_would_decide() {
     let silent = Inventory {
-        namespaces_exist: true,
+        namespaces_required: true,
         ..Inventory::default()
     };
     let decided = |inventory: &Inventory, pod: &Pod, excluded: &[NamespaceName]| {

@@ -6,8 +6,8 @@ use tokio::time::Instant;
 use super::Task;
 use crate::{
     drift::DriftKind,
-    outputs,
     pipeline::{Reclaimed, is_transient},
+    status,
 };
 
 impl Task {
@@ -62,8 +62,8 @@ impl Task {
         if let Some(record) = self.records.last() {
             let message = format!("Repaired drift of kind {kind}");
             let (pod, reason) = (&record.pod, reason_of(kind));
-            let outputs = &self.shared.outputs;
-            outputs.event(pod, outputs::Kind::Warning, reason, &message);
+            let status = &self.shared.status;
+            status.event(pod, status::EventKind::Warning, reason, &message);
         }
     }
 

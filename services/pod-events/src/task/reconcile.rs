@@ -46,13 +46,13 @@ impl Task {
         match enrollment {
             // First withdraw the redirection to ztunnel in order.
             Enrollment::Sidecar if record.intent.has_effects() => Desired::Out {
-                is_announced: self.shared.outputs.has_withdrawn(&record.pod),
+                is_announced: self.shared.status.has_withdrawn(&record.pod),
             },
             Enrollment::Ambient | Enrollment::Sidecar => Desired::In {
                 in_sync: self.is_in_sync(record, pod, enrollment),
             },
             Enrollment::None => Desired::Out {
-                is_announced: self.shared.outputs.has_withdrawn(&record.pod),
+                is_announced: self.shared.status.has_withdrawn(&record.pod),
             },
             Enrollment::Unknown => Desired::Unknown,
         }

@@ -73,7 +73,7 @@ impl Task {
     pub(super) fn replay_add(&mut self, admitted: &OfflineAdd) -> ReplayOutcome {
         let call = &admitted.call;
         let inventory = self.shared.source.inventory();
-        let fits = |pod: &&Pod| call.uid.as_ref().is_none_or(|uid| pod.is_called(uid));
+        let fits = |pod: &&Pod| call.uid.as_ref().is_none_or(|uid| pod.has_uid(uid));
         let Some(pod) = inventory.pod(&self.key).filter(fits) else {
             return missing(&inventory, admitted.at);
         };

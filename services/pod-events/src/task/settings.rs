@@ -6,19 +6,20 @@ use inpod_types::{Enrollment, Failure, Reason, SandboxRef};
 use super::{Shared, Task};
 use crate::{
     checkpoint::Record,
-    outputs::Kind,
     pod::Pod,
     redirection::{
         Malformed, Permissions, PrivilegedRequest, Redirection, RequestedSettings, granted,
     },
     source::{Inventory, PodKey},
+    status::EventKind,
 };
 
 /// Returns whether it is known which requested settings are permitted: the node permits them all, or
 /// the namespace is known.
 pub(crate) fn is_permission_known(inventory: &Inventory, pod: &Pod, pods_may: Permissions) -> bool {
     let is_permitted = |request: PrivilegedRequest| pods_may.include(request.needs);
-    pod.requested.privileged().all(is_permitted) || !inventory.is_silent_on(&pod.pod.namespace)
+    pod.requested.privileged().all(is_permitted)
+        || !inventory.is_namespace_unknown(&pod.pod.namespace)
 }
 
 fn permitted_settings(
@@ -110,8 +111,8 @@ impl Shared {
         let refused: Vec<_> = refused.map(|request| request.annotation).collect();
         if !refused.is_empty() {
             let message = format!("Not permitted and left out: {}", refused.join(", "));
-            let outputs = &self.outputs;
-            outputs.event(&pod.pod, Kind::Warning, Reason::NotPermitted, &message);
+            let status = &self.status;
+            status.event(&pod.pod, EventKind::Warning, Reason::NotPermitted, &message);
         }
     }
 }
@@ -180,7 +181,7 @@ mod tests {
     /// Creates an inventory whose namespace permits something, or is unknown if `None`.
     fn permitting(names: Option<&str>) -> Inventory {
         let mut inventory = Inventory {
-            namespaces_exist: true,
+            namespaces_required: true,
             ..Inventory::default()
         };
         if let Some(names) = names {
