@@ -43,6 +43,7 @@ need_rust() {
   [ "$(printf '1.95\n%s\n' "$version" | sort -V | head -n 1)" = 1.95 ] || die "Rust $version is too old: 1.95 or later is needed"
 }
 
+[ -n "${HOME:-}" ] || HOME=$(echo ~)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/inpod
 tools=$cache/tools
 

@@ -13,7 +13,17 @@ use integration::{Access, App, Call, Node, Pod, SERVICES, Spec, ask, eventually,
 
 const PORT: u16 = 8080;
 
+const USAGE: &str = "\
+demo [--keep]
+
+Shows on the terminal how a pod joins the mesh. Run it through integration/demo,
+which isolates it. --keep leaves it running, with a shell to play in.";
+
 fn main() -> ExitCode {
+    if let Some(code) = integration::answer(USAGE, |arguments| matches!(arguments, [] | ["--keep"]))
+    {
+        return code;
+    }
     let keep = std::env::args().any(|argument| argument == "--keep");
     match story(keep) {
         Ok(()) => {

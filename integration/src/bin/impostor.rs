@@ -1,17 +1,10 @@
-//! A process that connects to ZDS and is not a ztunnel: sends the hello and prints what it receives.
-//!
-//! ```text
-//! impostor wait SOCKET            one connection, until it ends
-//! impostor hand-over SOCKET       one connection, kept by another process: the one that connected exits at once
-//! impostor many SOCKET NUMBER     this many connections at once, until all have ended
-//! impostor again SOCKET SECONDS   one connection after the other, each as soon as the last has ended
-//! ```
+//! A process that connects to ZDS and is not a ztunnel.
 
 use std::{
     io::{self, IoSliceMut, Write as _},
     os::fd::{AsRawFd as _, OwnedFd},
     path::Path,
-    process::{Command, Stdio},
+    process::{Command, ExitCode, Stdio},
     time::{Duration, Instant},
 };
 
@@ -24,7 +17,32 @@ use nix::sys::socket::{
 /// `ZdsHello{version: V1}`.
 const HELLO: &[u8] = b"\x08\x01";
 
-fn main() -> anyhow::Result<()> {
+const USAGE: &str = "\
+impostor wait SOCKET            one connection, until it ends
+impostor hand-over SOCKET       one connection, kept by another process: the one
+                                that connected exits at once
+impostor many SOCKET NUMBER     this many connections at once, until all ended
+impostor again SOCKET SECONDS   one connection after the other, each as soon as
+                                the last has ended
+
+Connects to a ZDS socket without being a ztunnel, sends the hello and prints
+what it receives.";
+
+fn main() -> anyhow::Result<ExitCode> {
+    let code = integration::answer(USAGE, |arguments| {
+        matches!(
+            arguments,
+            ["wait" | "hand-over", _] | ["inherited"] | ["many" | "again", _, _]
+        )
+    });
+    if let Some(code) = code {
+        return Ok(code);
+    }
+    act()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn act() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
@@ -33,7 +51,7 @@ fn main() -> anyhow::Result<()> {
         ["inherited"] => inherited(),
         ["many", path, number] => many(path, number.parse()?),
         ["again", path, seconds] => again(path, Duration::from_secs(seconds.parse()?)),
-        _ => bail!("see the head of integration/src/bin/impostor.rs"),
+        _ => bail!("{USAGE}"),
     }
 }
 

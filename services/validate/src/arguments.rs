@@ -22,19 +22,24 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 const VERSION: &str = concat!("validate ", env!("CARGO_PKG_VERSION"), "\n");
 
 const HELP: &str = "\
-Checks from inside a pod that its traffic is redirected to its proxy. Run it as the proxy's user.
+Checks from inside a pod that its traffic is redirected to its proxy. Run it as
+the proxy's user.
 
 Usage: validate [--timeout 5s] [--ip-family auto|ipv4|ipv6]
 
-  --timeout DURATION           how long to try (PROBE_TIMEOUT; also --probe-timeout)
-  --ip-family FAMILY           what has to be redirected: auto (families with an address in the pod), ipv4 or ipv6
+  --timeout DURATION           how long to try (PROBE_TIMEOUT; also
+                               --probe-timeout)
+  --ip-family FAMILY           what has to be redirected: auto (families with an
+                               address in the pod), ipv4 or ipv6
   --envoy-port, -p PORT        the proxy's port for outbound traffic (15001)
   --inbound-capture-port, -z PORT
-                               the proxy's port for inbound traffic (INBOUND_CAPTURE_PORT, 15006)
-  --iptables-probe-port PORT   a port without a listener (IPTABLES_PROBE_PORT, 15002)
+                               the proxy's port for inbound traffic
+                               (INBOUND_CAPTURE_PORT, 15006)
+  --iptables-probe-port PORT   a port without a listener (IPTABLES_PROBE_PORT,
+                               15002)
 
 All other flags of istio-iptables are accepted and ignored.
-Exit codes: 0 redirected, 126 not redirected, 1 not known.
+Exit codes: 0 redirected, 126 not redirected, 1 not known, 2 invalid arguments.
 ";
 
 #[derive(Debug, PartialEq, Eq)]

@@ -39,7 +39,12 @@ pub fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Ok(Command::Validate(settings)) => validate(&settings),
-        Err(error) => Verdict::usage(&error),
+        Err(error) => {
+            let verdict = Verdict::usage(&error);
+            writeln!(io::stderr(), "{}", verdict.line).unwrap_or_default();
+            write_termination_message(Path::new(TERMINATION_LOG), &verdict.line);
+            return ExitCode::from(verdict.code);
+        }
     };
     print(&format!("{}\n", verdict.line));
     write_termination_message(Path::new(TERMINATION_LOG), &verdict.line);

@@ -11,6 +11,7 @@ use crate::{
 const REDIRECTED: u8 = 0;
 const MISSING: u8 = 126;
 const UNKNOWN: u8 = 1;
+const USAGE: u8 = 2;
 
 const REMEDY: &str = "the CNI plugin did not redirect this pod when it started, or this container does not run as the \
                       proxy's user; inpod redirects a running pod where it can (see inpod explain on the node); \
@@ -25,7 +26,7 @@ pub struct Verdict {
 
 impl Verdict {
     pub fn usage(error: &UsageError) -> Self {
-        Self::of(UNKNOWN, &format!("invalid arguments: {error}"))
+        Self::of(USAGE, &format!("invalid arguments: {error}"))
     }
 
     pub fn unknown(why: &str) -> Self {

@@ -13,12 +13,31 @@ mod verbs;
 use std::{
     fs,
     io::{self, Write as _},
+    process::ExitCode,
 };
 
 use anyhow::Context as _;
 use integration::guard;
 
-fn main() -> anyhow::Result<()> {
+const USAGE: &str = "\
+bench [SAMPLES [WHAT [PODS [NAMESPACES]]]]
+
+Measures inpod beside what it replaces. Run it through integration/bench/run,
+which lists WHAT and its arguments.";
+
+fn main() -> anyhow::Result<ExitCode> {
+    let code = integration::answer(USAGE, |arguments| {
+        arguments
+            .first()
+            .is_none_or(|first| !first.starts_with('-'))
+    });
+    match code {
+        Some(code) => Ok(code),
+        None => run().map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().as_deref() == Some(broker::ZTUNNEL.as_ref()) {
         let socket = arguments.next().context("the socket is missing")?;

@@ -20,6 +20,7 @@ use std::{
     io::{self, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     path::Path,
+    process::ExitCode,
     sync::{Arc, Mutex, PoisonError},
     thread,
     time::Duration,
@@ -73,7 +74,7 @@ impl Mode {
             ["localhost"] | ["localhost", "proxy", ..] => Ok(Self::Localhost),
             ["unmarked"] | ["unmarked", "proxy", ..] => Ok(Self::Unmarked),
             ["bootstrap", path] => Bootstrap::read(Path::new(path)).map(Self::Bootstrap),
-            _ => bail!("see the head of integration/src/bin/sidecar/main.rs"),
+            _ => bail!("{USAGE}"),
         }
     }
 
@@ -108,7 +109,31 @@ impl Mode {
 /// The local ports of its own open connections.
 type Own = Arc<Mutex<BTreeSet<u16>>>;
 
-fn main() -> anyhow::Result<()> {
+const USAGE: &str = "\
+sidecar original          from 127.0.0.6 or ::6 to the address that the client
+                          dialed
+sidecar localhost         to that port of localhost, as Istio did before 1.10
+sidecar unmarked          as original, without an address of its own
+sidecar bootstrap FILE    like an Envoy with this bootstrap (JSON)
+
+A minimal sidecar proxy. With `proxy ...` after the mode, it is the whole proxy.";
+
+fn main() -> anyhow::Result<ExitCode> {
+    let code = integration::answer(USAGE, |arguments| {
+        matches!(
+            arguments,
+            ["original" | "localhost" | "unmarked"]
+                | ["original" | "localhost" | "unmarked", "proxy", ..]
+                | ["bootstrap", _]
+        )
+    });
+    match code {
+        Some(code) => Ok(code),
+        None => run().map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn run() -> anyhow::Result<()> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let mode = Arc::new(Mode::parse(&arguments)?);
     let (uid, gid) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));

@@ -1,6 +1,7 @@
 //! An agent that keeps the contract except for one fault, to test the kit. It is also its own driver.
 #![expect(
     clippy::print_stderr,
+    clippy::print_stdout,
     clippy::disallowed_methods,
     reason = "a small program for tests; the driver's time is in the environment"
 )]
@@ -72,6 +73,12 @@ const FAULTS: &[&str] = &[
     "leak-fd",
 ];
 
+const USAGE: &str = "\
+broken-agent serve SOCKET CONTROL FAULT ACK_TIMEOUT_MS
+broken-agent drive CONTROL begin|seed|add|remove ...
+
+Faults:";
+
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args().skip(1).collect();
     let words: Vec<_> = arguments.iter().map(String::as_str).collect();
@@ -80,10 +87,8 @@ fn main() -> ExitCode {
             serve(socket, control, fault, timeout)
         }
         ["drive", control, call @ ..] => drive(control, call),
-        _ => Err(io::Error::other(format!(
-            "broken-agent serve SOCKET CONTROL FAULT ACK_TIMEOUT_MS | drive CONTROL begin|seed|add|remove ...\nfaults: {}",
-            FAULTS.join(" ")
-        ))),
+        [option] => return answer(option),
+        _ => return answer(""),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -92,6 +97,19 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Answers `--help` and `--version`; any other command line is wrong.
+fn answer(option: &str) -> ExitCode {
+    match option {
+        "--version" => println!("broken-agent {}", env!("CARGO_PKG_VERSION")),
+        "--help" => println!("{USAGE}\n  {}", FAULTS.join("\n  ")),
+        _ => {
+            eprintln!("{USAGE}\n  {}", FAULTS.join("\n  "));
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
 }
 
 fn serve(socket: &str, control: &str, fault: &str, timeout: &str) -> io::Result<()> {

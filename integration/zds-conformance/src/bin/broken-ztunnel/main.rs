@@ -1,6 +1,7 @@
 //! A ztunnel that keeps the contract except for one fault, to test the kit. It serves no traffic.
 #![expect(
     clippy::print_stderr,
+    clippy::print_stdout,
     clippy::disallowed_methods,
     reason = "a small program for tests; a thread that enters a netns ends there"
 )]
@@ -61,12 +62,24 @@ const FAULTS: &[&str] = &[
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    let (Some(socket), Some(fault)) = (arguments.next(), arguments.next()) else {
-        eprintln!(
-            "broken-ztunnel SOCKET FAULT, where FAULT is one of {}",
-            FAULTS.join(" ")
-        );
-        return ExitCode::from(2);
+    let (socket, fault) = match (arguments.next(), arguments.next()) {
+        (Some(socket), Some(fault)) => (socket, fault),
+        (Some(option), None) if option == "--version" => {
+            println!("broken-ztunnel {}", env!("CARGO_PKG_VERSION"));
+            return ExitCode::SUCCESS;
+        }
+        (option, _) => {
+            let usage = format!(
+                "broken-ztunnel SOCKET FAULT\n\nFaults:\n  {}",
+                FAULTS.join("\n  ")
+            );
+            if option.as_deref() == Some("--help") {
+                println!("{usage}");
+                return ExitCode::SUCCESS;
+            }
+            eprintln!("{usage}");
+            return ExitCode::from(2);
+        }
     };
     if !FAULTS.contains(&fault.as_str()) {
         eprintln!("no fault {fault}");
