@@ -23,9 +23,9 @@ use super::{
 use crate::{
     apply::{Observation, Writer},
     claims::{Claim, Claims, proof},
+    conflicts,
     error::ClaimError,
     inspect::{self, Proxies},
-    radar,
 };
 
 /// Which netns a call is about.
@@ -131,7 +131,7 @@ pub(super) fn inspect(
         Subject::Claimed(claim) => &claim.addresses,
         Subject::Open(_) => &addresses,
     };
-    let findings = radar::look(netns, given)?;
+    let findings = conflicts::find_conflicts(netns, given)?;
     Ok(InspectNetnsResponse {
         instance_id: String::new(),
         netns: Some(netns.id().into()),

@@ -17,9 +17,9 @@ use crate::{
     apply::Phase,
     backend::Backend,
     claims::Claim,
+    conflicts::{self, Kind},
     error::IntoFailure,
     inspect,
-    radar::{self, Kind},
     selftest::{Check, Report},
 };
 
@@ -107,8 +107,8 @@ pub(super) fn describe_listener(listener: &inspect::Listener) -> v1::Listener {
     }
 }
 
-pub(super) fn describe_finding(finding: radar::Finding) -> v1::Finding {
-    let radar::Finding {
+pub(super) fn describe_finding(finding: conflicts::Finding) -> v1::Finding {
+    let conflicts::Finding {
         kind,
         subject,
         sentence,

@@ -1,6 +1,6 @@
 //! Interfaces and sysctls.
 
-use netconfig::radar::{Kind, look};
+use netconfig::conflicts::{Kind, find_conflicts};
 
 use crate::{
     FROM_ZTUNNEL, POD, SERVER, address, arrives, capture, connect, dial, is_clean, is_found,
@@ -97,10 +97,10 @@ fn strict_reverse_path_filtering_does_no_harm_with_one_interface() {
 fn ipv6_that_is_switched_off_is_told_where_the_pod_has_it_or_our_rules_are_for_it() {
     let pod = Fresh::new();
     let dual = ["10.9.0.1", "fd09::1"].map(|address| address.parse().unwrap());
-    assert_eq!(look(&pod.netns, &dual).unwrap(), []);
+    assert_eq!(find_conflicts(&pod.netns, &dual).unwrap(), []);
     sysctl(&pod, "ipv6/conf/all/disable_ipv6", "1");
     is_clean(&pod);
-    let found = look(&pod.netns, &dual).unwrap();
+    let found = find_conflicts(&pod.netns, &dual).unwrap();
     let [finding] = found.as_slice() else {
         panic!("{found:#?}");
     };

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netconfig::radar::{Finding, Kind, look};
+use netconfig::conflicts::{Finding, Kind, find_conflicts};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use support::{Fresh, ambient, plain, sandbox};
@@ -57,7 +57,7 @@ fn capture(pod: &Fresh) {
 }
 
 fn findings(pod: &Fresh) -> Vec<Finding> {
-    look(&pod.netns, &[POD.parse().unwrap()]).unwrap()
+    find_conflicts(&pod.netns, &[POD.parse().unwrap()]).unwrap()
 }
 
 /// What is found is this alone.

@@ -1,6 +1,6 @@
 //! Rules of others that write marks.
 
-use netconfig::radar::Kind;
+use netconfig::conflicts::Kind;
 
 use crate::{
     FROM_ZTUNNEL, POD, SERVER, address, arrives, dial, findings, iptables, is_found, listen, pod,

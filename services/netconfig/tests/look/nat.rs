@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use netconfig::radar::Kind;
+use netconfig::conflicts::Kind;
 
 use crate::{
     POD, SERVER, address, arrives, capture, dial, findings, iptables, is_clean, is_found, listen,

@@ -1,6 +1,6 @@
 //! Rules of others that end the way of packets.
 
-use netconfig::radar::Kind;
+use netconfig::conflicts::Kind;
 
 use crate::{POD, SERVER, address, arrives, dial, iptables, is_clean, is_found, listen, pod};
 

@@ -3,8 +3,8 @@
 use super::{
     Finding, Kind,
     op::{MarkOf, Verdict},
-    owner::{self, shown, table_name},
-    packet::{Effect, OUR_BITS, Packet, run},
+    owner::{self, printable, table_name},
+    packet::{Effect, OUR_BITS, Packet, evaluate},
     ruleset::{Base, Chain, Hook, Table},
     walk::{BUDGET, Event, Walk, walk},
 };
@@ -20,11 +20,11 @@ const TRACKING_PRIORITY: i32 = -200;
 const PROTOCOLS: [u8; 2] = [6, 17];
 
 /// Where names are asked for.
-const NAMES_PORT: u16 = 53;
+const DNS_PORT: u16 = 53;
 
 /// What rules of others can do to ours.
 pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
-    let captures_names = captures_names(tables);
+    let captures_dns = captures_dns(tables);
     let mut budget = BUDGET;
     let mut found = incumbents(tables);
     for table in tables {
@@ -32,15 +32,15 @@ pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
             continue;
         }
         for (chain, base) in base_chains(table) {
-            let place = Place {
+            let foreign = ForeignChain {
                 table,
                 chain,
                 base,
-                order: order(tables, table, base),
+                order: nat_order(tables, table, base),
             };
-            for packet in packets(table, captures_names) {
+            for packet in packets(table, captures_dns) {
                 let walk = walk(table, chain, packet, &mut budget);
-                note_all(&mut found, place.judge(packet, &walk));
+                extend_unique(&mut found, foreign.findings_for(packet, &walk));
             }
         }
     }
@@ -56,7 +56,7 @@ fn base_chains(table: &Table) -> impl Iterator<Item = (&Chain, Base)> {
 }
 
 /// Each thing is told once, however many packets it would meet.
-fn note_all(found: &mut Vec<Finding>, findings: impl IntoIterator<Item = Finding>) {
+fn extend_unique(found: &mut Vec<Finding>, findings: impl IntoIterator<Item = Finding>) {
     for finding in findings {
         if !found.contains(&finding) {
             found.push(finding);
@@ -86,10 +86,10 @@ fn incumbents(tables: &[Table]) -> Vec<Finding> {
 
 /// The packets that our rules act on: TCP and, where ours lead names to ztunnel, questions for them. Of verdicts and
 /// NAT what begins a connection matters, of marks every packet.
-fn packets(table: &Table, captures_names: bool) -> Vec<Packet> {
+fn packets(table: &Table, captures_dns: bool) -> Vec<Packet> {
     let [tcp, udp] = PROTOCOLS;
-    let protocols = if captures_names {
-        vec![(tcp, None), (udp, Some(NAMES_PORT))]
+    let protocols = if captures_dns {
+        vec![(tcp, None), (udp, Some(DNS_PORT))]
     } else {
         vec![(tcp, None)]
     };
@@ -110,12 +110,12 @@ fn packets(table: &Table, captures_names: bool) -> Vec<Packet> {
 }
 
 /// Whether rules of ours translate questions for names.
-fn captures_names(tables: &[Table]) -> bool {
+fn captures_dns(tables: &[Table]) -> bool {
     let [_, udp] = PROTOCOLS;
     let question = |is_ipv6| Packet {
         is_ipv6,
         protocol: udp,
-        port: Some(NAMES_PORT),
+        port: Some(DNS_PORT),
         is_new: true,
     };
     let rules = tables.iter().flat_map(|table| {
@@ -128,39 +128,39 @@ fn captures_names(tables: &[Table]) -> bool {
     });
     let packets = [question(false), question(true)];
     rules.into_iter().any(|rule| {
-        let mut outcomes = packets.iter().map(|packet| run(rule, *packet));
+        let mut outcomes = packets.iter().map(|packet| evaluate(rule, *packet));
         outcomes.any(|outcome| outcome.effects.contains(&Effect::Translate))
     })
 }
 
 /// When a NAT chain is asked, where ours has the same hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+enum NatOrder {
     /// By its priority.
-    Earlier,
+    PriorityBefore,
     /// At the same priority the chain that was registered last is asked first (nf_nat_register_fn in
     /// net/netfilter/nf_nat_core.c adds in front of its equals).
-    Later,
-    Older,
+    RegisteredLater,
+    RegisteredEarlier,
     /// Ours are not there.
-    Alone,
+    OursMissing,
     /// After ours, by its priority.
-    Behind,
+    PriorityAfter,
 }
 
-fn order(tables: &[Table], table: &Table, base: Base) -> Order {
+fn nat_order(tables: &[Table], table: &Table, base: Base) -> NatOrder {
     if base.priority != NAT_PRIORITY {
         return if base.priority < NAT_PRIORITY {
-            Order::Earlier
+            NatOrder::PriorityBefore
         } else {
-            Order::Behind
+            NatOrder::PriorityAfter
         };
     }
     let ours = tables.iter().find(|ours| is_our_nat(ours, table));
     match ours {
-        None => Order::Alone,
-        Some(ours) if ours.handle < table.handle => Order::Later,
-        Some(_) => Order::Older,
+        None => NatOrder::OursMissing,
+        Some(ours) if ours.handle < table.handle => NatOrder::RegisteredLater,
+        Some(_) => NatOrder::RegisteredEarlier,
     }
 }
 
@@ -178,41 +178,47 @@ fn is_our_nat(table: &Table, other: &Table) -> bool {
 }
 
 /// A base chain of others.
-struct Place<'a> {
+struct ForeignChain<'a> {
     table: &'a Table,
     chain: &'a Chain,
     base: Base,
-    order: Order,
+    order: NatOrder,
 }
 
-impl Place<'_> {
-    fn judge(&self, packet: Packet, walk: &Walk) -> Vec<Finding> {
+impl ForeignChain<'_> {
+    fn findings_for(&self, packet: Packet, walk: &Walk) -> Vec<Finding> {
         let mut found: Vec<_> = walk
             .events
             .iter()
-            .filter_map(|event| self.judge_event(packet, walk, event))
+            .filter_map(|event| self.finding_for(packet, walk, event))
             .collect();
-        if packet.is_new && walk.reaches_policy && self.base.drops && self.is_ahead() {
+        if packet.is_new && walk.reaches_policy && self.base.drops && self.runs_before_ours() {
             let what = "drops by its policy what no rule of it accepts, ahead of our rules";
             found.push(self.finding(Kind::EarlyVerdict, &self.chain.name, what));
         }
         found
     }
 
-    fn judge_event(&self, packet: Packet, walk: &Walk, event: &Event) -> Option<Finding> {
-        let in_front = walk.meets_ours && !event.is_behind_ours;
+    fn finding_for(&self, packet: Packet, walk: &Walk, event: &Event) -> Option<Finding> {
+        let before_our_jump = walk.meets_ours && !event.is_after_ours;
         let (kind, what) = match &event.effect {
-            Effect::Mark(of) if self.matters(*of) => (Kind::UnmaskedMark, mark_text(*of)),
+            Effect::Mark(of) if self.mark_matters(*of) => (Kind::UnmaskedMark, mark_text(*of)),
             _ if !packet.is_new => return None,
-            Effect::Translate if in_front => (Kind::NatChain, IN_FRONT.to_owned()),
+            Effect::Translate if before_our_jump => {
+                (Kind::NatChain, TRANSLATES_BEFORE_JUMP.to_owned())
+            }
             Effect::Translate if !walk.meets_ours => (Kind::NatChain, self.translates()?),
-            Effect::Decide(Verdict::Drop) if in_front || (!walk.meets_ours && self.is_ahead()) => (
-                Kind::EarlyVerdict,
-                "drops packets ahead of our rules".to_owned(),
-            ),
+            Effect::Decide(Verdict::Drop)
+                if before_our_jump || (!walk.meets_ours && self.runs_before_ours()) =>
+            {
+                (
+                    Kind::EarlyVerdict,
+                    "drops packets ahead of our rules".to_owned(),
+                )
+            }
             // Elsewhere it ends the way through this base chain alone.
-            Effect::Decide(Verdict::Accept | Verdict::Return) if in_front => {
-                (Kind::EarlyVerdict, ENDS_IN_FRONT.to_owned())
+            Effect::Decide(Verdict::Accept | Verdict::Return) if before_our_jump => {
+                (Kind::EarlyVerdict, DECIDES_BEFORE_JUMP.to_owned())
             }
             Effect::Untrack if self.untracks() => (Kind::EarlyVerdict, UNTRACKS.to_owned()),
             Effect::Mark(_)
@@ -225,13 +231,15 @@ impl Place<'_> {
     }
 
     /// Whether packets come here before they come to our NAT chains, for certain.
-    fn is_ahead(&self) -> bool {
+    fn runs_before_ours(&self) -> bool {
         match self.base.hook {
             Hook::Ingress => true,
             Hook::Prerouting | Hook::Output => match self.order {
-                Order::Earlier => true,
-                Order::Later => self.base.is_nat,
-                Order::Older | Order::Alone | Order::Behind => false,
+                NatOrder::PriorityBefore => true,
+                NatOrder::RegisteredLater => self.base.is_nat,
+                NatOrder::RegisteredEarlier | NatOrder::OursMissing | NatOrder::PriorityAfter => {
+                    false
+                }
             },
             Hook::Input | Hook::Forward | Hook::Postrouting | Hook::Egress => false,
         }
@@ -244,7 +252,7 @@ impl Place<'_> {
 
     /// A packet's mark is read at prerouting and output; what ztunnel sends to the application passes postrouting and
     /// comes back by lo, still bearing it. A connection's mark stays.
-    fn matters(&self, of: MarkOf) -> bool {
+    fn mark_matters(&self, of: MarkOf) -> bool {
         match (of, self.base.hook) {
             (
                 MarkOf::Packet,
@@ -260,17 +268,19 @@ impl Place<'_> {
             return None;
         }
         let what = match self.order {
-            Order::Behind => return None,
-            Order::Earlier => "translates connections ahead of ours: they do not go to ztunnel",
-            Order::Later => {
+            NatOrder::PriorityAfter => return None,
+            NatOrder::PriorityBefore => {
+                "translates connections ahead of ours: they do not go to ztunnel"
+            }
+            NatOrder::RegisteredLater => {
                 "translates connections at our priority and was made after ours, so that it is asked first: they do \
                  not go to ztunnel"
             }
-            Order::Older => {
+            NatOrder::RegisteredEarlier => {
                 "translates connections at our priority and is in a table that is older than ours, so that ours is \
                  asked first; made again it would be asked first, and they would not go to ztunnel"
             }
-            Order::Alone => {
+            NatOrder::OursMissing => {
                 "translates connections at the priority of ours, which are not here; applied now they would be asked \
                  first, until this one is made again"
             }
@@ -279,7 +289,7 @@ impl Place<'_> {
     }
 
     fn finding(&self, kind: Kind, chain: &str, what: &str) -> Finding {
-        let (own, base) = (shown(chain), shown(&self.chain.name));
+        let (own, base) = (printable(chain), printable(&self.chain.name));
         let way = if chain == self.chain.name {
             String::new()
         } else {
@@ -298,10 +308,10 @@ impl Place<'_> {
 }
 
 /// Of a chain of iptables that jumps to ours.
-const IN_FRONT: &str =
+const TRANSLATES_BEFORE_JUMP: &str =
     "translates connections in front of the jump to our rules: they do not go to ztunnel";
 
-const ENDS_IN_FRONT: &str =
+const DECIDES_BEFORE_JUMP: &str =
     "ends the way of packets in front of the jump to our rules, which do not see them";
 
 const UNTRACKS: &str =

@@ -37,11 +37,11 @@ pub(super) fn holds_incumbents_chains(table: &Table) -> bool {
 
 /// A name for a sentence. Whoever may write rules in a netns chooses it: what is not printable is escaped, and it ends
 /// after 64 characters.
-pub(super) fn shown(name: &str) -> String {
+pub(super) fn printable(name: &str) -> String {
     name.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
 /// A table, for a sentence.
 pub(super) fn table_name(table: &Table) -> String {
-    format!("table {} {}", table.family.name(), shown(&table.name))
+    format!("table {} {}", table.family.name(), printable(&table.name))
 }

@@ -1,9 +1,9 @@
 //! What real rules cannot show: hostile sizes, and what is read of single expressions.
 
 use super::{
-    host::{self, Interface, Surroundings},
+    environment::{self, Environment, Interface},
     op::{MarkOf, Op, Source, Verdict, Writes},
-    packet::{Effect, Packet, run},
+    packet::{Effect, Packet, evaluate},
     ruleset::{Base, Chain, Family, Hook, Table},
     shadow,
     walk::walk,
@@ -36,7 +36,7 @@ fn compare(equal: bool, data: &[u8]) -> Op {
 /// Whether a packet comes to the end of a rule: `None` where it may.
 fn meets(rule: &[Op], packet: Packet) -> Option<bool> {
     let rule = [rule, &[Op::Untrack]].concat();
-    let outcome = run(&rule, packet);
+    let outcome = evaluate(&rule, packet);
     match (outcome.effects.is_empty(), outcome.is_certain) {
         (true, _) => Some(false),
         (false, true) => Some(true),
@@ -119,7 +119,7 @@ fn a_state_that_no_first_packet_has_is_not_met() {
 
 fn writes(rule: &[Op], of: MarkOf) -> bool {
     let rule = [rule, &[Op::WriteMark { of, from: 0 }]].concat();
-    run(&rule, TCP).effects.contains(&Effect::Mark(of))
+    evaluate(&rule, TCP).effects.contains(&Effect::Mark(of))
 }
 
 fn mask(from: usize, mask: u32, xor: u32) -> Op {
@@ -308,12 +308,12 @@ fn interface(name: &str) -> Interface {
         addresses: Vec::new(),
         rp_filter: 0,
         is_without_ipv6: false,
-        astray: Vec::new(),
+        asymmetric_paths: Vec::new(),
     }
 }
 
-fn around(interfaces: Vec<Interface>) -> Surroundings {
-    Surroundings {
+fn environment(interfaces: Vec<Interface>) -> Environment {
+    Environment {
         interfaces,
         has_ipv6: true,
         routes_ipv6: false,
@@ -328,7 +328,7 @@ fn ipv6_may_be_switched_off_where_it_can_leave_by_another_interface() {
     };
     let given = ["fd00::1".parse().unwrap()];
     let subjects = |interfaces| {
-        let found = host::findings(&around(interfaces), &given).into_iter();
+        let found = environment::findings(&environment(interfaces), &given).into_iter();
         found.map(|finding| finding.subject).collect::<Vec<_>>()
     };
     let one = vec![interface("lo"), interface("eth0"), without("net1")];
@@ -346,15 +346,18 @@ fn a_name_that_would_break_a_sentence_is_escaped() {
         is_up: false,
         ..interface("lo\n\u{1b}[31m")
     };
-    let found = host::findings(&around(vec![loopback]), &[]);
+    let found = environment::findings(&environment(vec![loopback]), &[]);
     assert_eq!(found[0].subject, "lo\\n\\u{1b}[31m");
 }
 
 #[test]
 fn a_kernel_without_ipv6_is_told_where_the_pod_was_given_an_address_of_it() {
-    let around = Surroundings::default();
-    assert_eq!(host::findings(&around, &["10.0.0.1".parse().unwrap()]), []);
-    let found = host::findings(&around, &["fd00::1".parse().unwrap()]);
+    let environment = Environment::default();
+    assert_eq!(
+        environment::findings(&environment, &["10.0.0.1".parse().unwrap()]),
+        []
+    );
+    let found = environment::findings(&environment, &["fd00::1".parse().unwrap()]);
     assert_eq!((found.len(), found[0].kind), (1, Kind::Ipv6Disabled));
     assert!(found[0].sentence.contains("in the kernel"), "{found:?}");
 }

@@ -19,7 +19,7 @@ use crate::netlink::{KernelError, Socket};
 const ATTEMPTS: usize = 8;
 
 /// A table with more rules is not looked into: who may write rules in a netns must not fill netconfig's memory.
-const MOST_RULES: u32 = 10_000;
+const MAX_RULES: u32 = 10_000;
 
 /// Reads all tables as they were at one time. A kernel without nf_tables has none.
 pub(super) fn read(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
@@ -43,7 +43,7 @@ fn read_once(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
     let mut tables = read_tables(socket)?;
     let sizes = read_chains(socket, &mut tables)?;
     for (table, size) in tables.iter_mut().zip(sizes) {
-        if size > MOST_RULES {
+        if size > MAX_RULES {
             tracing::warn!(
                 table = table_name(table),
                 "Does not look into a table of that size"
@@ -93,11 +93,11 @@ fn read_chains(socket: &mut Socket, tables: &mut [Table]) -> Result<Vec<u32>, Ke
             Family::from_number(header.nfgen_family),
             table_of(&attributes),
         );
-        let mut places = tables.iter_mut().zip(&mut sizes);
-        let place = places.find(|(table, _)| {
+        let mut candidates = tables.iter_mut().zip(&mut sizes);
+        let found = candidates.find(|(table, _)| {
             Some(table.family) == family && Some(table.name.as_str()) == name.as_deref()
         });
-        if let Some((table, size)) = place {
+        if let Some((table, size)) = found {
             *size = size.saturating_add(attributes.get_use().unwrap_or(0));
             table.chains.extend(chain(table.family, &attributes));
         }

@@ -111,8 +111,11 @@ fn ct(info: &Info<'_>) -> Op {
 mod tests {
     use super::*;
 
-    fn words(words: &[u32], rest: &[u8]) -> Vec<u8> {
-        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    fn structure(structure: &[u32], rest: &[u8]) -> Vec<u8> {
+        let mut bytes: Vec<u8> = structure
+            .iter()
+            .flat_map(|word| word.to_ne_bytes())
+            .collect();
         bytes.extend(rest);
         bytes
     }
@@ -126,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_bits_that_a_mark_changes_are_those_of_mask_and_value() {
-        let of = |value, mask| bits_of(&mark(&Info(&words(&[value, mask], &[]))));
+        let of = |value, mask| bits_of(&mark(&Info(&structure(&[value, mask], &[]))));
         assert_eq!(of(0x5, u32::MAX), (MarkOf::Packet, u32::MAX));
         assert_eq!(of(0x1000, 0xf000), (MarkOf::Packet, 0xf000));
         assert_eq!(of(0x1, 0), (MarkOf::Packet, 0x1));
@@ -136,7 +139,7 @@ mod tests {
     fn saving_changes_the_connections_mark_and_restoring_the_packets() {
         let of = |mode, connection, packet| {
             bits_of(&connmark(
-                &Info(&words(&[0, connection, packet], &[mode])),
+                &Info(&structure(&[0, connection, packet], &[mode])),
                 12,
                 (0, 0),
             ))
@@ -149,7 +152,7 @@ mod tests {
 
     #[test]
     fn what_is_shifted_may_land_in_our_bits() {
-        let info = words(&[0, 0xf000, 0], &[1, 12, 2]);
+        let info = structure(&[0, 0xf000, 0], &[1, 12, 2]);
         let found = bits_of(&connmark(&Info(&info), 14, (1, 12)));
         assert_eq!(found, (MarkOf::Packet, 0xf));
     }
@@ -157,7 +160,10 @@ mod tests {
     #[test]
     fn a_structure_that_is_cut_off_is_not_understood() {
         assert_eq!(mark(&Info(&[1, 2, 3])), None);
-        assert_eq!(connmark(&Info(&words(&[0, 0, 0], &[])), 12, (0, 0)), None);
+        assert_eq!(
+            connmark(&Info(&structure(&[0, 0, 0], &[])), 12, (0, 0)),
+            None
+        );
         assert_eq!(conntrack(&Info(&[0; 150])), None);
     }
 }

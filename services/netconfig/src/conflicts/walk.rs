@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::{
     op::Verdict,
     owner,
-    packet::{Effect, Packet, run},
+    packet::{Effect, Packet, evaluate},
     ruleset::{Chain, Table},
 };
 
@@ -19,7 +19,7 @@ pub(super) struct Event {
     pub(super) chain: String,
     pub(super) effect: Effect,
     /// Whether a jump to a chain of ours comes before.
-    pub(super) is_behind_ours: bool,
+    pub(super) is_after_ours: bool,
 }
 
 /// A walk.
@@ -72,7 +72,7 @@ impl<'a> Walker<'a> {
                 return End::Back;
             };
             *self.budget = left;
-            let outcome = run(rule, self.packet);
+            let outcome = evaluate(rule, self.packet);
             let mut end = None;
             for effect in outcome.effects {
                 end = self.apply(chain, is_base, effect);
@@ -105,15 +105,15 @@ impl<'a> Walker<'a> {
             }
             Effect::Decide(Verdict::Return) if !is_base => Some(End::Back),
             Effect::Decide(Verdict::Return) => {
-                self.note(chain, effect);
+                self.record(chain, effect);
                 Some(End::Back)
             }
             Effect::Decide(Verdict::Accept | Verdict::Drop) | Effect::Translate => {
-                self.note(chain, effect);
+                self.record(chain, effect);
                 Some(End::Decided)
             }
             Effect::Untrack | Effect::Mark(_) => {
-                self.note(chain, effect);
+                self.record(chain, effect);
                 None
             }
         }
@@ -133,11 +133,11 @@ impl<'a> Walker<'a> {
         self.follow(chain, false)
     }
 
-    fn note(&mut self, chain: &Chain, effect: Effect) {
+    fn record(&mut self, chain: &Chain, effect: Effect) {
         self.walk.events.push(Event {
             chain: chain.name.clone(),
             effect,
-            is_behind_ours: self.walk.meets_ours,
+            is_after_ours: self.walk.meets_ours,
         });
     }
 }

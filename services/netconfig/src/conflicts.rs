@@ -5,7 +5,7 @@
 //! what cannot meet a packet that ours act on is no finding.
 
 mod decode;
-mod host;
+mod environment;
 mod op;
 mod owner;
 mod packet;
@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How many findings are told: who may write rules in a netns must not make an answer endless.
-const MOST: usize = 100;
+const MAX_FINDINGS: usize = 100;
 
 /// Something of others that can keep rules from doing what they say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,18 +62,18 @@ pub enum Kind {
 /// # Errors
 ///
 /// When it cannot be entered, or the kernel does not tell.
-pub fn look(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding>, InspectError> {
+pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding>, InspectError> {
     let (socket, reader) = netns.within(|| {
         let socket = Socket::open(SockProtocol::NetlinkNetFilter);
-        (socket, host::Reader::open())
+        (socket, environment::Reader::open())
     })?;
     let reader = reader.map_err(|source| InspectError::Read {
         what: "the interfaces",
         source,
     })?;
-    let mut found = host::findings(&reader.read()?, addresses);
+    let mut found = environment::findings(&reader.read()?, addresses);
     found.extend(shadow::findings(&tables(socket)?));
-    found.truncate(MOST);
+    found.truncate(MAX_FINDINGS);
     Ok(found)
 }
 

@@ -47,27 +47,27 @@ pub(super) struct Outcome {
 }
 
 /// What a rule does to a packet.
-pub(super) fn run(rule: &[Op], packet: Packet) -> Outcome {
-    let mut run = Run {
+pub(super) fn evaluate(rule: &[Op], packet: Packet) -> Outcome {
+    let mut evaluator = Evaluator {
         packet,
         registers: Registers::default(),
         effects: Vec::new(),
     };
     let mut is_certain = true;
     for op in rule {
-        match run.step(op) {
+        match evaluator.step(op) {
             Some(true) => {}
             Some(false) => {
                 return Outcome {
                     is_certain: false,
-                    effects: run.effects,
+                    effects: evaluator.effects,
                 };
             }
             None => is_certain = false,
         }
     }
     Outcome {
-        effects: run.effects,
+        effects: evaluator.effects,
         is_certain,
     }
 }
@@ -117,13 +117,13 @@ impl Registers {
     }
 }
 
-struct Run {
+struct Evaluator {
     packet: Packet,
     registers: Registers,
     effects: Vec<Effect>,
 }
 
-impl Run {
+impl Evaluator {
     /// Whether the rule goes on; `None` where it may.
     fn step(&mut self, op: &Op) -> Option<bool> {
         match op {

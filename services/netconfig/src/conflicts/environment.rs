@@ -18,7 +18,7 @@ use nix::{
     sys::socket::SockProtocol,
 };
 
-use super::{Finding, Kind, owner::shown};
+use super::{Finding, Kind, owner::printable};
 use crate::{
     family::Family,
     netlink::{KernelError, Socket},
@@ -30,18 +30,19 @@ const SYSCTLS: &str = "/proc/sys/net";
 
 /// Sources outside of any pod: one that no host has (RFC 5737), and that of host probes (shared facts:
 /// services/docs/facts/istio-ambient.md, 6.7).
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const PROBES: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
+const OUTSIDE_SOURCE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const PROBE_SOURCE: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 
 /// rp_filter: strict (ip-sysctl.rst).
 const STRICT: u8 = 1;
 
-/// How many interfaces are looked at, and how many addresses of one.
-const MOST: usize = 64;
+/// A pod with CAP_NET_ADMIN may have made any number.
+const MAX_INTERFACES: usize = 64;
+const MAX_ADDRESSES: usize = 64;
 
 /// What is around the rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Surroundings {
+pub(super) struct Environment {
     pub(super) interfaces: Vec<Interface>,
     /// Whether the kernel has IPv6.
     pub(super) has_ipv6: bool,
@@ -61,7 +62,7 @@ pub(super) struct Interface {
     pub(super) rp_filter: u8,
     pub(super) is_without_ipv6: bool,
     /// Sources to which answers leave by another one: (the address that they call, the source).
-    pub(super) astray: Vec<(Ipv4Addr, Ipv4Addr)>,
+    pub(super) asymmetric_paths: Vec<(Ipv4Addr, Ipv4Addr)>,
 }
 
 /// What has to be seen from inside, and sockets for the rest.
@@ -85,15 +86,15 @@ impl Reader {
     }
 
     /// Asks for the rest, from anywhere.
-    pub(super) fn read(mut self) -> Result<Surroundings, KernelError> {
+    pub(super) fn read(mut self) -> Result<Environment, KernelError> {
         for interface in self
             .interfaces
             .iter_mut()
-            .filter(|found| can_be_strict(found))
+            .filter(|found| filters_strictly(found))
         {
-            interface.astray = astray(&mut self.lookups, interface);
+            interface.asymmetric_paths = asymmetric_paths(&mut self.lookups, interface);
         }
-        Ok(Surroundings {
+        Ok(Environment {
             interfaces: self.interfaces,
             has_ipv6: self.has_ipv6,
             routes_ipv6: self
@@ -104,7 +105,7 @@ impl Reader {
     }
 }
 
-fn can_be_strict(interface: &Interface) -> bool {
+fn filters_strictly(interface: &Interface) -> bool {
     interface.rp_filter == STRICT && interface.is_up && !interface.is_loopback
 }
 
@@ -122,7 +123,7 @@ fn interfaces() -> io::Result<Vec<Interface>> {
             addresses: Vec::new(),
             rp_filter: 0,
             is_without_ipv6: false,
-            astray: Vec::new(),
+            asymmetric_paths: Vec::new(),
         });
         let address = entry
             .address
@@ -131,7 +132,7 @@ fn interfaces() -> io::Result<Vec<Interface>> {
         interface
             .addresses
             .extend(address.map(|address| address.ip()));
-        if known >= MOST {
+        if known >= MAX_INTERFACES {
             break;
         }
     }
@@ -155,19 +156,19 @@ fn sysctl(family: &str, interface: &str, name: &str) -> Option<u8> {
         .ok()
 }
 
-fn astray(socket: &mut Socket, interface: &Interface) -> Vec<(Ipv4Addr, Ipv4Addr)> {
-    let own = interface.addresses.iter().take(MOST);
-    let pairs = own.flat_map(|own| [OUTSIDE, PROBES].map(|source| (*own, source)));
+fn asymmetric_paths(socket: &mut Socket, interface: &Interface) -> Vec<(Ipv4Addr, Ipv4Addr)> {
+    let own = interface.addresses.iter().take(MAX_ADDRESSES);
+    let pairs = own.flat_map(|own| [OUTSIDE_SOURCE, PROBE_SOURCE].map(|source| (*own, source)));
     pairs
         .filter(|(own, source)| {
-            way_back(socket, *own, *source).is_some_and(|index| index != interface.index)
+            reply_interface(socket, *own, *source).is_some_and(|index| index != interface.index)
         })
         .collect()
 }
 
 /// The interface by which answers go: what the kernel compares with (`__fib_validate_source` in
 /// net/ipv4/fib_frontend.c). `None` where there is no way at all, which is another matter.
-fn way_back(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Option<u32> {
+fn reply_interface(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Option<u32> {
     let header = Rtmsg {
         // AF_INET.
         rtm_family: 2,
@@ -189,24 +190,27 @@ fn way_back(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Option<u32>
 }
 
 /// What of it stands in the way of a pod that was given these addresses.
-pub(super) fn findings(around: &Surroundings, addresses: &[IpAddr]) -> Vec<Finding> {
+pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding> {
     let mut found = Vec::new();
-    found.extend(loopback_down(around));
+    found.extend(loopback_down(environment));
     found.extend(
-        around
+        environment
             .interfaces
             .iter()
             .filter_map(|found| rp_filter(found, addresses)),
     );
-    found.extend(ipv6_disabled(around, addresses));
+    found.extend(ipv6_disabled(environment, addresses));
     found
 }
 
-fn loopback_down(around: &Surroundings) -> Option<Finding> {
-    let loopback = around.interfaces.iter().find(|found| found.is_loopback)?;
+fn loopback_down(environment: &Environment) -> Option<Finding> {
+    let loopback = environment
+        .interfaces
+        .iter()
+        .find(|found| found.is_loopback)?;
     (!loopback.is_up).then(|| Finding {
         kind: Kind::LoopbackDown,
-        subject: shown(&loopback.name),
+        subject: printable(&loopback.name),
         sentence: "The loopback interface is down: what is redirected to ztunnel does not arrive, and neither do \
                    answers to it."
             .to_owned(),
@@ -217,15 +221,15 @@ fn loopback_down(around: &Surroundings) -> Option<Finding> {
 /// sends in the name of a client comes by lo with its route already, and is not checked (tried on 6.18). Probes come
 /// to the pod's own address alone.
 fn rp_filter(interface: &Interface, addresses: &[IpAddr]) -> Option<Finding> {
-    if !can_be_strict(interface) {
+    if !filters_strictly(interface) {
         return None;
     }
     let concerns = |(own, source): &&(Ipv4Addr, Ipv4Addr)| {
-        *source != PROBES || addresses.contains(&IpAddr::V4(*own))
+        *source != PROBE_SOURCE || addresses.contains(&IpAddr::V4(*own))
     };
-    let (own, source) = interface.astray.iter().find(concerns)?;
-    let name = shown(&interface.name);
-    let whose = if *source == PROBES {
+    let (own, source) = interface.asymmetric_paths.iter().find(concerns)?;
+    let name = printable(&interface.name);
+    let whose = if *source == PROBE_SOURCE {
         "host probes"
     } else {
         "sources outside"
@@ -240,11 +244,11 @@ fn rp_filter(interface: &Interface, addresses: &[IpAddr]) -> Option<Finding> {
     })
 }
 
-fn ipv6_disabled(around: &Surroundings, addresses: &[IpAddr]) -> Vec<Finding> {
+fn ipv6_disabled(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding> {
     let given = addresses.iter().find(|address| address.is_ipv6());
     let why = match given {
         Some(address) => format!("the pod has {address}"),
-        None if around.routes_ipv6 => "our ip rule for it is there".to_owned(),
+        None if environment.routes_ipv6 => "our ip rule for it is there".to_owned(),
         None => return Vec::new(),
     };
     let finding = |subject: String, where_: &str| Finding {
@@ -252,16 +256,16 @@ fn ipv6_disabled(around: &Surroundings, addresses: &[IpAddr]) -> Vec<Finding> {
         subject,
         sentence: format!("IPv6 is switched off {where_}, and {why}."),
     };
-    if !around.has_ipv6 {
+    if !environment.has_ipv6 {
         return vec![finding("net.ipv6".to_owned(), "in the kernel")];
     }
-    let off = around
+    let off = environment
         .interfaces
         .iter()
         .filter(|found| found.is_without_ipv6);
-    off.filter(|found| found.is_loopback || !has_a_way_out(around))
+    off.filter(|found| found.is_loopback || !has_ipv6_egress(environment))
         .map(|interface| {
-            let name = shown(&interface.name);
+            let name = printable(&interface.name);
             let subject = format!("net.ipv6.conf.{name}.disable_ipv6");
             finding(subject, &format!("on {name}"))
         })
@@ -269,7 +273,10 @@ fn ipv6_disabled(around: &Surroundings, addresses: &[IpAddr]) -> Vec<Finding> {
 }
 
 /// Whether IPv6 can leave by some interface. It is switched off on purpose on single ones.
-fn has_a_way_out(around: &Surroundings) -> bool {
-    let mut others = around.interfaces.iter().filter(|found| !found.is_loopback);
+fn has_ipv6_egress(environment: &Environment) -> bool {
+    let mut others = environment
+        .interfaces
+        .iter()
+        .filter(|found| !found.is_loopback);
     others.any(|found| found.is_up && !found.is_without_ipv6)
 }
