@@ -305,7 +305,7 @@ fn take(
             let carried = carried(link, plan);
             link.nftables.forget_strangers(families, &carried)?;
         }
-        Step::Settle => *left = inspect::settle(link.netns, &link.proxies(&plan.tables)),
+        Step::Settle => *left = inspect::await_closed(link.netns, &link.proxies(&plan.tables)),
         Step::Write(change) => {
             undo.rewritten = true;
             let seen = if undo.begun {
@@ -336,7 +336,7 @@ fn take(
 
 /// Those that cannot be seen are none.
 fn carried(link: &Link<'_>, plan: &Plan) -> Connections {
-    let carried = inspect::carried(link.netns, &link.proxies(&plan.tables));
+    let carried = inspect::proxied(link.netns, &link.proxies(&plan.tables));
     carried.unwrap_or_else(|error| {
         tracing::warn!(%error, "Connections of ztunnel or a sidecar may be cut");
         Connections::default()

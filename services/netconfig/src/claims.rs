@@ -292,5 +292,5 @@ impl Claims {
 /// Whether nothing uses a netns but this process: its path does not lead to it, and no process is in it. Looks
 /// through the node's processes in the worst case.
 pub(crate) fn is_gone(claim: &Claim) -> bool {
-    !claim.netns.path_intact() && !inspect::is_inhabited(&claim.netns)
+    !claim.netns.path_intact() && !inspect::has_processes(&claim.netns)
 }

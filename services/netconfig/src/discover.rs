@@ -144,7 +144,7 @@ fn netns_at(path: &Path) -> io::Result<(u64, u64)> {
 fn member(pod: PodKey, netns: (u64, u64), pid: u32, path: PathBuf) -> Option<Member> {
     let container_id = container_of(pod, &path)?;
     Some(Member {
-        process: inspect::look_at_process(pid, &path, Some(container_id.as_str()))?,
+        process: inspect::read_process(pid, &path, Some(container_id.as_str()))?,
         path,
         netns,
         container_id,
@@ -200,7 +200,7 @@ fn prove(members: Vec<Member>, addresses: &[IpAddr]) -> Result<Option<Found>, Cl
 
 fn is_still(member: &Member) -> bool {
     let id = Some(member.container_id.as_str());
-    inspect::look_at_process(member.process.pid, &member.path, id)
+    inspect::read_process(member.process.pid, &member.path, id)
         .is_some_and(|now| now.start_time == member.process.start_time)
 }
 

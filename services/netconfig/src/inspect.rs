@@ -5,20 +5,21 @@ mod cgroup;
 mod connections;
 mod diag;
 mod flows;
+mod grace_period;
 mod listeners;
 mod process;
-mod settle;
 mod tcp;
 
 pub use address::addresses;
 pub(crate) use address::all_addresses;
-pub(crate) use connections::{Connections, carried};
+pub(crate) use connections::{Connections, proxied};
+pub(crate) use grace_period::{GRACE_PERIOD, await_closed};
 pub use listeners::{Listener, Protocol, listeners};
 pub(crate) use process::{
-    PROC, is_alive, is_inhabited, look_at_process, parse_stat, process_directories, walks,
+    PROC, has_processes, has_processes_in, parse_stat, proc_scans, process_directories,
+    read_process,
 };
 pub use process::{Process, processes};
-pub(crate) use settle::{SETTLING, settle};
 
 use std::{collections::BTreeSet, fs::File, io, path::Path};
 
@@ -91,11 +92,11 @@ pub fn direct_flows(netns: &Netns, proxies: &Proxies) -> Result<u32, InspectErro
 }
 
 fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
-    or_else(diag::read(netns), || read_tables(netns))
+    or_without_sock_diag(diag::read(netns), || read_tables(netns))
 }
 
 /// Reads another way where the kernel is without sock_diag.
-fn or_else<T>(
+fn or_without_sock_diag<T>(
     found: Result<T, InspectError>,
     read: impl FnOnce() -> Result<T, InspectError>,
 ) -> Result<T, InspectError> {
@@ -131,11 +132,11 @@ mod tests {
     fn a_kernel_without_sock_diag_is_read_another_way_and_a_refusal_is_an_error() {
         let failed = |errno| Err(KernelError::new("read the sockets", errno).into());
         let other = || Ok("tables");
-        assert_eq!(or_else(Ok("diag"), other).unwrap(), "diag");
+        assert_eq!(or_without_sock_diag(Ok("diag"), other).unwrap(), "diag");
         assert_eq!(
-            or_else(failed(nix::Error::ENOENT), other).unwrap(),
+            or_without_sock_diag(failed(nix::Error::ENOENT), other).unwrap(),
             "tables"
         );
-        assert!(or_else(failed(nix::Error::EPERM), other).is_err());
+        assert!(or_without_sock_diag(failed(nix::Error::EPERM), other).is_err());
     }
 }

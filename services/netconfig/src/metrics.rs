@@ -43,7 +43,7 @@ impl Metrics {
         registry.register_collector(Watched::one("claims", help, held));
         let help =
             "How often the node's processes were gone through, to find a netns or what runs in one";
-        registry.register_collector(Watched::one("process_walks", help, inspect::walks));
+        registry.register_collector(Watched::one("process_walks", help, inspect::proc_scans));
         register_probes(registry, host);
         metrics
     }

@@ -43,7 +43,7 @@ pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimE
 /// the caller. A name in a directory that is mounted without propagation is an empty file.
 fn explain(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
-    if is_absent && inspect::is_alive(wanted) {
+    if is_absent && inspect::has_processes_in(wanted) {
         ClaimError::Unreachable(error)
     } else {
         ClaimError::Open(error)

@@ -35,7 +35,7 @@ pub(super) const LISTEN: u8 = 10;
 
 /// Every state but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN: established, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2,
 /// CLOSE_WAIT, LAST_ACK, CLOSING.
-const UNENDED: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
+const OPEN_STATES: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
 
 /// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h. Comes unasked, since Linux 5.10.
 const OPTIONS: u16 = 22;
@@ -60,7 +60,7 @@ pub(super) fn read(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
 /// Connections of a netns that are not over: both ends are named, whatever state they are in between the first packet
 /// and the last.
 pub(super) fn connections(netns: &Netns) -> Result<Vec<tcp::Socket>, InspectError> {
-    dump(netns, TCP, &UNENDED, tcp_socket)
+    dump(netns, TCP, &OPEN_STATES, tcp_socket)
 }
 
 /// Whether an error says that the kernel is without sock_diag or its module for a protocol: it may be built so, or load
@@ -129,11 +129,11 @@ fn tcp_socket(message: &Msg, attributes: &IterableReplyAttrs<'_>) -> tcp::Socket
         // net/ipv4/inet_diag.c).
         mark: attributes.get_mark().ok(),
         user: Some(message.uid),
-        for_others: is_for_others(attributes),
+        is_transparent: is_transparent(attributes),
     }
 }
 
-fn is_for_others(attributes: &IterableReplyAttrs<'_>) -> bool {
+fn is_transparent(attributes: &IterableReplyAttrs<'_>) -> bool {
     let options = find_attr(attributes.get_buf(), OPTIONS).and_then(<[u8]>::first);
     options.is_some_and(|options| options & (TRANSPARENT | FREEBIND) == TRANSPARENT)
 }
@@ -163,7 +163,7 @@ mod tests {
             state: tcp::State::Listening,
             mark: None,
             user: Some(1337),
-            for_others: false,
+            is_transparent: false,
         };
         assert_eq!(of(message.as_slice()), wanted);
         assert_eq!(of(&message.as_slice()[..8]).state, tcp::State::Other);
@@ -186,7 +186,7 @@ mod tests {
             let payload = [Msg::new().as_slice(), &attribute, options].concat();
             let (message, attributes) =
                 <OpTcpDiagDump<'_> as NetlinkRequest>::decode_reply(&payload);
-            let found = tcp_socket(&message, &attributes).for_others;
+            let found = tcp_socket(&message, &attributes).is_transparent;
             assert_eq!(found, wanted, "{options:?}");
         }
     }

@@ -19,7 +19,7 @@ const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
 pub(super) fn captured(sockets: &[Socket]) -> u32 {
     let ends = ends_of(sockets);
     count(established(sockets).filter(|socket| {
-        ZTUNNEL_PORTS.contains(&socket.local.port()) || is_taken_by_tproxy(socket, &ends)
+        ZTUNNEL_PORTS.contains(&socket.local.port()) || is_captured_by_tproxy(socket, &ends)
     }))
 }
 
@@ -28,7 +28,7 @@ pub(super) fn captured(sockets: &[Socket]) -> u32 {
 /// end of what was led to ztunnel.
 pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     let ends = ends_of(sockets);
-    let led_away: BTreeSet<_> = established(sockets)
+    let captured_outbound: BTreeSet<_> = established(sockets)
         .filter(|socket| OUTBOUND_PORTS.contains(&socket.local.port()))
         .map(|socket| socket.remote)
         .collect();
@@ -37,20 +37,20 @@ pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
             && !is_ztunnels(socket)
             && !proxies.own(socket)
             && !is_between(socket, &ends)
-            && !socket.for_others
-            && !led_away.contains(&socket.local)
+            && !socket.is_transparent
+            && !captured_outbound.contains(&socket.local)
     }))
 }
 
 /// Whether a connection may leave the netns without ztunnel or a sidecar, as far as its own end tells.
-pub(super) fn goes_out(socket: &Socket, proxies: &Proxies) -> bool {
-    !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.for_others
+pub(super) fn bypasses_proxy(socket: &Socket, proxies: &Proxies) -> bool {
+    !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.is_transparent
 }
 
 /// Whether ztunnel or a sidecar's proxy holds it, by what no application can give its socket. Not those by address
 /// translation, which connection tracking knows for what they are.
-pub(super) fn is_carried(socket: &Socket, proxies: &Proxies) -> bool {
-    is_marked(socket) || proxies.own(socket) || socket.for_others
+pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
+    is_marked(socket) || proxies.own(socket) || socket.is_transparent
 }
 
 pub(super) fn is_established(socket: &Socket) -> bool {
@@ -78,8 +78,8 @@ fn is_between(socket: &Socket, ends: &Ends) -> bool {
 }
 
 /// Of those for others: what a proxy opens to the application for a client, without IP_FREEBIND, has both ends here.
-fn is_taken_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
-    socket.for_others && !is_loopback(socket) && !is_between(socket, ends)
+fn is_captured_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
+    socket.is_transparent && !is_loopback(socket) && !is_between(socket, ends)
 }
 
 /// A sidecar calls the application from an address of its own on `lo`, which of IPv6 is not called a loopback one.
@@ -124,13 +124,13 @@ mod tests {
             state: State::Established,
             mark: Some(0),
             user: Some(0),
-            for_others: false,
+            is_transparent: false,
         }
     }
 
-    fn for_others(local: &str, remote: &str) -> Socket {
+    fn transparent(local: &str, remote: &str) -> Socket {
         Socket {
-            for_others: true,
+            is_transparent: true,
             ..socket(local, remote)
         }
     }
@@ -151,9 +151,9 @@ mod tests {
 
     #[test]
     fn what_only_bears_a_port_of_ztunnels_is_not_carried() {
-        let carried = |socket: &Socket| is_carried(socket, &Proxies::of([1337]));
+        let proxied = |socket: &Socket| is_proxied(socket, &Proxies::of([1337]));
         let port = socket(&at(15006), CLIENT);
-        assert!(!carried(&port));
+        assert!(!proxied(&port));
         for change in [
             Socket {
                 mark: Some(FROM_ZTUNNEL.value()),
@@ -164,11 +164,11 @@ mod tests {
                 ..port
             },
             Socket {
-                for_others: true,
+                is_transparent: true,
                 ..port
             },
         ] {
-            assert!(carried(&change), "{change:?}");
+            assert!(proxied(&change), "{change:?}");
         }
     }
 
@@ -210,7 +210,7 @@ mod tests {
             (&at(15006), CLIENT),
             ("[fd09::1]:8080", "[fd09::2]:40000"),
         ] {
-            let taken = [for_others(local, client)];
+            let taken = [transparent(local, client)];
             assert_eq!((direct(&taken), captured(&taken)), (0, 1), "{local}");
         }
     }
@@ -218,10 +218,10 @@ mod tests {
     #[test]
     fn what_a_proxy_opens_to_the_application_for_a_client_is_not_captured_again() {
         let sockets = [
-            for_others(&at(8080), CLIENT),
-            for_others("10.9.0.2:41000", &at(8080)),
+            transparent(&at(8080), CLIENT),
+            transparent("10.9.0.2:41000", &at(8080)),
             socket(&at(8080), "10.9.0.2:41000"),
-            for_others("127.0.0.1:8080", "127.0.0.1:40000"),
+            transparent("127.0.0.1:8080", "127.0.0.1:40000"),
         ];
         assert_eq!((direct(&sockets), captured(&sockets)), (0, 1));
     }
@@ -278,7 +278,7 @@ mod tests {
         for (user, wanted) in [(Some(1337), 0), (Some(2000), 0), (Some(1000), 1), (None, 1)] {
             let sockets = [of(user)];
             assert_eq!(super::direct(&sockets, &proxies), wanted, "{user:?}");
-            assert_eq!(goes_out(&of(user), &proxies), wanted == 1, "{user:?}");
+            assert_eq!(bypasses_proxy(&of(user), &proxies), wanted == 1, "{user:?}");
         }
         assert_eq!(direct(&[of(Some(1337))]), 1, "where no sidecar is");
     }
@@ -292,7 +292,7 @@ mod tests {
             for (local, remote) in [ends, (ends.1, ends.0)] {
                 let socket = socket(local, remote);
                 assert_eq!(direct(&[socket]), 0, "{local}");
-                assert!(!goes_out(&socket, &Proxies::default()), "{local}");
+                assert!(!bypasses_proxy(&socket, &Proxies::default()), "{local}");
             }
         }
     }

@@ -39,20 +39,20 @@ pub fn processes(netns: &Netns, container_id: Option<&str>) -> Result<Vec<Proces
             source,
         })?;
     let inside = directories.filter(|(_, path)| is_inside(netns, path));
-    let found = inside.filter_map(|(pid, path)| look_at_process(pid, &path, container_id));
+    let found = inside.filter_map(|(pid, path)| read_process(pid, &path, container_id));
     let mut processes: Vec<_> = found.collect();
     processes.sort();
     Ok(processes)
 }
 
 /// Whether any process is in a netns.
-pub(crate) fn is_inhabited(netns: &Netns) -> bool {
+pub(crate) fn has_processes(netns: &Netns) -> bool {
     any_process(|path| is_inside(netns, path))
 }
 
 /// Whether any process is in the netns that is meant, which could not be opened. Without device and inode it is not
 /// known which one that is.
-pub(crate) fn is_alive(meant: &NetnsRef) -> bool {
+pub(crate) fn has_processes_in(meant: &NetnsRef) -> bool {
     let (Some(device), Some(inode)) = (meant.device, meant.inode) else {
         return false;
     };
@@ -60,13 +60,13 @@ pub(crate) fn is_alive(meant: &NetnsRef) -> bool {
         let path = path.join("ns/net");
         let found = fs::metadata(&path);
         found.is_ok_and(|found| (found.dev(), found.ino()) == (device, inode))
-            && agrees(meant, &path)
+            && cookie_may_match(meant, &path)
     })
 }
 
 /// Whether a netns of the device and inode that are meant has the cookie that is meant: numbers are recycled at once.
 /// One that cannot be asked agrees.
-fn agrees(meant: &NetnsRef, path: &Path) -> bool {
+fn cookie_may_match(meant: &NetnsRef, path: &Path) -> bool {
     meant.cookie.is_none()
         || Netns::open(path, &["/proc".into()]).map_or(true, |netns| meant.agrees_with(&netns.id()))
 }
@@ -82,18 +82,18 @@ fn is_inside(netns: &Netns, process: &Path) -> bool {
 }
 
 /// How often the node's processes were gone through in this run: what costs the most of all looks.
-static WALKS: AtomicU64 = AtomicU64::new(0);
+static PROC_SCANS: AtomicU64 = AtomicU64::new(0);
 
-/// See [`WALKS`].
-pub(crate) fn walks() -> u64 {
-    WALKS.load(Ordering::Relaxed)
+/// See [`PROC_SCANS`].
+pub(crate) fn proc_scans() -> u64 {
+    PROC_SCANS.load(Ordering::Relaxed)
 }
 
 /// The processes that procfs shows, with their directories.
 pub(crate) fn process_directories(
     proc: &Path,
 ) -> io::Result<impl Iterator<Item = (u32, PathBuf)> + use<>> {
-    WALKS.fetch_add(1, Ordering::Relaxed);
+    PROC_SCANS.fetch_add(1, Ordering::Relaxed);
     let entries = fs::read_dir(proc)?.flatten();
     Ok(entries.filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
@@ -102,11 +102,7 @@ pub(crate) fn process_directories(
 }
 
 /// What procfs says of a process in its directory; `None` where it has ended.
-pub(crate) fn look_at_process(
-    pid: u32,
-    path: &Path,
-    container_id: Option<&str>,
-) -> Option<Process> {
+pub(crate) fn read_process(pid: u32, path: &Path, container_id: Option<&str>) -> Option<Process> {
     let stat = fs::read_to_string(path.join("stat")).ok()?;
     let (start_time, command) = parse_stat(&stat)?;
     let cgroup = fs::read_to_string(path.join("cgroup")).unwrap_or_default();

@@ -18,7 +18,7 @@ pub(super) struct Socket {
     /// Whether it takes what is addressed to others, or was accepted by one that does, whose options it bears: it is
     /// transparent, and not made to speak from an address of others (IP_TRANSPARENT without IP_FREEBIND of ip(7)).
     /// `false` where the kernel does not tell.
-    pub(super) for_others: bool,
+    pub(super) is_transparent: bool,
 }
 
 /// What it does (enum in linux/tcp_states.h).
@@ -50,7 +50,7 @@ fn parse_line(line: &str) -> Option<Socket> {
         },
         mark: None,
         user,
-        for_others: false,
+        is_transparent: false,
     })
 }
 
@@ -100,7 +100,7 @@ mod tests {
             state,
             mark: None,
             user: None,
-            for_others: false,
+            is_transparent: false,
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     backend::{Backend, Change, NewTable, Observed, ObservedTable},
     conntrack::wrong_way,
     family::Family,
-    inspect::SETTLING,
+    inspect::GRACE_PERIOD,
     iptables,
     marks::DNS_PORT,
     routes::{self, Item},
@@ -243,7 +243,10 @@ pub(crate) fn print(
                 "## connection tracking forgets TCP connections of {} that it does not translate",
                 names(families)
             ),
-            Step::Settle => writeln!(text, "## connections from before may end, for {SETTLING:?}"),
+            Step::Settle => writeln!(
+                text,
+                "## connections from before may end, for {GRACE_PERIOD:?}"
+            ),
             Step::ForgetBefore(families) => writeln!(
                 text,
                 "## connection tracking forgets TCP connections of {} that it did not see begin, or that did not end",
