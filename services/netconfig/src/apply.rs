@@ -268,7 +268,7 @@ fn forward(
         take(link, plan, step, tag, undo, &mut left)?;
     }
     if plan.needs_address() {
-        link.routes.until_led()?;
+        link.routes.wait_for_address()?;
     }
     let state = link.read(plan.backend)?;
     match plan.differences(&state) {
@@ -303,7 +303,7 @@ fn take(
         }
         Step::ForgetStrangers(families) => {
             let carried = carried(link, plan);
-            link.nftables.forget_strangers(families, &carried)?;
+            link.nftables.flush_untranslated(families, &carried)?;
         }
         Step::Settle => *left = inspect::await_closed(link.netns, &link.proxies(&plan.tables)),
         Step::Write(change) => {
@@ -317,9 +317,9 @@ fn take(
         }
         Step::ForgetBefore(families) => {
             let carried = carried(link, plan);
-            link.nftables.forget_from_before(families, left, &carried)?;
+            link.nftables.flush_existing(families, left, &carried)?;
         }
-        Step::ForgetCaptured(families) => link.nftables.forget_captured(families)?,
+        Step::ForgetCaptured(families) => link.nftables.flush_captured(families)?,
         Step::Clear(backend, change) => {
             if !undo.cleared {
                 read_back(link, plan)?;
@@ -329,7 +329,7 @@ fn take(
             link.change(*backend, &seen, change)?;
         }
         Step::Delete(item) => link.routes.delete(*item)?,
-        Step::ForgetNames(led) => link.nftables.forget_names(led)?,
+        Step::ForgetNames(led) => link.nftables.flush_dns(led)?,
     }
     Ok(())
 }

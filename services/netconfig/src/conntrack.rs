@@ -2,7 +2,7 @@
 
 mod connections;
 
-pub(crate) use connections::{forget_captured, forget_from_before, forget_strangers};
+pub(crate) use connections::{flush_captured, flush_existing, flush_untranslated};
 
 use crate::{
     family::Family,
@@ -32,8 +32,8 @@ const ATTEMPTS: usize = 8;
 
 /// Whose answers an entry of a question bears that goes the wrong way, given the families whose questions are to go to
 /// ztunnel. One that goes the right way stays: without its entry the answer that is awaited would be lost.
-pub(crate) fn wrong_way(led: &[Family], family: Family) -> u16 {
-    if led.contains(&family) {
+pub(crate) fn stale_reply_port(captured: &[Family], family: Family) -> u16 {
+    if captured.contains(&family) {
         DNS_PORT
     } else {
         ZTUNNEL_DNS_PORT
@@ -41,18 +41,18 @@ pub(crate) fn wrong_way(led: &[Family], family: Family) -> u16 {
 }
 
 /// Deletes the entries of questions for names over UDP that go the wrong way, in every zone and both families.
-pub(crate) fn forget_names(socket: &mut Socket, led: &[Family]) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
-        is_wrong_question(header, attributes, led).unwrap_or(false)
+pub(crate) fn flush_dns(socket: &mut Socket, captured: &[Family]) -> Result<(), KernelError> {
+    delete_matching(socket, |header, attributes| {
+        is_stale_query(header, attributes, captured).unwrap_or(false)
     })
 }
 
 /// Deletes the entries that are meant.
-fn forget(
+fn delete_matching(
     socket: &mut Socket,
-    is_meant: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
+    is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<(), KernelError> {
-    for entry in entries(socket, is_meant)? {
+    for entry in entries(socket, is_selected)? {
         match socket.act("delete a connection tracking entry", &entry) {
             // It ended by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
@@ -92,7 +92,7 @@ const PROTOCOL: u16 = 12;
 /// A dump that entries came to or went from while it was made may lack some.
 fn entries(
     socket: &mut Socket,
-    is_meant: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
+    is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<Vec<Entry>, KernelError> {
     let mut attempts = ATTEMPTS;
     loop {
@@ -104,8 +104,8 @@ fn entries(
             Ok(payloads) => {
                 let entry = |payload: &Vec<u8>| {
                     let (header, attributes) = OpGetDump::decode_reply(payload);
-                    let meant = is_meant(&header, &attributes);
-                    meant.then(|| delete(&header, attributes.get_buf()))?
+                    let is_selected = is_selected(&header, &attributes);
+                    is_selected.then(|| delete(&header, attributes.get_buf()))?
                 };
                 return Ok(payloads.iter().filter_map(entry).collect());
             }
@@ -119,17 +119,17 @@ fn family_of(header: &Nfgenmsg) -> Option<Family> {
 }
 
 /// `None` for what is no question.
-fn is_wrong_question(
+fn is_stale_query(
     header: &Nfgenmsg,
     attributes: &IterableConntrackAttrs<'_>,
-    led: &[Family],
+    captured: &[Family],
 ) -> Option<bool> {
     let proto = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let is_question =
         proto.get_proto_num().ok()? == UDP && proto.get_proto_dst_port().ok()? == DNS_PORT;
     let family = family_of(header)?;
     let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;
-    let is_wrong = answers.get_proto_src_port().ok()? == wrong_way(led, family);
+    let is_wrong = answers.get_proto_src_port().ok()? == stale_reply_port(captured, family);
     Some(is_question && is_wrong)
 }
 

@@ -61,12 +61,12 @@ const OUR_BITS: u32 = 0xfff;
 pub(crate) const FROM_ZTUNNEL: Mark = Mark::ours(0x539);
 
 /// On the connections that ztunnel opened to the application with the client's address, and on the replies, which
-/// must go back to ztunnel by way of [`TABLE`]. Set and read by our rules alone; the value is Istio's.
+/// must go back to ztunnel by way of [`ZTUNNEL_TABLE`]. Set and read by our rules alone; the value is Istio's.
 pub(crate) const TO_ZTUNNEL: Mark = Mark::ours(0x111);
 
 /// On what a sidecar's proxy sends to the application in a client's name, and on the connections that it makes so. The
 /// proxy sets it on its sockets (shared facts: services/docs/facts/istio-sidecar.md, 4.4.2).
-pub(crate) const OF_PROXY: Mark = Mark::ours(0x539);
+pub(crate) const FROM_PROXY: Mark = Mark::ours(0x539);
 
 /// On what is delivered to this netns for a sidecar's proxy by way of [`PROXY_TABLE`]. Istio has the one above for that
 /// too; but what Istio's rules find it on they take for the proxy's, so that where they are still there beside ours a
@@ -106,7 +106,7 @@ pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 
 /// The route table that delivers everything to this netns, for ztunnel.
-pub(crate) const TABLE: u8 = 100;
+pub(crate) const ZTUNNEL_TABLE: u8 = 100;
 
 /// The priority of the ip rule that leads there: before the tables main and default (32766, 32767).
 pub(crate) const RULE_PRIORITY: u32 = 32764;
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn our_marks_lie_within_their_mask() {
-        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL, OF_PROXY, TO_PROXY, PROXY_TO_POD] {
+        for mark in [FROM_ZTUNNEL, TO_ZTUNNEL, FROM_PROXY, TO_PROXY, PROXY_TO_POD] {
             assert_eq!(Mark::new(mark.value(), mark.mask()), Some(mark));
         }
     }

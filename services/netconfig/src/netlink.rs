@@ -32,7 +32,7 @@ use nix::{setsockopt_impl, sockopt_impl};
 use message::{Answer, DUMP, Message, messages};
 
 /// The kernel answers before `send` returns, so this only bounds what should never happen.
-const PATIENCE_SECONDS: libc::time_t = 5;
+const RECEIVE_TIMEOUT_SECONDS: libc::time_t = 5;
 
 /// The kernel writes a dump in pieces of at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
 const RECEIVE_BYTES: usize = 32 * 1024;
@@ -74,8 +74,8 @@ impl Socket {
         )?;
         setsockopt(&fd, ExtendedAck, &true)?;
         setsockopt(&fd, CappedAck, &true)?;
-        let patience = TimeVal::new(PATIENCE_SECONDS, 0);
-        setsockopt(&fd, sockopt::ReceiveTimeout, &patience)?;
+        let timeout = TimeVal::new(RECEIVE_TIMEOUT_SECONDS, 0);
+        setsockopt(&fd, sockopt::ReceiveTimeout, &timeout)?;
         Ok(Self {
             fd,
             sequence: 0,
@@ -85,7 +85,7 @@ impl Socket {
 
     /// Gives the socket a port and a longer reach: the number by which events name what it changes, and room for what
     /// is sent at once.
-    pub(crate) fn prepare(&self, bytes_at_once: usize) -> io::Result<u32> {
+    pub(crate) fn bind(&self, bytes_at_once: usize) -> io::Result<u32> {
         // What one sends counts with its bookkeeping; only with NET_ADMIN it is more than the system's default bound.
         let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes_at_once);
         forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes_at_once))?;
@@ -117,7 +117,7 @@ impl Socket {
         loop {
             let Ok(received) = self.receive(act) else {
                 // What was refused is known even where the end is not.
-                return Err(refusal.unwrap_or_else(|| KernelError::silent(act)));
+                return Err(refusal.unwrap_or_else(|| KernelError::no_answer(act)));
             };
             for message in messages(received) {
                 match message.answer() {
@@ -125,7 +125,7 @@ impl Socket {
                         return refusal.map_or(Ok(()), Err);
                     }
                     Answer::Error(error) if batch.contains(message.sequence) => {
-                        let error = refusal.take().unwrap_or_else(|| error.of(act));
+                        let error = refusal.take().unwrap_or_else(|| error.into_error(act));
                         if batch.ends_with(message.sequence) {
                             return Err(error);
                         }
@@ -147,7 +147,7 @@ impl Socket {
         batch.push(request);
         self.collect(act, &batch, |_| true)?
             .pop()
-            .ok_or_else(|| KernelError::silent(act))
+            .ok_or_else(|| KernelError::no_answer(act))
     }
 
     /// Asks for all things of a kind and gives back the payload of each.
@@ -176,7 +176,7 @@ impl Socket {
             for message in messages(received).filter(|message| batch.contains(message.sequence)) {
                 interrupted |= message.is_interrupted();
                 let last = match message.answer() {
-                    Answer::Error(error) => return Err(error.of(act)),
+                    Answer::Error(error) => return Err(error.into_error(act)),
                     Answer::Done | Answer::Ack => true,
                     Answer::Data => {
                         found.push(message.payload.to_vec());

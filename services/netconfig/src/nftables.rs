@@ -58,7 +58,7 @@ impl Nftables {
     /// The same, to be kept open: can take large transactions, and gives the port that events name them by.
     pub(crate) fn open_for_long() -> io::Result<(Self, u32)> {
         let opened = Self::open()?;
-        let port = opened.socket.prepare(LARGEST_TRANSACTION)?;
+        let port = opened.socket.bind(LARGEST_TRANSACTION)?;
         Ok((opened, port))
     }
 
@@ -76,34 +76,34 @@ impl Nftables {
 impl Nftables {
     /// Deletes what connection tracking knows of questions for names that go the wrong way, where those of these
     /// families are to go to ztunnel: it is reached by the same kind of socket.
-    pub(crate) fn forget_names(&mut self, led: &[Family]) -> Result<(), KernelError> {
-        conntrack::forget_names(&mut self.socket, led)
+    pub(crate) fn flush_dns(&mut self, captured: &[Family]) -> Result<(), KernelError> {
+        conntrack::flush_dns(&mut self.socket, captured)
     }
 
     /// Deletes what connection tracking knows of connections that no rules of ours are there for, but for those that
     /// are carried.
-    pub(crate) fn forget_strangers(
+    pub(crate) fn flush_untranslated(
         &mut self,
         families: &[Family],
-        carried: &Connections,
+        proxied: &Connections,
     ) -> Result<(), KernelError> {
-        conntrack::forget_strangers(&mut self.socket, families, carried)
+        conntrack::flush_untranslated(&mut self.socket, families, proxied)
     }
 
     /// Deletes what connection tracking knows of connections that were there before it was, and of those that are left,
     /// but for those that are carried.
-    pub(crate) fn forget_from_before(
+    pub(crate) fn flush_existing(
         &mut self,
         families: &[Family],
-        left: &Connections,
-        carried: &Connections,
+        unclosed: &Connections,
+        proxied: &Connections,
     ) -> Result<(), KernelError> {
-        conntrack::forget_from_before(&mut self.socket, families, left, carried)
+        conntrack::flush_existing(&mut self.socket, families, unclosed, proxied)
     }
 
     /// Deletes what connection tracking knows of connections that ztunnel took on or opened.
-    pub(crate) fn forget_captured(&mut self, families: &[Family]) -> Result<(), KernelError> {
-        conntrack::forget_captured(&mut self.socket, families)
+    pub(crate) fn flush_captured(&mut self, families: &[Family]) -> Result<(), KernelError> {
+        conntrack::flush_captured(&mut self.socket, families)
     }
 
     /// Chains of iptables-nft, by their names: tables of nf_tables that others write.

@@ -12,7 +12,7 @@ use crate::{
     routes::{self, Item, Part, Routing},
     rules::{
         Expr, Fingerprint, Form, Network, Rule, SCHEMA, Table, Tag, Transport, ambient::RAW,
-        sidecar::RETURNING_V6,
+        sidecar::PASSTHROUGH_V6,
     },
 };
 
@@ -64,7 +64,7 @@ impl State {
 
     /// Routes, ip rules and addresses of ours, in the order in which they go.
     pub(crate) fn own_routing(&self) -> Vec<Item> {
-        let returning = Expr::Source(Network::host(RETURNING_V6.into()));
+        let returning = Expr::Source(Network::host(PASSTHROUGH_V6.into()));
         let uses_address = self
             .our_tables()
             .any(|table| table.has(|expr| *expr == returning));

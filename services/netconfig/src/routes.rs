@@ -10,35 +10,35 @@ use std::fmt;
 
 use crate::{
     family::Family,
-    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY, TABLE, TO_PROXY, TO_ZTUNNEL},
+    marks::{FROM_PROXY, Mark, PROXY_TABLE, RULE_PRIORITY, TO_PROXY, TO_ZTUNNEL, ZTUNNEL_TABLE},
     netlink::route::PROTOCOL,
-    rules::{Form, sidecar::RETURNING_V6},
+    rules::{Form, sidecar::PASSTHROUGH_V6},
 };
 
 /// To whom a way leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Recipient {
     /// Replies, to ztunnel.
-    ToZtunnel,
+    Ztunnel,
     /// What TPROXY captured, and replies, to a sidecar's proxy.
-    ToProxy,
+    Proxy,
 }
 
-impl Way {
-    const ALL: [Self; 2] = [Self::ToZtunnel, Self::ToProxy];
+impl Recipient {
+    const ALL: [Self; 2] = [Self::Ztunnel, Self::Proxy];
 
     /// What takes it.
     const fn mark(self) -> Mark {
         match self {
-            Self::ToZtunnel => TO_ZTUNNEL,
-            Self::ToProxy => TO_PROXY,
+            Self::Ztunnel => TO_ZTUNNEL,
+            Self::Proxy => TO_PROXY,
         }
     }
 
     const fn table(self) -> u8 {
         match self {
-            Self::ToZtunnel => TABLE,
-            Self::ToProxy => PROXY_TABLE,
+            Self::Ztunnel => ZTUNNEL_TABLE,
+            Self::Proxy => PROXY_TABLE,
         }
     }
 }
@@ -49,9 +49,9 @@ pub(crate) enum Part {
     /// `::6/128 dev lo`. Of IPv6 alone.
     Address,
     /// `local default dev lo table 100`.
-    Route(Way),
+    Route(Recipient),
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
-    Rule(Way),
+    Rule(Recipient),
     /// What Istio's sidecar installer writes for the same, at that priority: for its own mark, the whole of it, and once more
     /// each time that it runs (shared facts: services/docs/facts/istio-sidecar.md, 4.4.2).
     IncumbentRule(u32),
@@ -60,17 +60,21 @@ pub(crate) enum Part {
 impl fmt::Display for Part {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address => write!(f, "address `{RETURNING_V6}/128 dev lo`"),
-            Self::Route(way) => write!(f, "route `local default dev lo table {}`", way.table()),
-            Self::Rule(way) => {
-                let (mark, table) = (way.mark(), way.table());
+            Self::Address => write!(f, "address `{PASSTHROUGH_V6}/128 dev lo`"),
+            Self::Route(recipient) => write!(
+                f,
+                "route `local default dev lo table {}`",
+                recipient.table()
+            ),
+            Self::Rule(recipient) => {
+                let (mark, table) = (recipient.mark(), recipient.table());
                 write!(
                     f,
                     "ip rule `fwmark {mark} pref {RULE_PRIORITY} lookup {table}`"
                 )
             }
             Self::IncumbentRule(priority) => {
-                let mark = OF_PROXY.value();
+                let mark = FROM_PROXY.value();
                 write!(
                     f,
                     "ip rule `fwmark {mark:#x} pref {priority} lookup {PROXY_TABLE}`"
@@ -86,10 +90,10 @@ pub(crate) type Item = (Family, Part);
 /// What may be ours, in the order in which it is added: a rule must not lead to an empty table.
 const ORDER: [Part; 5] = [
     Part::Address,
-    Part::Route(Way::ToZtunnel),
-    Part::Route(Way::ToProxy),
-    Part::Rule(Way::ToZtunnel),
-    Part::Rule(Way::ToProxy),
+    Part::Route(Recipient::Ztunnel),
+    Part::Route(Recipient::Proxy),
+    Part::Rule(Recipient::Ztunnel),
+    Part::Rule(Recipient::Proxy),
 ];
 
 fn in_order() -> impl DoubleEndedIterator<Item = Item> {
@@ -101,8 +105,10 @@ fn in_order() -> impl DoubleEndedIterator<Item = Item> {
 pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
     let is_needed = |(family, part): &Item| match part {
         Part::Address => *family == Family::V6 && form != Form::Ambient,
-        Part::Route(Way::ToZtunnel) | Part::Rule(Way::ToZtunnel) => form == Form::Ambient,
-        Part::Route(Way::ToProxy) | Part::Rule(Way::ToProxy) => form == Form::SidecarByTproxy,
+        Part::Route(Recipient::Ztunnel) | Part::Rule(Recipient::Ztunnel) => form == Form::Ambient,
+        Part::Route(Recipient::Proxy) | Part::Rule(Recipient::Proxy) => {
+            form == Form::SidecarByTproxy
+        }
         Part::IncumbentRule(_) => false,
     };
     let items = in_order().filter(|(family, _)| families.contains(family));
@@ -118,19 +124,19 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     let rule_verb = if verb == "replace" { "add" } else { verb };
     match part {
         // Without who made it: ip takes that since iproute2 6.3.
-        Part::Address => format!("{ip} addr {verb} {RETURNING_V6}/128 dev lo"),
-        Part::Route(way) => {
-            let table = way.table();
+        Part::Address => format!("{ip} addr {verb} {PASSTHROUGH_V6}/128 dev lo"),
+        Part::Route(recipient) => {
+            let table = recipient.table();
             format!("{ip} route {verb} local default dev lo table {table} proto {PROTOCOL}")
         }
-        Part::Rule(way) => {
-            let (mark, table) = (way.mark(), way.table());
+        Part::Rule(recipient) => {
+            let (mark, table) = (recipient.mark(), recipient.table());
             format!(
                 "{ip} rule {rule_verb} fwmark {mark} pref {RULE_PRIORITY} lookup {table} protocol {PROTOCOL}"
             )
         }
         Part::IncumbentRule(priority) => {
-            let mark = OF_PROXY.value();
+            let mark = FROM_PROXY.value();
             format!("{ip} rule {rule_verb} fwmark {mark:#x} pref {priority} lookup {PROXY_TABLE}")
         }
     }
@@ -140,17 +146,17 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routing {
     ours: Vec<Item>,
-    equal: Vec<Item>,
+    equivalent: Vec<Item>,
     /// Ip rules of Istio's sidecar installer.
     incumbents: Vec<Item>,
     /// Whether the kernel tells who made an address.
-    tells_makers: bool,
+    reports_protocols: bool,
 }
 
 impl Routing {
     /// Whether something does what the item does, ours or not.
     pub(crate) fn has(&self, item: Item) -> bool {
-        self.has_ours(item) || self.equal.contains(&item)
+        self.has_ours(item) || self.equivalent.contains(&item)
     }
 
     /// Whether the item is there and ours.
@@ -159,15 +165,17 @@ impl Routing {
     }
 
     /// What does the same as Istio's node agent's, and is not ours.
-    pub(crate) fn equal_for_ztunnel(&self) -> Vec<Item> {
+    pub(crate) fn equivalent_for_ztunnel(&self) -> Vec<Item> {
         let is_for_ztunnel = |part: Part| {
             matches!(
                 part,
-                Part::Route(Way::ToZtunnel) | Part::Rule(Way::ToZtunnel)
+                Part::Route(Recipient::Ztunnel) | Part::Rule(Recipient::Ztunnel)
             )
         };
-        let equal = self.equal.iter().copied();
-        equal.filter(|(_, part)| is_for_ztunnel(*part)).collect()
+        let equivalent = self.equivalent.iter().copied();
+        equivalent
+            .filter(|(_, part)| is_for_ztunnel(*part))
+            .collect()
     }
 
     /// What Istio's sidecar installer left.
@@ -179,17 +187,17 @@ impl Routing {
     /// kernel does not tell who made it is ours where our tables make use of it.
     pub(crate) fn ours(&self, uses_address: bool) -> Vec<Item> {
         let is_ours = |item: &Item| {
-            let is_untold = item.1 == Part::Address && !self.tells_makers && uses_address;
-            self.has_ours(*item) || (is_untold && self.equal.contains(item))
+            let may_be_ours = item.1 == Part::Address && !self.reports_protocols && uses_address;
+            self.has_ours(*item) || (may_be_ours && self.equivalent.contains(item))
         };
         in_order().rev().filter(is_ours).collect()
     }
 
-    fn note(&mut self, item: Item, protocol: u8) {
+    fn record(&mut self, item: Item, protocol: u8) {
         let list = if protocol == PROTOCOL {
             &mut self.ours
         } else {
-            &mut self.equal
+            &mut self.equivalent
         };
         list.push(item);
     }
@@ -232,12 +240,12 @@ mod tests {
     fn an_address_of_an_unknown_maker_is_ours_only_where_our_tables_use_it() {
         let address = (Family::V6, Part::Address);
         let mut routing = Routing::default();
-        routing.note(address, 0);
+        routing.record(address, 0);
         assert_eq!(routing.ours(true), [address]);
         assert_eq!(routing.ours(false), []);
-        routing.tells_makers = true;
+        routing.reports_protocols = true;
         assert_eq!(routing.ours(true), []);
-        routing.note(address, PROTOCOL);
+        routing.record(address, PROTOCOL);
         assert_eq!(routing.ours(false), [address]);
     }
 }

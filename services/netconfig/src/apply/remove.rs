@@ -80,7 +80,7 @@ impl Writer {
         }
         if seen.has_incumbent() {
             // Whatever is equal to ours was the incumbent's, and becomes ours to delete.
-            for item in seen.routing.equal_for_ztunnel() {
+            for item in seen.routing.equivalent_for_ztunnel() {
                 note(link.routes.adopt(item).map_err(Into::into));
             }
         }
@@ -92,12 +92,12 @@ impl Writer {
             note(link.routes.delete(item).map_err(Into::into));
         }
         if seen.captures_names() {
-            note(link.nftables.forget_names(&[]).map_err(Into::into));
+            note(link.nftables.flush_dns(&[]).map_err(Into::into));
         }
         if seen.has_rules() {
             note(
                 link.nftables
-                    .forget_captured(&Family::ALL)
+                    .flush_captured(&Family::ALL)
                     .map_err(Into::into),
             );
         }

@@ -22,7 +22,7 @@ use super::{Finding, Kind, owner::printable};
 use crate::{
     family::Family,
     netlink::{KernelError, Socket},
-    routes::{Part, Routes, Way},
+    routes::{Part, Recipient, Routes},
 };
 
 /// Where the sysctls of the reading thread's netns are.
@@ -100,7 +100,7 @@ impl Reader {
             routes_ipv6: self
                 .routes
                 .read()?
-                .has_ours((Family::V6, Part::Rule(Way::ToZtunnel))),
+                .has_ours((Family::V6, Part::Rule(Recipient::Ztunnel))),
         })
     }
 }

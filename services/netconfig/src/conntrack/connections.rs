@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use netlink_bindings::conntrack::{IterableConntrackAttrs, Nfgenmsg};
 
-use super::{family_of, forget};
+use super::{delete_matching, family_of};
 use crate::{
     family::Family,
     inspect::Connections,
-    marks::{OF_PROXY, TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
+    marks::{FROM_PROXY, TO_ZTUNNEL, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
     netlink::{KernelError, Socket},
 };
 
@@ -26,44 +26,44 @@ const BE_LIBERAL: u8 = 0x08;
 /// pass for it a new connection of the same ports, what others have tracked, and what began meanwhile. Not what others
 /// translate, nor what the pod says to itself, nor what ztunnel or a sidecar's proxy carries: where its other end spoke
 /// first it would be captured.
-pub(crate) fn forget_strangers(
+pub(crate) fn flush_untranslated(
     socket: &mut Socket,
     families: &[Family],
-    carried: &Connections,
+    proxied: &Connections,
 ) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
+    delete_matching(socket, |header, attributes| {
         is_of(header, families)
             && is_untranslated(attributes)
             && !is_loopback(attributes).unwrap_or(false)
-            && !is_among(attributes, carried)
+            && !is_among(attributes, proxied)
     })
 }
 
 /// Deletes the entries of connections of some families that were there before the rules: their next packet is once more
 /// the first that is seen, and meets the rules. Connection tracking may have been there before them, and have seen
-/// those begin: the ones that are `left` are known by their ends. Not what ztunnel or a sidecar's proxy carries.
-pub(crate) fn forget_from_before(
+/// those begin: the ones that are `unclosed` are known by their ends. Not what ztunnel or a sidecar's proxy carries.
+pub(crate) fn flush_existing(
     socket: &mut Socket,
     families: &[Family],
-    left: &Connections,
-    carried: &Connections,
+    unclosed: &Connections,
+    proxied: &Connections,
 ) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
-        let is_past = || is_untranslated(attributes) && !is_ztunnels(attributes);
-        let is_left = || is_among(attributes, left) && is_past();
+    delete_matching(socket, |header, attributes| {
+        let bypasses = || is_untranslated(attributes) && !is_ztunnels(attributes);
+        let is_unclosed = || is_among(attributes, unclosed) && bypasses();
         is_of(header, families)
-            && (is_from_before(attributes).unwrap_or(false) || is_left())
-            && !is_among(attributes, carried)
+            && (is_picked_up(attributes).unwrap_or(false) || is_unclosed())
+            && !is_among(attributes, proxied)
     })
 }
 
 /// Deletes what is known of connections that ztunnel or a sidecar's proxy took on, or opened in the name of a client. The kernel remembers
 /// them for minutes after their rules are gone, and would do with a later connection of the same ports as with them.
-pub(crate) fn forget_captured(socket: &mut Socket, families: &[Family]) -> Result<(), KernelError> {
-    forget(socket, |header, attributes| {
+pub(crate) fn flush_captured(socket: &mut Socket, families: &[Family]) -> Result<(), KernelError> {
+    delete_matching(socket, |header, attributes| {
         is_of(header, families)
             && is_tcp(attributes)
-            && (is_led(attributes).unwrap_or(false) || is_ztunnels(attributes))
+            && (is_redirected(attributes).unwrap_or(false) || is_ztunnels(attributes))
     })
 }
 
@@ -72,7 +72,7 @@ fn is_of(header: &Nfgenmsg, families: &[Family]) -> bool {
 }
 
 /// `None` for what is no TCP connection.
-fn is_from_before(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
+fn is_picked_up(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let tcp = attributes.get_protoinfo().ok()?.get_protoinfo_tcp().ok()?;
     let first = tcp.get_tcp_flags_original().ok()?;
     Some(first.flags & BE_LIBERAL != 0)
@@ -115,7 +115,7 @@ fn is_loopback(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
 }
 
 /// Whether answers come from another port than was addressed, and that one is ztunnel's.
-fn is_led(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
+fn is_redirected(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
     let asked = attributes.get_tuple_orig().ok()?.get_tuple_proto().ok()?;
     let answers = attributes.get_tuple_reply().ok()?.get_tuple_proto().ok()?;
     let from = answers.get_proto_src_port().ok()?;
@@ -126,7 +126,7 @@ fn is_led(attributes: &IterableConntrackAttrs<'_>) -> Option<bool> {
 fn is_ztunnels(attributes: &IterableConntrackAttrs<'_>) -> bool {
     let mark = attributes.get_mark();
     let is_marked = |mark: u32| {
-        let mut known = [TO_ZTUNNEL, OF_PROXY].into_iter();
+        let mut known = [TO_ZTUNNEL, FROM_PROXY].into_iter();
         known.any(|known| mark & known.mask() == known.value())
     };
     mark.is_ok_and(is_marked)

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     marks::{FROM_ZTUNNEL, OUTBOUND_PORT, ZTUNNEL_DNS_PORT, ZTUNNEL_PORTS},
-    rules::sidecar::RETURNING_V6,
+    rules::sidecar::PASSTHROUGH_V6,
 };
 
 /// Ports of ztunnel that outbound connections are led to: its end bears the application's address as the remote one.
@@ -86,7 +86,7 @@ fn is_captured_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
 fn is_loopback(socket: &Socket) -> bool {
     [socket.local, socket.remote]
         .iter()
-        .any(|end| end.ip().is_loopback() || end.ip() == RETURNING_V6)
+        .any(|end| end.ip().is_loopback() || end.ip() == PASSTHROUGH_V6)
 }
 
 /// Where the kernel does not tell marks, ztunnel's own connections to the outside are not known for what they are.

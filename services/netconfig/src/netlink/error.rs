@@ -2,20 +2,20 @@ use std::{fmt, io};
 
 /// The kernel refused, or did not answer.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {act}{}", Remark(.remark.as_deref()))]
+#[error("cannot {act}{}", KernelMessage(.message.as_deref()))]
 pub struct KernelError {
     act: String,
-    remark: Option<String>,
+    message: Option<String>,
     #[source]
     source: io::Error,
 }
 
 /// What the kernel says beside the error number.
-struct Remark<'a>(Option<&'a str>);
+struct KernelMessage<'a>(Option<&'a str>);
 
-impl fmt::Display for Remark<'_> {
+impl fmt::Display for KernelMessage<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |remark| write!(f, " ({remark})"))
+        self.0.map_or(Ok(()), |message| write!(f, " ({message})"))
     }
 }
 
@@ -24,19 +24,19 @@ impl KernelError {
     pub(crate) fn new(act: impl Into<String>, source: impl Into<io::Error>) -> Self {
         Self {
             act: act.into(),
-            remark: None,
+            message: None,
             source: source.into(),
         }
     }
 
     /// An act that the kernel did not answer.
-    pub(crate) fn silent(act: &str) -> Self {
+    pub(crate) fn no_answer(act: &str) -> Self {
         Self::new(act, nix::Error::ETIMEDOUT)
     }
 
     /// The same, with a sentence of the kernel's.
-    pub(crate) fn with_remark(mut self, remark: Option<String>) -> Self {
-        self.remark = remark;
+    pub(crate) fn with_message(mut self, message: Option<String>) -> Self {
+        self.message = message;
         self
     }
 

@@ -26,7 +26,7 @@ pub(super) const DUMP: u16 = 0x300;
 const ACK_ATTRIBUTES: u16 = 0x200;
 
 /// NLMSGERR_ATTR_MSG: the kernel's sentence.
-const REMARK: u16 = 1;
+const ERROR_TEXT: u16 = 1;
 
 /// Where the flags stand in the frame.
 const FLAGS: std::ops::Range<usize> = 6..8;
@@ -136,14 +136,14 @@ pub(super) enum Answer {
 #[derive(Debug)]
 pub(super) struct Refusal {
     errno: i32,
-    remark: Option<String>,
+    error_text: Option<String>,
 }
 
 impl Refusal {
     /// As the error of an act.
-    pub(super) fn of(self, act: &str) -> KernelError {
+    pub(super) fn into_error(self, act: &str) -> KernelError {
         let source = io::Error::from_raw_os_error(self.errno);
-        KernelError::new(act, source).with_remark(self.remark)
+        KernelError::new(act, source).with_message(self.error_text)
     }
 }
 
@@ -158,7 +158,7 @@ impl Message<'_> {
             (DONE, 0) => Answer::Done,
             (ERROR | DONE, errno) => Answer::Error(Refusal {
                 errno,
-                remark: self.remark(),
+                error_text: self.error_text(),
             }),
             _ => Answer::Data,
         }
@@ -171,12 +171,12 @@ impl Message<'_> {
     }
 
     /// The attributes follow the number and, since copies are switched off, the request's frame.
-    fn remark(&self) -> Option<String> {
+    fn error_text(&self) -> Option<String> {
         if self.flags & ACK_ATTRIBUTES == 0 {
             return None;
         }
         let attributes = self.payload.get(4 + HEADER_BYTES..)?;
-        let text = find_attr(attributes, REMARK)?;
+        let text = find_attr(attributes, ERROR_TEXT)?;
         let text = String::from_utf8_lossy(text);
         Some(text.trim_end_matches('\0').to_owned())
     }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{Plan, State, captures_beginnings};
 use crate::{
     backend::{Backend, Change, NewTable, Observed, ObservedTable},
-    conntrack::wrong_way,
+    conntrack::stale_reply_port,
     family::Family,
     inspect::GRACE_PERIOD,
     iptables,
@@ -274,7 +274,7 @@ fn names(families: &[Family]) -> String {
 
 fn forget(text: &mut String, led: &[Family]) -> std::fmt::Result {
     for (family, name) in [(Family::V4, "ipv4"), (Family::V6, "ipv6")] {
-        let wrong = wrong_way(led, family);
+        let wrong = stale_reply_port(led, family);
         writeln!(
             text,
             "conntrack -D -f {name} -p udp --orig-port-dst {DNS_PORT} --reply-port-src {wrong}"

@@ -15,15 +15,15 @@ use netlink_bindings::{
 };
 use nix::sys::socket::SockProtocol;
 
-use super::{Item, Part, Routing, Way};
+use super::{Item, Part, Recipient, Routing};
 use crate::{
     family::Family,
-    marks::{Mark, OF_PROXY, PROXY_TABLE, RULE_PRIORITY},
+    marks::{FROM_PROXY, Mark, PROXY_TABLE, RULE_PRIORITY},
     netlink::{
         KernelError, Socket,
         route::{PROTOCOL, SCOPE_HOST, SCOPE_UNIVERSE, TO_TABLE, TYPE_LOCAL},
     },
-    rules::sidecar::RETURNING_V6,
+    rules::sidecar::PASSTHROUGH_V6,
 };
 
 /// Of `lo`, in every netns (LOOPBACK_IFINDEX).
@@ -36,13 +36,13 @@ const TENTATIVE: u8 = 0x40;
 const WHOLE: u8 = 128;
 
 /// How long the kernel may take to lead packets to a new address. On an idle machine it takes less than a millisecond.
-const LED: Duration = Duration::from_secs(3);
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Between two looks whether it does.
-const LOOK_AGAIN: Duration = Duration::from_micros(250);
+const POLL_INTERVAL: Duration = Duration::from_micros(250);
 
 /// What Istio's sidecar installer leads to the proxy: every bit of the mark counts.
-const INCUMBENTS: Mark = OF_PROXY.whole();
+const SIDECAR_MARK: Mark = FROM_PROXY.whole();
 
 /// The kernel's routes and ip rules in one netns.
 #[derive(Debug)]
@@ -76,9 +76,11 @@ impl Routes {
             .dump_family(&format!("read the {family} routes"), &request)?
         {
             let (header, attributes) = OpGetrouteDump::decode_reply(&payload);
-            let mut ways = Way::ALL.into_iter();
-            if let Some(way) = ways.find(|way| is_route(*way, family, &header, &attributes)) {
-                routing.note((family, Part::Route(way)), header.rtm_protocol);
+            let mut recipients = Recipient::ALL.into_iter();
+            if let Some(recipient) =
+                recipients.find(|recipient| is_route(*recipient, family, &header, &attributes))
+            {
+                routing.record((family, Part::Route(recipient)), header.rtm_protocol);
             }
         }
         Ok(())
@@ -95,10 +97,12 @@ impl Routes {
             .dump_family(&format!("read the {family} ip rules"), &request)?
         {
             let (header, attributes) = OpGetruleDump::decode_reply(&payload);
-            let mut ways = Way::ALL.into_iter();
-            if let Some(way) = ways.find(|way| is_rule(*way, &header, attributes)) {
+            let mut recipients = Recipient::ALL.into_iter();
+            if let Some(recipient) =
+                recipients.find(|recipient| is_rule(*recipient, &header, attributes))
+            {
                 let protocol = attributes.get_protocol().unwrap_or(0);
-                routing.note((family, Part::Rule(way)), protocol);
+                routing.record((family, Part::Rule(recipient)), protocol);
             } else if let Some(priority) = incumbents_priority(&header, attributes) {
                 let rule = (family, Part::IncumbentRule(priority));
                 routing.incumbents.push(rule);
@@ -112,10 +116,10 @@ impl Routes {
         for payload in self.dump_addresses()? {
             let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
             if header.ifa_index == LOOPBACK {
-                let maker = attributes.get_proto();
-                routing.tells_makers |= maker.is_ok();
-                if is_returning(&header, &attributes) {
-                    routing.note((Family::V6, Part::Address), maker.unwrap_or(0));
+                let protocol = attributes.get_proto();
+                routing.reports_protocols |= protocol.is_ok();
+                if is_passthrough(&header, &attributes) {
+                    routing.record((Family::V6, Part::Address), protocol.unwrap_or(0));
                 }
             }
         }
@@ -140,16 +144,16 @@ impl Routes {
                 let request = rt_addr::Request::new().set_create().set_excl();
                 self.0.act(&act, &with_address(request))
             }
-            Part::Route(way) => {
+            Part::Route(recipient) => {
                 let request = rt_route::Request::new().set_create().set_excl();
-                let mut request = request.op_newroute_do(&route_header(way, family));
+                let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            Part::Rule(way) => {
+            Part::Rule(recipient) => {
                 let request = rt_rule::Request::new().set_create().set_excl();
-                let mut request = request.op_newrule_do(&rule_header(way.table(), family));
-                describe_rule(way, request.encode());
+                let mut request = request.op_newrule_do(&rule_header(recipient.table(), family));
+                push_rule(recipient, request.encode());
                 self.0.act(&act, &request)
             }
             // Another one's, and never added.
@@ -160,30 +164,30 @@ impl Routes {
 
     /// Waits until the kernel leads packets to the address. It does so a moment after it has it, by a worker of its own
     /// (addrconf_dad_work in net/ipv6/addrconf.c); until then no socket can be bound to it.
-    pub(crate) fn until_led(&mut self) -> Result<(), KernelError> {
-        let deadline = Instant::now() + LED;
-        while !(self.is_firm()? && self.is_led()?) {
+    pub(crate) fn wait_for_address(&mut self) -> Result<(), KernelError> {
+        let deadline = Instant::now() + ADDRESS_TIMEOUT;
+        while !(self.is_address_usable()? && self.has_local_route()?) {
             if Instant::now() >= deadline {
-                let act = format!("lead packets to {RETURNING_V6}, for which `lo` has to be up");
-                return Err(KernelError::silent(&act));
+                let act = format!("route packets to {PASSTHROUGH_V6}: `lo` has to be up");
+                return Err(KernelError::no_answer(&act));
             }
-            thread::sleep(LOOK_AGAIN);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
 
     /// Whether the address is one that the kernel has looked at, by the same worker.
-    fn is_firm(&mut self) -> Result<bool, KernelError> {
+    fn is_address_usable(&mut self) -> Result<bool, KernelError> {
         let addresses = self.dump_addresses()?;
         Ok(addresses.iter().any(|payload| {
             let (header, attributes) = OpGetaddrDump::decode_reply(payload);
             header.ifa_index == LOOPBACK
                 && header.ifa_flags & TENTATIVE == 0
-                && is_returning(&header, &attributes)
+                && is_passthrough(&header, &attributes)
         }))
     }
 
-    fn is_led(&mut self) -> Result<bool, KernelError> {
+    fn has_local_route(&mut self) -> Result<bool, KernelError> {
         let header = Rtmsg {
             rtm_family: Family::V6.number(),
             ..Rtmsg::new()
@@ -194,7 +198,7 @@ impl Routes {
             let (header, attributes) = OpGetrouteDump::decode_reply(payload);
             let to = attributes.get_dst();
             (header.rtm_type, header.rtm_dst_len) == (TYPE_LOCAL, WHOLE)
-                && to.is_ok_and(|to| to == RETURNING_V6)
+                && to.is_ok_and(|to| to == PASSTHROUGH_V6)
         }))
     }
 
@@ -207,25 +211,25 @@ impl Routes {
                 let request = rt_addr::Request::new().set_create().set_replace();
                 self.0.act(&act, &with_address(request))
             }
-            Part::Route(way) => {
+            Part::Route(recipient) => {
                 let request = rt_route::Request::new().set_create().set_replace();
-                let mut request = request.op_newroute_do(&route_header(way, family));
+                let mut request = request.op_newroute_do(&route_header(recipient, family));
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
             // Two that differ in who made them stand beside each other, and the older one is found first.
-            Part::Rule(way) => {
+            Part::Rule(recipient) => {
                 self.add(item)?;
-                self.delete_first(way, family)
+                self.delete_first(recipient, family)
             }
             Part::IncumbentRule(_) => Ok(()),
         }
     }
 
-    fn delete_first(&mut self, way: Way, family: Family) -> Result<(), KernelError> {
-        let header = rule_header(way.table(), family);
+    fn delete_first(&mut self, recipient: Recipient, family: Family) -> Result<(), KernelError> {
+        let header = rule_header(recipient.table(), family);
         let mut request = rt_rule::Request::new().op_delrule_do(&header);
-        drop(match_rule(way, request.encode()));
+        drop(push_selector(recipient, request.encode()));
         let act = format!("delete the {family} ip rule that was taken over");
         forgive(self.0.act(&act, &request), &[nix::Error::ENOENT])
     }
@@ -237,25 +241,25 @@ impl Routes {
         let result = match part {
             Part::Address => {
                 let mut request = rt_addr::Request::new().op_deladdr_do(&address_header());
-                drop(request.encode().push_local(RETURNING_V6.into()));
+                drop(request.encode().push_local(PASSTHROUGH_V6.into()));
                 self.0.act(&act, &request)
             }
-            Part::Route(way) => {
-                let header = route_header(way, family);
+            Part::Route(recipient) => {
+                let header = route_header(recipient, family);
                 let mut request = rt_route::Request::new().op_delroute_do(&header);
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            Part::Rule(way) => {
-                let header = rule_header(way.table(), family);
+            Part::Rule(recipient) => {
+                let header = rule_header(recipient.table(), family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
-                describe_rule(way, request.encode());
+                push_rule(recipient, request.encode());
                 self.0.act(&act, &request)
             }
             Part::IncumbentRule(priority) => {
                 let header = rule_header(PROXY_TABLE, family);
                 let mut request = rt_rule::Request::new().op_delrule_do(&header);
-                drop(marked(priority, INCUMBENTS, request.encode()));
+                drop(push_mark(priority, SIDECAR_MARK, request.encode()));
                 self.0.act(&act, &request)
             }
         };
@@ -293,20 +297,20 @@ fn address_header() -> Ifaddrmsg {
 
 fn with_address(request: rt_addr::Request<'_>) -> rt_addr::OpNewaddrDo<'_> {
     let mut request = request.op_newaddr_do(&address_header());
-    let attributes = request.encode().push_local(RETURNING_V6.into());
+    let attributes = request.encode().push_local(PASSTHROUGH_V6.into());
     drop(attributes.push_proto(PROTOCOL));
     request
 }
 
-fn is_returning(header: &Ifaddrmsg, attributes: &IterableAddrAttrs<'_>) -> bool {
+fn is_passthrough(header: &Ifaddrmsg, attributes: &IterableAddrAttrs<'_>) -> bool {
     let address = attributes.get_address();
-    header.ifa_prefixlen == WHOLE && address.is_ok_and(|address| address == RETURNING_V6)
+    header.ifa_prefixlen == WHOLE && address.is_ok_and(|address| address == PASSTHROUGH_V6)
 }
 
-fn route_header(way: Way, family: Family) -> Rtmsg {
+fn route_header(recipient: Recipient, family: Family) -> Rtmsg {
     Rtmsg {
         rtm_family: family.number(),
-        rtm_table: way.table(),
+        rtm_table: recipient.table(),
         rtm_protocol: PROTOCOL,
         rtm_scope: scope(family),
         rtm_type: TYPE_LOCAL,
@@ -323,15 +327,18 @@ fn rule_header(table: u8, family: Family) -> FibRuleHdr {
     }
 }
 
-fn describe_rule<P: Pusher>(way: Way, attributes: PushFibRuleAttrs<P>) {
-    drop(match_rule(way, attributes).push_protocol(PROTOCOL));
+fn push_rule<P: Pusher>(recipient: Recipient, attributes: PushFibRuleAttrs<P>) {
+    drop(push_selector(recipient, attributes).push_protocol(PROTOCOL));
 }
 
-fn match_rule<P: Pusher>(way: Way, attributes: PushFibRuleAttrs<P>) -> PushFibRuleAttrs<P> {
-    marked(RULE_PRIORITY, way.mark(), attributes)
+fn push_selector<P: Pusher>(
+    recipient: Recipient,
+    attributes: PushFibRuleAttrs<P>,
+) -> PushFibRuleAttrs<P> {
+    push_mark(RULE_PRIORITY, recipient.mark(), attributes)
 }
 
-fn marked<P: Pusher>(
+fn push_mark<P: Pusher>(
     priority: u32,
     mark: Mark,
     attributes: PushFibRuleAttrs<P>,
@@ -343,32 +350,46 @@ fn marked<P: Pusher>(
 }
 
 /// Everything goes to `lo` as local: no destination, and nothing that sends it elsewhere.
-fn is_route(way: Way, family: Family, header: &Rtmsg, attributes: &IterableRouteAttrs<'_>) -> bool {
+fn is_route(
+    recipient: Recipient,
+    family: Family,
+    header: &Rtmsg,
+    attributes: &IterableRouteAttrs<'_>,
+) -> bool {
     header.rtm_family == family.number()
         && attributes
             .get_table()
-            .is_ok_and(|table| table == u32::from(way.table()))
+            .is_ok_and(|table| table == u32::from(recipient.table()))
         && (header.rtm_dst_len, header.rtm_src_len, header.rtm_tos) == (0, 0, 0)
         && header.rtm_type == TYPE_LOCAL
         && attributes.get_oif().is_ok_and(|oif| oif == LOOPBACK)
         && attributes.get_gateway().is_err()
 }
 
-fn is_rule(way: Way, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> bool {
+fn is_rule(
+    recipient: Recipient,
+    header: &FibRuleHdr,
+    attributes: IterableFibRuleAttrs<'_>,
+) -> bool {
     attributes
         .get_priority()
         .is_ok_and(|priority| priority == RULE_PRIORITY)
-        && leads(way.table(), way.mark(), header, attributes)
+        && selects_by_mark(recipient.table(), recipient.mark(), header, attributes)
 }
 
 /// The priority of an ip rule of Istio's sidecar installer, whichever the kernel gave it.
 fn incumbents_priority(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<u32> {
-    let is_theirs = leads(PROXY_TABLE, INCUMBENTS, header, attributes);
+    let is_theirs = selects_by_mark(PROXY_TABLE, SIDECAR_MARK, header, attributes);
     is_theirs.then(|| attributes.get_priority().unwrap_or(0))
 }
 
 /// Whether all that bears a mark, and nothing else, is led to a table.
-fn leads(table: u8, mark: Mark, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> bool {
+fn selects_by_mark(
+    table: u8,
+    mark: Mark,
+    header: &FibRuleHdr,
+    attributes: IterableFibRuleAttrs<'_>,
+) -> bool {
     header.action == TO_TABLE
         && attributes
             .get_table()

@@ -23,8 +23,8 @@ const UDP: Expr = Expr::Protocol(Transport::Udp);
 
 /// From where the proxy calls the application, by which it is known that a connection went through the proxy. Of
 /// 127.0.0.0/8 every address is the pod's; the one of IPv6 has to be given to `lo` (4.4.7).
-pub(crate) const RETURNING_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
-const RETURNING_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
+pub(crate) const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 
 /// All of it. A table in which there would be no rule is none, but for the one that redirects.
 pub(crate) fn ruleset(settings: &Sidecar) -> Ruleset {
@@ -177,8 +177,8 @@ fn loopback(settings: &Sidecar, family: Family) -> Network {
 fn returning(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let families = settings.families().iter();
     let address = |family: &Family| match family {
-        Family::V4 => RETURNING_V4.into(),
-        Family::V6 => RETURNING_V6.into(),
+        Family::V4 => PASSTHROUGH_V4.into(),
+        Family::V6 => PASSTHROUGH_V6.into(),
     };
     families.map(move |family| Expr::Source(Network::host(address(family))))
 }

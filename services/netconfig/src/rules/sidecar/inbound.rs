@@ -8,7 +8,8 @@ use super::{
 };
 use crate::{
     marks::{
-        INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT, PROXY_TO_POD, TO_PROXY,
+        FROM_PROXY, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, PROXY_TO_POD,
+        TO_PROXY,
     },
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
 };
@@ -43,8 +44,8 @@ pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     rules.extend(spared_virtual_machines(settings));
     let by_loopback = || is_loopback(Expr::ArrivesBy);
     // By loopback alone: what arrives otherwise is nobody's whom the mark could mean.
-    let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(OF_PROXY)];
-    let remember = Expr::MarkConnection(OF_PROXY);
+    let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(FROM_PROXY)];
+    let remember = Expr::MarkConnection(FROM_PROXY);
     rules.push(rule(families, in_a_clients_name, remember));
     rules.extend(returning(settings).map(|from| accept(vec![from, by_loopback(), TCP])));
     rules.push(accept(vec![
@@ -103,14 +104,14 @@ pub(super) fn back_to_proxy(settings: &Sidecar) -> Vec<Rule> {
                 to,
                 is_loopback(Expr::LeavesBy),
                 TCP,
-                Expr::NotMarked(OF_PROXY),
+                Expr::NotMarked(FROM_PROXY),
                 group.clone(),
             ];
             rule(families, packets, Expr::Mark(PROXY_TO_POD))
         }));
     }
     // A constant: the connection was just seen to bear it, and the bits of others stay.
-    let packets = vec![TCP, Expr::ConnectionMarked(OF_PROXY)];
+    let packets = vec![TCP, Expr::ConnectionMarked(FROM_PROXY)];
     rules.push(rule(families, packets, Expr::Mark(TO_PROXY)));
     rules
 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     marks::{
-        DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OF_PROXY, OUTBOUND_PORT,
+        DNS_PORT, FROM_PROXY, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT,
         ZTUNNEL_DNS_PORT,
     },
     rules::{Expr, InboundCapture, Network, Rule, ambient::is_loopback},
@@ -76,7 +76,7 @@ fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
                 Expr::PortNot(INBOUND_HBONE_PORT),
             ];
             packets.extend(begins(settings));
-            packets.extend(by_tproxy.then_some(Expr::NotMarked(OF_PROXY)));
+            packets.extend(by_tproxy.then_some(Expr::NotMarked(FROM_PROXY)));
             packets.push(proxy.clone());
             let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
             rule(settings.families(), packets, to)
