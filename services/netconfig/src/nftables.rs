@@ -1,11 +1,11 @@
 //! Rules in the kernel's nf_tables, over netlink: read whole, replaced in one transaction.
 
 mod change;
+mod constants;
 mod decode;
 mod encode;
 mod lift;
 mod lower;
-mod number;
 mod op;
 mod read;
 mod script;
@@ -37,7 +37,7 @@ const INCUMBENT_TABLES: [&str; 3] = [
 const SIDECAR_TABLES: [&str; 3] = ["istio-proxy-nat", "istio-proxy-mangle", "istio-proxy-raw"];
 
 /// In bytes; ten thousand elements of a set with the longest comments.
-const LARGEST_TRANSACTION: usize = 4 << 20;
+const MAX_TRANSACTION_BYTES: usize = 4 << 20;
 
 /// The kernel's nf_tables in one netns.
 #[derive(Debug)]
@@ -56,9 +56,9 @@ impl Nftables {
     }
 
     /// The same, to be kept open: can take large transactions, and gives the port that events name them by.
-    pub(crate) fn open_for_long() -> io::Result<(Self, u32)> {
+    pub(crate) fn open_persistent() -> io::Result<(Self, u32)> {
         let opened = Self::open()?;
-        let port = opened.socket.bind(LARGEST_TRANSACTION)?;
+        let port = opened.socket.bind(MAX_TRANSACTION_BYTES)?;
         Ok((opened, port))
     }
 

@@ -33,7 +33,7 @@ pub(crate) struct Nft {
 impl Nft {
     /// In the calling thread's netns.
     pub(crate) fn open() -> io::Result<Self> {
-        let (nftables, port) = Nftables::open_for_long()?;
+        let (nftables, port) = Nftables::open_persistent()?;
         Ok(Self { nftables, port })
     }
 

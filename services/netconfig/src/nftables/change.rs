@@ -3,9 +3,9 @@
 use netlink_bindings::nftables::{Nfgenmsg, Request};
 
 use super::{
+    constants::{encode_comment, header, hook_number, kind_name, policy_number},
     encode,
     lower::lower,
-    number::{comment_out, header, hook_number, kind_name, policy_number},
 };
 use crate::{
     backend::{Change, Observed},
@@ -71,7 +71,7 @@ pub(super) fn push_table(batch: &mut Batch, table: &Table, comment: &str) {
         .set_excl()
         .op_newtable_do(&header(table.family));
     let attributes = request.encode().push_name_bytes(table.name.as_bytes());
-    drop(attributes.push_userdata(&comment_out(comment)));
+    drop(attributes.push_userdata(&encode_comment(comment)));
     batch.push(&request);
 }
 

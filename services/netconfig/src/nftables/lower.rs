@@ -34,12 +34,12 @@ pub(super) const DESTINATION_PORT: (u32, u32) = (2, 2);
 /// Where the flags stand in a TCP header.
 pub(super) const TCP_FLAGS: (u32, u32) = (13, 1);
 /// fin, syn, rst and ack.
-pub(super) const FLAGS_THAT_COUNT: u8 = 0x17;
+pub(super) const TCP_FLAGS_MASK: u8 = 0x17;
 /// syn.
 pub(super) const SYN: u8 = 0x02;
 /// (uid_t) -1, which is nobody's: reading whose socket it is ends the rule where there is none (nft_meta_get_eval_skugid
 /// in net/netfilter/nft_meta.c), and this comparison holds for all that are left. Without it nft would list nothing.
-pub(super) const NOBODY: u32 = u32::MAX;
+pub(super) const INVALID_UID: u32 = u32::MAX;
 /// NF_CT_LABELS_MAX_SIZE.
 pub(super) const LABEL_BYTES: usize = 16;
 /// IFNAMSIZ: an interface name is compared with its padding.
@@ -72,7 +72,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::Begins => vec![
             transport(TCP_FLAGS),
             Op::Bitwise {
-                mask: vec![FLAGS_THAT_COUNT],
+                mask: vec![TCP_FLAGS_MASK],
                 xor: vec![0],
             },
             is([SYN]),
@@ -83,7 +83,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::NewConnection => state(STATE_NEW),
         Expr::KnownConnection => state(STATE_KNOWN),
         Expr::InvalidConnection => state(STATE_INVALID),
-        Expr::FromSocket => vec![Op::Meta(Meta::SocketUser), not(number(NOBODY))],
+        Expr::FromSocket => vec![Op::Meta(Meta::SocketUser), not(number(INVALID_UID))],
         Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(number(*user))],
         Expr::FromGroup(group) => vec![Op::Meta(Meta::SocketGroup), is(number(*group))],
         Expr::NotFromGroup(group) => vec![Op::Meta(Meta::SocketGroup), not(number(*group))],
@@ -115,9 +115,9 @@ fn tproxy(family: Option<Family>, port: u16, mark: Mark) -> Vec<Op> {
 }
 
 /// In a table of family inet an address can only be looked at when the packet is known to have one of its family.
-fn address<C: Fn(Vec<u8>) -> Op>(network: Network, place: (u32, u32), compare: C) -> Vec<Op> {
+fn address<C: Fn(Vec<u8>) -> Op>(network: Network, field: (u32, u32), compare: C) -> Vec<Op> {
     let mut ops = version(network.family());
-    ops.push(payload(Base::Network, place));
+    ops.push(payload(Base::Network, field));
     if !network.is_host() {
         let mask = bytes(network.mask());
         let xor = vec![0; mask.len()];
@@ -201,8 +201,8 @@ fn set_mark(mark: Mark) -> Vec<Op> {
     ]
 }
 
-fn transport(place: (u32, u32)) -> Op {
-    payload(Base::Transport, place)
+fn transport(field: (u32, u32)) -> Op {
+    payload(Base::Transport, field)
 }
 
 fn masked<C: Fn(Vec<u8>) -> Op>(load: Op, mark: Mark, compare: C) -> Vec<Op> {

@@ -11,9 +11,10 @@ use netlink_bindings::{
 };
 
 use super::{
-    INCUMBENT_TABLES, SIDECAR_TABLES, decode,
+    INCUMBENT_TABLES, SIDECAR_TABLES,
+    constants::{decode_comment, every_family, family_of, header, hook_of, kind_of},
+    decode,
     lift::lift,
-    number::{comment_in, every_family, family_of, header, hook_of, kind_of},
 };
 use crate::{
     backend::{Observed, ObservedTable},
@@ -127,7 +128,7 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
             name: text(attributes.get_name().ok()?),
             chains: Vec::new(),
         },
-        comment: attributes.get_userdata().ok().and_then(comment_in),
+        comment: attributes.get_userdata().ok().and_then(decode_comment),
         others: attributes.get_use().unwrap_or(0),
     })
 }

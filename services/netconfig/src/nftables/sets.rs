@@ -12,7 +12,7 @@ use netlink_bindings::{
 
 use super::{
     Nftables, change,
-    number::{comment_in, comment_out, header},
+    constants::{decode_comment, encode_comment, header},
     read,
 };
 use crate::{
@@ -27,7 +27,7 @@ const TYPES: [(Family, u32, u32); 2] = [(Family::V4, 7, 4), (Family::V6, 8, 16)]
 
 /// How many elements stand in one message: a list of attributes ends at 64 KiB, and an element with the longest
 /// comment takes 300 bytes.
-const PER_MESSAGE: usize = 128;
+const ELEMENTS_PER_MESSAGE: usize = 128;
 
 /// A set of addresses of one family, in a table of family inet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +140,7 @@ impl Nftables {
         change::push_table(&mut batch, table, comment);
         for (id, (set, elements)) in (1..).zip(sets) {
             push_set(&mut batch, *set, id);
-            for some in elements.chunks(PER_MESSAGE) {
+            for some in elements.chunks(ELEMENTS_PER_MESSAGE) {
                 push_elements(&mut batch, *set, some);
             }
         }
@@ -179,7 +179,7 @@ fn push_elements(batch: &mut Batch, set: AddressSet, elements: &[(IpAddr, &str)]
     let mut list = list.push_set_bytes(set.name.as_bytes()).nested_elements();
     for (address, comment) in elements {
         let elem = push_key(list.nested_elem(), *address);
-        list = elem.push_userdata(&comment_out(comment)).end_nested();
+        list = elem.push_userdata(&encode_comment(comment)).end_nested();
     }
     drop(list.end_nested());
     batch.push(&request);
@@ -213,6 +213,6 @@ fn key(elem: &IterableSetelemAttrs<'_>, family: Family) -> Option<IpAddr> {
 
 /// Comments of elements are written as those of tables (NFTNL_UDATA_SET_ELEM_COMMENT is 0 as well).
 fn comment(elem: &IterableSetelemAttrs<'_>) -> String {
-    let comment = elem.get_userdata().ok().and_then(comment_in);
+    let comment = elem.get_userdata().ok().and_then(decode_comment);
     comment.unwrap_or_default()
 }

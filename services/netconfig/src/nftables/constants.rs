@@ -84,7 +84,7 @@ pub(super) fn policy_number(policy: Policy) -> u32 {
     }
 }
 
-pub(super) fn comment_out(comment: &str) -> Vec<u8> {
+pub(super) fn encode_comment(comment: &str) -> Vec<u8> {
     let mut value = comment.as_bytes().to_vec();
     value.push(0);
     let length = u8::try_from(value.len()).unwrap_or(u8::MAX);
@@ -92,7 +92,7 @@ pub(super) fn comment_out(comment: &str) -> Vec<u8> {
     [vec![UDATA_COMMENT, length], value].concat()
 }
 
-pub(super) fn comment_in(mut userdata: &[u8]) -> Option<String> {
+pub(super) fn decode_comment(mut userdata: &[u8]) -> Option<String> {
     while let Some(([kind, length], rest)) = userdata.split_first_chunk() {
         let (value, after) = rest.split_at_checked((*length).into())?;
         if *kind == UDATA_COMMENT {
@@ -110,14 +110,17 @@ mod tests {
 
     #[test]
     fn a_comment_survives_the_way_through_user_data() {
-        assert_eq!(comment_in(&comment_out("inpod")).as_deref(), Some("inpod"));
+        assert_eq!(
+            decode_comment(&encode_comment("inpod")).as_deref(),
+            Some("inpod")
+        );
     }
 
     #[test]
     fn user_data_of_others_is_skipped() {
-        let bytes = [vec![7, 2, 1, 1], comment_out("inpod")].concat();
-        assert_eq!(comment_in(&bytes).as_deref(), Some("inpod"));
-        assert_eq!(comment_in(&[7, 9, 1]), None);
+        let bytes = [vec![7, 2, 1, 1], encode_comment("inpod")].concat();
+        assert_eq!(decode_comment(&bytes).as_deref(), Some("inpod"));
+        assert_eq!(decode_comment(&[7, 9, 1]), None);
     }
 
     #[test]
