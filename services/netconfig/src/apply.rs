@@ -193,7 +193,7 @@ impl Writer {
         let (form, ruleset) = (redirection.form(), redirection.ruleset());
         let plan = self.plan_of(link, state, form, &ruleset, families);
         let first = redirection.of_beginnings().map(|first| first.ruleset());
-        let first = first.map(|first| link.shape(plan.backend, &first));
+        let first = first.map(|first| link.normalize(plan.backend, &first));
         Ok(plan.with_first(first.unwrap_or_default()))
     }
 
@@ -213,7 +213,7 @@ impl Writer {
         } else {
             kept.unwrap_or(self.detected)
         };
-        Plan::new(backend, form, link.shape(backend, ruleset), families)
+        Plan::new(backend, form, link.normalize(backend, ruleset), families)
     }
 }
 

@@ -64,7 +64,7 @@ impl BackendError {
 /// What holds rules in one netns.
 pub(crate) trait RuleBackend {
     /// The tables of a ruleset as this backend keeps them: one per family, where it knows no tables for both.
-    fn shape(&self, ruleset: &Ruleset) -> Vec<Table>;
+    fn normalize(&self, ruleset: &Ruleset) -> Vec<Table>;
 
     /// What is there of inpod and of Istio's node agent.
     fn read(&mut self) -> Result<Observed, BackendError>;

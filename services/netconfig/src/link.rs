@@ -177,10 +177,10 @@ impl<'a> Link<'a> {
     }
 
     /// The tables of a ruleset as a backend keeps them.
-    pub(crate) fn shape(&self, backend: Backend, ruleset: &Ruleset) -> Vec<Table> {
+    pub(crate) fn normalize(&self, backend: Backend, ruleset: &Ruleset) -> Vec<Table> {
         match variant_of(backend) {
-            None => self.nftables.shape(ruleset),
-            Some(variant) => self.iptables(variant).shape(ruleset),
+            None => self.nftables.normalize(ruleset),
+            Some(variant) => self.iptables(variant).normalize(ruleset),
         }
     }
 

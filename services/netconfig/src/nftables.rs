@@ -113,7 +113,7 @@ impl Nftables {
 }
 
 impl RuleBackend for Nftables {
-    fn shape(&self, ruleset: &Ruleset) -> Vec<Table> {
+    fn normalize(&self, ruleset: &Ruleset) -> Vec<Table> {
         ruleset.tables.clone()
     }
 

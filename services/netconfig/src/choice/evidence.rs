@@ -125,7 +125,7 @@ fn iptables(programs: &Programs, variant: Variant, netns: &Netns) -> Result<(), 
 
 /// Writes rules that need nat and route chains, and connection tracking.
 fn attempt(backend: &mut impl RuleBackend) -> Result<(), BackendError> {
-    let tables = backend.shape(&ambient::drain()).into_iter();
+    let tables = backend.normalize(&ambient::drain()).into_iter();
     let create = tables.map(|table| NewTable {
         table,
         comment: "a trial".to_owned(),

@@ -149,12 +149,14 @@ fn reason_of_backend(error: &BackendError) -> Reason {
 pub(crate) fn reason_of_program(error: &ProgramError) -> Reason {
     match error {
         // Both are over with nf_tables, which may ask.
-        ProgramError::Missing { .. } | ProgramError::OwnersRefused(_) => Reason::BackendUnavailable,
+        ProgramError::Missing { .. } | ProgramError::OwnerMatchRefused(_) => {
+            Reason::BackendUnavailable
+        }
         ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,
         ProgramError::Spawn { .. }
         | ProgramError::Lock { .. }
         | ProgramError::Refused { .. }
-        | ProgramError::Overtaken(_)
+        | ProgramError::ConcurrentChange(_)
         | ProgramError::Unreadable { .. } => Reason::KernelRefused,
     }
 }

@@ -20,12 +20,12 @@ struct AtHome {
 
 impl Runner for AtHome {
     fn save(&self, family: Family) -> Result<String, RunError> {
-        let saved = self.programs.save_at_home(self.variant, family);
+        let saved = self.programs.save_on_node(self.variant, family);
         saved.map_err(|error| failed(&error))
     }
 
     fn restore(&self, family: Family, script: &str) -> Result<(), RunError> {
-        let restored = self.programs.restore_at_home(self.variant, family, script);
+        let restored = self.programs.restore_on_node(self.variant, family, script);
         restored.map_err(|error| failed(&error))
     }
 }

@@ -19,19 +19,19 @@ use nix::{
     unistd::{Pid, execv, getppid},
 };
 
-use super::lock::wait_for;
+use super::lock::acquire_lock;
 
 /// What netconfig is called with to be this.
 const MODE: &str = "run-program";
 
 /// What each line of its own on standard error begins with.
-pub(super) const REMARK: &str = "run-program: ";
+pub(super) const LOG_PREFIX: &str = "run-program: ";
 
 /// It ended because the predecessor's lock did not come free. No program of iptables ends so.
-pub(super) const LOCKED: i32 = 120;
+pub(super) const EXIT_LOCKED: i32 = 120;
 
 /// It ended because the program could not be started.
-pub(super) const NOT_STARTED: i32 = 121;
+pub(super) const EXIT_NOT_STARTED: i32 = 121;
 
 /// Where names are looked up that no rule of ours has (`xt_owner` asks for users): possibly over the network, by
 /// the pod's own name servers.
@@ -39,11 +39,11 @@ const NAME_SERVICE: &str = "/etc/nsswitch.conf";
 
 /// What is to be run, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Order {
+pub(super) struct Invocation {
     /// The process that it must not outlive.
     pub(super) parent: u32,
     /// How long the predecessor may take to be gone.
-    pub(super) patience: Duration,
+    pub(super) timeout: Duration,
     /// What it holds as long as it lives, if anything.
     pub(super) lock: Option<PathBuf>,
     /// The program, by its absolute path, and its arguments.
@@ -51,14 +51,14 @@ pub(super) struct Order {
     pub(super) arguments: Vec<String>,
 }
 
-impl Order {
+impl Invocation {
     /// As arguments of netconfig.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let lock = self.lock.as_deref().unwrap_or_else(|| Path::new(""));
         let mut arguments: Vec<OsString> = vec![
             MODE.into(),
             self.parent.to_string().into(),
-            self.patience.as_millis().to_string().into(),
+            self.timeout.as_millis().to_string().into(),
             lock.into(),
             self.program.clone().into(),
         ];
@@ -69,11 +69,11 @@ impl Order {
     /// Without the mode. `None` for what [`Self::arguments`] never gives.
     fn parse(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut number = || arguments.next()?.to_str()?.parse::<u64>().ok();
-        let (parent, patience) = (number()?, number()?);
+        let (parent, timeout) = (number()?, number()?);
         let lock = arguments.next().filter(|lock| !lock.is_empty());
         Some(Self {
             parent: parent.try_into().ok()?,
-            patience: Duration::from_millis(patience),
+            timeout: Duration::from_millis(timeout),
             lock: lock.map(PathBuf::from),
             program: arguments.next()?.into(),
             arguments: arguments
@@ -89,41 +89,50 @@ pub fn run_program(mut arguments: impl Iterator<Item = OsString>) -> Option<Exit
     if arguments.nth(1).as_deref() != Some(OsStr::new(MODE)) {
         return None;
     }
-    let (code, error) = match Order::parse(arguments) {
-        Some(order) => become_program(&order),
-        None => (NOT_STARTED, io::Error::other("netconfig alone calls this")),
+    let (code, error) = match Invocation::parse(arguments) {
+        Some(invocation) => exec_program(&invocation),
+        None => (
+            EXIT_NOT_STARTED,
+            io::Error::other("only netconfig may run this command"),
+        ),
     };
-    remark(&error.to_string());
+    log(&error.to_string());
     Some(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
 /// Returns only where it failed.
-fn become_program(order: &Order) -> (i32, io::Error) {
-    if let Err(error) = live_no_longer_than(order.parent) {
-        return (NOT_STARTED, error);
+fn exec_program(invocation: &Invocation) -> (i32, io::Error) {
+    if let Err(error) = die_with_parent(invocation.parent) {
+        return (EXIT_NOT_STARTED, error);
     }
     // Open until the program ends: nobody closes it.
-    let lock = match order.lock.as_deref().map(|path| hold(path, order.patience)) {
-        Some(Err(error)) => return (LOCKED, error),
+    let lock = match invocation
+        .lock
+        .as_deref()
+        .map(|path| acquire(path, invocation.timeout))
+    {
+        Some(Err(error)) => return (EXIT_LOCKED, error),
         Some(Ok(lock)) => Some(lock),
         None => None,
     };
     if let Err(error) = hide_name_service() {
-        remark(&format!("cannot hide {NAME_SERVICE}: {error}"));
+        log(&format!("cannot hide {NAME_SERVICE}: {error}"));
     }
-    let error = execute(order);
+    let error = exec(invocation);
     drop(lock);
-    (NOT_STARTED, error)
+    (EXIT_NOT_STARTED, error)
 }
 
 /// Without a shell, which std would try where the file is none that the kernel knows. The environment is what this
 /// process was given: nothing but what is needed.
-fn execute(order: &Order) -> io::Error {
-    let words = [order.program.as_os_str()].into_iter();
-    let words = words.chain(order.arguments.iter().map(OsStr::new));
-    let words: Result<Vec<_>, _> = words.map(|word| CString::new(word.as_bytes())).collect();
-    match words.as_deref() {
-        Ok(words @ [program, ..]) => match execv(program, words) {
+fn exec(invocation: &Invocation) -> io::Error {
+    let arguments = [invocation.program.as_os_str()].into_iter();
+    let arguments = arguments.chain(invocation.arguments.iter().map(OsStr::new));
+    let arguments: Result<Vec<_>, _> = arguments
+        .map(|word| CString::new(word.as_bytes()))
+        .collect();
+    match arguments.as_deref() {
+        Ok(arguments @ [program, ..]) => match execv(program, arguments) {
             Err(errno) => errno.into(),
         },
         Ok([]) | Err(_) => io::ErrorKind::InvalidInput.into(),
@@ -131,7 +140,7 @@ fn execute(order: &Order) -> io::Error {
 }
 
 /// The kernel kills this process when the thread that started it ends. It may have ended before that was said.
-fn live_no_longer_than(parent: u32) -> io::Result<()> {
+fn die_with_parent(parent: u32) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     if i32::try_from(parent).map(Pid::from_raw) == Ok(getppid()) {
         Ok(())
@@ -140,8 +149,8 @@ fn live_no_longer_than(parent: u32) -> io::Result<()> {
     }
 }
 
-fn hold(path: &Path, patience: Duration) -> io::Result<File> {
-    let lock = wait_for(path, Instant::now() + patience)?;
+fn acquire(path: &Path, timeout: Duration) -> io::Result<File> {
+    let lock = acquire_lock(path, Instant::now() + timeout)?;
     fcntl(&lock, FcntlArg::F_SETFD(FdFlag::empty()))?;
     Ok(lock)
 }
@@ -160,8 +169,8 @@ fn hide_name_service() -> io::Result<()> {
     Ok(())
 }
 
-fn remark(what: &str) {
-    let line = format!("{REMARK}{what}\n");
+fn log(what: &str) {
+    let line = format!("{LOG_PREFIX}{what}\n");
     // Nobody is left to tell when this fails.
     io::stderr().write_all(line.as_bytes()).unwrap_or_default();
 }
@@ -172,31 +181,32 @@ mod tests {
 
     #[test]
     fn an_order_survives_the_way_through_a_command_line() {
-        let order = Order {
+        let invocation = Invocation {
             parent: 7,
-            patience: Duration::from_millis(1500),
+            timeout: Duration::from_millis(1500),
             lock: Some("/run/a.lock".into()),
             program: "/usr/sbin/iptables-nft-save".into(),
             arguments: vec!["--noflush".into(), "-w".into()],
         };
-        let mut arguments = order.arguments().into_iter();
+        let mut arguments = invocation.arguments().into_iter();
         assert_eq!(arguments.next().unwrap(), MODE);
-        assert_eq!(Order::parse(arguments), Some(order.clone()));
-        let order = Order {
+        assert_eq!(Invocation::parse(arguments), Some(invocation.clone()));
+        let invocation = Invocation {
             lock: None,
-            ..order
+            ..invocation
         };
         assert_eq!(
-            Order::parse(order.arguments().into_iter().skip(1)),
-            Some(order)
+            Invocation::parse(invocation.arguments().into_iter().skip(1)),
+            Some(invocation)
         );
     }
 
     #[test]
     fn another_command_line_is_none_of_its_business() {
-        let arguments = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
-        for words in [&["netconfig"][..], &["netconfig", "--run-dir", MODE]] {
-            assert_eq!(run_program(arguments(words).into_iter()), None);
+        let arguments =
+            |arguments: &[&str]| arguments.iter().map(OsString::from).collect::<Vec<_>>();
+        for line in [&["netconfig"][..], &["netconfig", "--run-dir", MODE]] {
+            assert_eq!(run_program(arguments(line).into_iter()), None);
         }
         let incomplete = ["netconfig", MODE, "1"];
         assert!(run_program(arguments(&incomplete).into_iter()).is_some());

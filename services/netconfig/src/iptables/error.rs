@@ -57,12 +57,12 @@ pub enum ProgramError {
     },
     /// It did not, at a rule that asks whose socket sends a packet, or at the end of a table that has such a rule.
     #[error(
-        "iptables may not ask here whose socket sends a packet, as in a pod with users of its own: {0}"
+        "iptables cannot match socket owners in this netns, as in a pod with its own user namespace: {0}"
     )]
-    OwnersRefused(Box<Self>),
+    OwnerMatchRefused(Box<Self>),
     /// The same, after somebody else had changed the rules.
-    #[error("somebody else changed the rules meanwhile: {0}")]
-    Overtaken(Box<Self>),
+    #[error("the rules were changed concurrently: {0}")]
+    ConcurrentChange(Box<Self>),
     /// What it printed is no list of rules.
     #[error("cannot read what {program} printed{}", At(.line.as_deref()))]
     Unreadable {
@@ -77,14 +77,14 @@ impl ProgramError {
     /// Whether somebody else was faster, so that a repetition from what is there by then makes sense.
     pub(crate) fn is_race(&self) -> bool {
         match self {
-            Self::Overtaken(_) => true,
+            Self::ConcurrentChange(_) => true,
             Self::Missing { .. }
             | Self::Spawn { .. }
             | Self::TimedOut { .. }
             | Self::Locked { .. }
             | Self::Lock { .. }
             | Self::Refused { .. }
-            | Self::OwnersRefused(_)
+            | Self::OwnerMatchRefused(_)
             | Self::Unreadable { .. } => false,
         }
     }

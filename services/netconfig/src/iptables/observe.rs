@@ -1,12 +1,12 @@
 //! What of iptables' tables is ours, or Istio's.
 
 use super::{
-    lift::lift,
-    place::{
-        INCUMBENT_CHAINS, Incumbent, PLACES, PREFIX, SIDECAR_CHAIN, base_of, chain_in, chain_out,
-        origin_of, rank, table_family,
+    layout::{
+        INCUMBENT_CHAINS, IstioChain, PREFIX, SIDECAR_CHAIN, TABLES, base_of, chain_order,
+        from_iptables_chain, parent_chain, table_family, to_iptables_chain,
     },
-    save::{Saved, SavedRule},
+    lift::lift,
+    save::{SavedRule, SavedTable},
     sidecar,
 };
 use crate::{
@@ -16,22 +16,22 @@ use crate::{
 };
 
 /// Of each family what was printed, IPv4 first.
-pub(super) fn observe(saved: &[(Family, Vec<Saved>)]) -> Observed {
+pub(super) fn observe(saved: &[(Family, Vec<SavedTable>)]) -> Observed {
     let mut observed = Observed::default();
     for (family, tables) in saved {
         let has_sidecars = tables.iter().any(|table| {
             let incumbent = incumbent_chains(table, tables);
             !sidecar::chains(table, &incumbent).is_empty()
         });
-        for (place, ours) in PLACES {
-            if let Some(table) = tables.iter().find(|table| table.name == place) {
-                let seen = Seen {
+        for (name, ours) in TABLES {
+            if let Some(table) = tables.iter().find(|table| table.name == name) {
+                let seen = TableContext {
                     table,
                     family: table_family(*family),
                     ours,
                     incumbent: incumbent_chains(table, tables),
                 };
-                seen.note(&mut observed, has_sidecars);
+                seen.record(&mut observed, has_sidecars);
             }
         }
     }
@@ -39,8 +39,8 @@ pub(super) fn observe(saved: &[(Family, Vec<Saved>)]) -> Observed {
 }
 
 /// One of iptables' tables.
-struct Seen<'a> {
-    table: &'a Saved,
+struct TableContext<'a> {
+    table: &'a SavedTable,
     family: TableFamily,
     /// What ours in it are called.
     ours: &'static str,
@@ -48,15 +48,15 @@ struct Seen<'a> {
     incumbent: Vec<&'a str>,
 }
 
-impl Seen<'_> {
-    fn note(&self, observed: &mut Observed, has_sidecars: bool) {
-        let tables = ours_in(self.table, self.family, self.ours);
+impl TableContext<'_> {
+    fn record(&self, observed: &mut Observed, has_sidecars: bool) {
+        let tables = our_table(self.table, self.family, self.ours);
         observed.tables.extend(tables);
         let sidecar = sidecar::chains(self.table, &self.incumbent);
         let theirs = [self.incumbent.as_slice(), sidecar.as_slice()].concat();
-        let alone = sidecar::alone(self.table).filter(|_| has_sidecars);
+        let standalone = sidecar::standalone_rules(self.table).filter(|_| has_sidecars);
         observed.jumps.extend(self.jumps(&theirs));
-        observed.jumps.extend(alone.map(|rule| Jump {
+        observed.jumps.extend(standalone.map(|rule| Jump {
             to: String::new(),
             ..self.jump(rule)
         }));
@@ -66,9 +66,9 @@ impl Seen<'_> {
 
     fn names(&self, chains: &[&str]) -> impl Iterator<Item = String> {
         chains.iter().map(|chain| {
-            let incumbent = Incumbent {
+            let incumbent = IstioChain {
                 family: self.family,
-                place: self.table.name.clone(),
+                table: self.table.name.clone(),
                 chain: (*chain).to_owned(),
             };
             incumbent.to_string()
@@ -96,16 +96,16 @@ impl Seen<'_> {
 }
 
 /// Every chain of ours in one of iptables' tables. There is a table of ours where there is one.
-fn ours_in(saved: &Saved, family: TableFamily, ours: &str) -> Option<ObservedTable> {
+fn our_table(saved: &SavedTable, family: TableFamily, ours: &str) -> Option<ObservedTable> {
     let names = saved
         .chains
         .iter()
         .filter(|chain| chain.starts_with(PREFIX));
-    let mut chains: Vec<_> = names.map(|name| chain_of(saved, ours, name)).collect();
+    let mut chains: Vec<_> = names.map(|name| lift_chain(saved, ours, name)).collect();
     if chains.is_empty() {
         return None;
     }
-    chains.sort_by_key(|chain| (rank(&chain.name), chain.name.clone()));
+    chains.sort_by_key(|chain| (chain_order(&chain.name), chain.name.clone()));
     let entered = chains.iter().filter(|chain| chain.base.is_some()).count();
     let surplus = jumps_to_ours(saved).count().saturating_sub(entered);
     Some(ObservedTable {
@@ -119,27 +119,27 @@ fn ours_in(saved: &Saved, family: TableFamily, ours: &str) -> Option<ObservedTab
     })
 }
 
-fn chain_of(saved: &Saved, ours: &str, chain: &str) -> Chain {
+fn lift_chain(saved: &SavedTable, ours: &str, chain: &str) -> Chain {
     let rules = saved.rules.iter().filter(|rule| rule.chain == chain);
-    let name = chain_in(chain).to_owned();
-    let base = entrance(saved, &name).and_then(|_| base_of(ours, &name));
+    let name = from_iptables_chain(chain).to_owned();
+    let base = entry_jump(saved, &name).and_then(|_| base_of(ours, &name));
     Chain {
         base,
-        rules: rules.map(|rule| lift(&rule.words)).collect(),
+        rules: rules.map(|rule| lift(&rule.tokens)).collect(),
         name,
     }
 }
 
 /// The one jump that leads to a chain of ours, from where it belongs.
-fn entrance<'a>(saved: &'a Saved, name: &str) -> Option<&'a SavedRule> {
-    let (chain, origin) = (chain_out(name), origin_of(name)?);
+fn entry_jump<'a>(saved: &'a SavedTable, name: &str) -> Option<&'a SavedRule> {
+    let (chain, origin) = (to_iptables_chain(name), parent_chain(name)?);
     let mut jumps = jumps_to_ours(saved).filter(|jump| jump.target() == Some(chain));
     let jump = jumps.next().filter(|jump| jump.chain == origin)?;
     (jumps.next().is_none() && (is_bare(jump) || comment_in(jump).is_some())).then_some(jump)
 }
 
 /// Rules of others' chains that lead to one of ours.
-fn jumps_to_ours(saved: &Saved) -> impl Iterator<Item = &SavedRule> {
+fn jumps_to_ours(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     let leads_to_ours = |rule: &&SavedRule| {
         let target = rule.target();
         !rule.chain.starts_with(PREFIX) && target.is_some_and(|chain| chain.starts_with(PREFIX))
@@ -148,10 +148,10 @@ fn jumps_to_ours(saved: &Saved) -> impl Iterator<Item = &SavedRule> {
 }
 
 /// The tag, if every entrance bears the same.
-fn comment_of(saved: &Saved, chains: &[Chain]) -> Option<String> {
+fn comment_of(saved: &SavedTable, chains: &[Chain]) -> Option<String> {
     let jumps = chains
         .iter()
-        .filter_map(|chain| entrance(saved, &chain.name));
+        .filter_map(|chain| entry_jump(saved, &chain.name));
     let mut comments = jumps.map(comment_in);
     let first = comments.next()??;
     comments
@@ -161,21 +161,21 @@ fn comment_of(saved: &Saved, chains: &[Chain]) -> Option<String> {
 
 /// A jump that bears a comment, and nothing else.
 fn comment_in(jump: &SavedRule) -> Option<&str> {
-    let words: Vec<_> = jump.words.iter().map(String::as_str).collect();
-    match words.as_slice() {
+    let tokens: Vec<_> = jump.tokens.iter().map(String::as_str).collect();
+    match tokens.as_slice() {
         ["-m", "comment", "--comment", comment, "-j", _] => Some(comment),
         _ => None,
     }
 }
 
 fn is_bare(jump: &SavedRule) -> bool {
-    matches!(jump.words.as_slice(), [word, _] if word == "-j")
+    matches!(jump.tokens.as_slice(), [token, _] if token == "-j")
 }
 
 /// The chains of Istio's node agent. A sidecar has one of the same name, among others.
-fn incumbent_chains<'a>(saved: &'a Saved, tables: &[Saved]) -> Vec<&'a str> {
+fn incumbent_chains<'a>(saved: &'a SavedTable, tables: &[SavedTable]) -> Vec<&'a str> {
     let [prerouting, _] = INCUMBENT_CHAINS;
-    let has = |table: &Saved, name: &str| table.chains.iter().any(|chain| chain == name);
+    let has = |table: &SavedTable, name: &str| table.chains.iter().any(|chain| chain == name);
     let is_sidecars = tables.iter().any(|table| has(table, SIDECAR_CHAIN));
     if is_sidecars && !has(saved, prerouting) {
         return Vec::new();
@@ -261,7 +261,7 @@ mod tests {
             jumps,
             ["PREROUTING -j ISTIO_PRERT", "OUTPUT -j ISTIO_OUTPUT"]
         );
-        let parsed: Incumbent = observed.incumbent[0].parse().unwrap();
+        let parsed: IstioChain = observed.incumbent[0].parse().unwrap();
         assert_eq!(parsed.to_string(), observed.incumbent[0]);
     }
 

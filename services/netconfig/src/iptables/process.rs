@@ -16,31 +16,31 @@ use nix::{
 };
 
 /// How much of either output is read: 100,000 foreign rules and more.
-const MOST_BYTES: u64 = 64 * 1024 * 1024;
+const MAX_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 
 /// How long both outputs may be silent until it is looked whether the process has ended.
-const GLANCE: Duration = Duration::from_millis(50);
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How often it is looked whether a process that has closed its outputs has ended.
-const PAUSE: Duration = Duration::from_micros(200);
+const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// How long a process that was killed may take to be gone.
-const LAST_MOMENTS: Duration = Duration::from_secs(1);
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a process ended, and what it said.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct ProcessOutput {
     pub(super) status: ExitStatus,
     pub(super) output: Vec<u8>,
     pub(super) errors: Vec<u8>,
 }
 
 /// A process with its own group, that ends with this.
-pub(super) struct Started(pub(super) Child);
+pub(super) struct RunningProcess(pub(super) Child);
 
-impl Started {
+impl RunningProcess {
     /// How it ended and what it said, if it ended in time.
-    pub(super) fn wait(&mut self, deadline: Instant) -> io::Result<Option<Said>> {
+    pub(super) fn wait(&mut self, deadline: Instant) -> io::Result<Option<ProcessOutput>> {
         let (output, errors) = (self.0.stdout.take(), self.0.stderr.take());
         let (mut output, mut errors) = (Stream::new(output)?, Stream::new(errors)?);
         loop {
@@ -61,7 +61,7 @@ impl Started {
         };
         output.read()?;
         errors.read()?;
-        Ok(Some(Said {
+        Ok(Some(ProcessOutput {
             status,
             output: output.bytes,
             errors: errors.bytes,
@@ -74,13 +74,13 @@ impl Started {
             if ended.is_some() || Instant::now() >= deadline {
                 return Ok(ended);
             }
-            thread::sleep(PAUSE);
+            thread::sleep(EXIT_POLL_INTERVAL);
         }
     }
 }
 
 /// Whoever stops waiting ends it, with what it started.
-impl Drop for Started {
+impl Drop for RunningProcess {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(Some(_))) {
             return;
@@ -89,7 +89,7 @@ impl Drop for Started {
             // Where it has ended meanwhile there is nobody to kill.
             killpg(Pid::from_raw(group), Signal::SIGKILL).unwrap_or_default();
         }
-        let gone = self.ended_by(Instant::now() + LAST_MOMENTS);
+        let gone = self.ended_by(Instant::now() + KILL_TIMEOUT);
         if !matches!(gone, Ok(Some(_))) {
             tracing::warn!(pid = self.0.id(), "A program that was killed is not gone");
         }
@@ -125,15 +125,15 @@ impl<T: Read + AsFd> Stream<T> {
         let Some(pipe) = &mut self.pipe else {
             return Ok(());
         };
-        match pipe.take(MOST_BYTES).read_to_end(&mut self.bytes) {
+        match pipe.take(MAX_OUTPUT_BYTES).read_to_end(&mut self.bytes) {
             Ok(_) => self.pipe = None,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
-        if u64::try_from(self.bytes.len()).is_ok_and(|length| length < MOST_BYTES) {
+        if u64::try_from(self.bytes.len()).is_ok_and(|length| length < MAX_OUTPUT_BYTES) {
             Ok(())
         } else {
-            Err(io::Error::other("it says more than is read"))
+            Err(io::Error::other("the output is too long"))
         }
     }
 }
@@ -148,7 +148,7 @@ fn wait_for_either<A: Read + AsFd, B: Read + AsFd>(
         .flatten()
         .map(|pipe| PollFd::new(pipe, PollFlags::POLLIN))
         .collect();
-    let timeout = PollTimeout::try_from(left.min(GLANCE)).unwrap_or(PollTimeout::ZERO);
+    let timeout = PollTimeout::try_from(left.min(EXIT_CHECK_INTERVAL)).unwrap_or(PollTimeout::ZERO);
     match poll(&mut open, timeout) {
         Ok(_) | Err(nix::Error::EINTR) => Ok(()),
         Err(errno) => Err(errno.into()),
@@ -165,27 +165,27 @@ mod tests {
     use super::*;
 
     /// A child of this test, which a shell stands for.
-    fn started(shell: &str) -> Started {
+    fn started(shell: &str) -> RunningProcess {
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", shell])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        Started(command.spawn().unwrap())
+        RunningProcess(command.spawn().unwrap())
     }
 
-    fn soon() -> Instant {
+    fn deadline_in_tests() -> Instant {
         Instant::now() + Duration::from_secs(10)
     }
 
     #[test]
     fn more_than_a_pipe_holds_is_read_from_both_outputs() {
         let shell = "head -c 1000000 /dev/zero >&2; head -c 2000000 /dev/zero; exit 3";
-        let said = started(shell).wait(soon()).unwrap().unwrap();
-        assert_eq!(said.status.code(), Some(3));
+        let output = started(shell).wait(deadline_in_tests()).unwrap().unwrap();
+        assert_eq!(output.status.code(), Some(3));
         assert_eq!(
-            (said.output.len(), said.errors.len()),
+            (output.output.len(), output.errors.len()),
             (2_000_000, 1_000_000)
         );
     }
@@ -201,7 +201,7 @@ mod tests {
             if text.ends_with('\n') {
                 break text;
             }
-            thread::sleep(PAUSE);
+            thread::sleep(EXIT_POLL_INTERVAL);
         };
         assert!(
             child
@@ -210,7 +210,7 @@ mod tests {
                 .is_none()
         );
         drop(child);
-        let deadline = soon();
+        let deadline = deadline_in_tests();
         for pid in pids.split_whitespace() {
             // Whoever reaps the grandchild does so at leisure.
             let runs = || {
@@ -219,7 +219,7 @@ mod tests {
             };
             while runs() {
                 assert!(Instant::now() < deadline, "{pid} runs on");
-                thread::sleep(PAUSE);
+                thread::sleep(EXIT_POLL_INTERVAL);
             }
         }
     }
@@ -228,9 +228,9 @@ mod tests {
     fn an_output_that_is_held_by_a_grandchild_is_not_waited_for() {
         let mut child = started("sleep 600 & echo done");
         let began = Instant::now();
-        let said = child.wait(soon()).unwrap().unwrap();
-        assert!(said.status.success() && began.elapsed() < Duration::from_secs(5));
-        assert_eq!(said.output, b"done\n");
+        let output = child.wait(deadline_in_tests()).unwrap().unwrap();
+        assert!(output.status.success() && began.elapsed() < Duration::from_secs(5));
+        assert_eq!(output.output, b"done\n");
         let group = Pid::from_raw(child.0.id().try_into().unwrap());
         killpg(group, Signal::SIGKILL).unwrap();
     }

@@ -25,25 +25,25 @@ const DIRECTORIES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/
 const RUNNER: &str = "/proc/self/exe";
 
 /// How long one run may take. A pod's rules take milliseconds; the rest is for locks.
-const PATIENCE: Duration = Duration::from_secs(5);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// There where the kernel has IPv6, even where it is switched off.
 const IPV6: &str = "/proc/sys/net/ipv6";
 
 /// The first release of iptables-legacy whose restore waits for its lock (`-w`).
-const WAITS_SINCE: Version = Version([1, 6, 2]);
+const FIRST_RELEASE_WITH_WAIT: Version = Version([1, 6, 2]);
 
 /// One of the programs of a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Program {
     pub(super) variant: Variant,
     pub(super) family: Family,
-    pub(super) act: Act,
+    pub(super) action: Action,
 }
 
 /// What a program does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Act {
+pub(super) enum Action {
     /// Prints rules.
     Save,
     /// Makes them so.
@@ -60,11 +60,11 @@ impl fmt::Display for Program {
             Variant::Nft => "nft",
             Variant::Legacy => "legacy",
         };
-        let act = match self.act {
-            Act::Save => "save",
-            Act::Restore => "restore",
+        let action = match self.action {
+            Action::Save => "save",
+            Action::Restore => "restore",
         };
-        write!(f, "{family}-{variant}-{act}")
+        write!(f, "{family}-{variant}-{action}")
     }
 }
 
@@ -100,7 +100,7 @@ pub struct Programs {
     versions: Vec<(Variant, Version)>,
     runner: PathBuf,
     locks: PathBuf,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Programs {
@@ -122,9 +122,9 @@ impl Programs {
             versions: Vec::new(),
             runner: runner.to_owned(),
             locks: locks.to_owned(),
-            patience: PATIENCE,
+            timeout: DEFAULT_TIMEOUT,
         };
-        let version = |variant| Some((variant, found.ask(variant)?));
+        let version = |variant| Some((variant, found.query_version(variant)?));
         Self {
             versions: Variant::ALL.into_iter().filter_map(version).collect(),
             ..found
@@ -133,8 +133,8 @@ impl Programs {
 
     /// Lets each run take that long.
     #[must_use]
-    pub fn with_patience(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
     }
 
     /// Whether those of a variant were found.
@@ -161,9 +161,9 @@ impl Programs {
     /// Waits until nobody else is at work in a netns by way of iptables.
     pub(super) fn session(&self, variant: Variant, netns: &Netns) -> Result<Session, ProgramError> {
         if self.has(variant) {
-            Session::open(&self.locks, netns, self.patience)
+            Session::open(&self.locks, netns, self.timeout)
         } else {
-            Err(self.lacks(variant))
+            Err(self.missing_error(variant))
         }
     }
 
@@ -181,14 +181,14 @@ impl Programs {
             program: self.path(program)?,
             arguments: self.arguments(program),
             script,
-            locks: Some((session.of_program(), session.of_xtables())),
-            patience: self.patience,
+            locks: Some((session.program_lock(), session.xtables_lock())),
+            timeout: self.timeout,
         };
         run.output()
     }
 
     /// The table nat of the node's own netns, as a program prints it. The node's lock is shared with everybody there.
-    pub(crate) fn save_at_home(
+    pub(crate) fn save_on_node(
         &self,
         variant: Variant,
         family: Family,
@@ -196,13 +196,13 @@ impl Programs {
         let program = Program {
             variant,
             family,
-            act: Act::Save,
+            action: Action::Save,
         };
-        self.at_home(program, vec!["-t".to_owned(), "nat".to_owned()], "")
+        self.run_on_node(program, vec!["-t".to_owned(), "nat".to_owned()], "")
     }
 
     /// Feeds a script to a program in the node's own netns.
-    pub(crate) fn restore_at_home(
+    pub(crate) fn restore_on_node(
         &self,
         variant: Variant,
         family: Family,
@@ -211,13 +211,13 @@ impl Programs {
         let program = Program {
             variant,
             family,
-            act: Act::Restore,
+            action: Action::Restore,
         };
-        self.at_home(program, self.arguments(program), script)
+        self.run_on_node(program, self.arguments(program), script)
             .map(drop)
     }
 
-    fn at_home(
+    fn run_on_node(
         &self,
         program: Program,
         arguments: Vec<String>,
@@ -230,7 +230,7 @@ impl Programs {
             arguments,
             script,
             locks: None,
-            patience: self.patience,
+            timeout: self.timeout,
         };
         run.output()
     }
@@ -238,10 +238,10 @@ impl Programs {
     fn path(&self, program: Program) -> Result<&Path, ProgramError> {
         let path = self.found.get(&program.to_string());
         path.map(PathBuf::as_path)
-            .ok_or_else(|| self.lacks(program.variant))
+            .ok_or_else(|| self.missing_error(program.variant))
     }
 
-    fn lacks(&self, variant: Variant) -> ProgramError {
+    fn missing_error(&self, variant: Variant) -> ProgramError {
         ProgramError::Missing {
             variant,
             programs: self.missing(variant),
@@ -250,11 +250,11 @@ impl Programs {
 
     fn arguments(&self, program: Program) -> Vec<String> {
         let mut arguments = Vec::new();
-        if program.act == Act::Restore {
+        if program.action == Action::Restore {
             arguments.push("--noflush".to_owned());
-            if self.waits(program.variant) {
+            if self.waits_for_lock(program.variant) {
                 // It takes whole seconds, and is to give up before it is given up.
-                let seconds = self.patience.as_secs().saturating_sub(1).max(1);
+                let seconds = self.timeout.as_secs().saturating_sub(1).max(1);
                 arguments.extend(["-w".to_owned(), seconds.to_string()]);
             }
         }
@@ -262,12 +262,13 @@ impl Programs {
     }
 
     /// Whether restore takes a lock, and can be told to wait for it.
-    fn waits(&self, variant: Variant) -> bool {
+    fn waits_for_lock(&self, variant: Variant) -> bool {
         let version = self.version(variant);
-        variant == Variant::Legacy && version.is_some_and(|version| version >= WAITS_SINCE)
+        variant == Variant::Legacy
+            && version.is_some_and(|version| version >= FIRST_RELEASE_WITH_WAIT)
     }
 
-    fn ask(&self, variant: Variant) -> Option<Version> {
+    fn query_version(&self, variant: Variant) -> Option<Version> {
         let run = Run {
             runner: &self.runner,
             netns: None,
@@ -275,10 +276,10 @@ impl Programs {
             arguments: vec!["--version".to_owned()],
             script: "",
             locks: None,
-            patience: self.patience,
+            timeout: self.timeout,
         };
         match run.output() {
-            Ok(said) => said.parse().ok(),
+            Ok(output) => output.parse().ok(),
             Err(error) => {
                 tracing::warn!(%variant, %error, "Cannot ask iptables for its version");
                 None
@@ -298,10 +299,10 @@ pub(super) fn families() -> &'static [Family] {
 
 fn programs_of(variant: Variant) -> impl Iterator<Item = Program> {
     Family::ALL.into_iter().flat_map(move |family| {
-        [Act::Save, Act::Restore].map(|act| Program {
+        [Action::Save, Action::Restore].map(|action| Program {
             variant,
             family,
-            act,
+            action,
         })
     })
 }
@@ -336,7 +337,10 @@ mod tests {
                 .parse::<Version>()
                 .is_err()
         );
-        assert!(Version([1, 6, 10]) > WAITS_SINCE && Version([1, 6, 1]) < WAITS_SINCE);
+        assert!(
+            Version([1, 6, 10]) > FIRST_RELEASE_WITH_WAIT
+                && Version([1, 6, 1]) < FIRST_RELEASE_WITH_WAIT
+        );
     }
 
     #[test]

@@ -18,17 +18,17 @@ pub(super) fn render(rule: &Rule) -> String {
         if let Expr::Protocol(found) = expr {
             transport = Some(*found);
         }
-        if is_of_transport(expr) {
+        if is_in_transport_match(expr) {
             // Once: it opens the match that the ports and flags belong to.
             parts.extend(transport.take().map(|found| format!("-m {}", name(found))));
         }
-        parts.extend(part(expr));
+        parts.extend(render_expr(expr));
     }
     parts.join(" ")
 }
 
 /// Whether it is said within `-m tcp` or `-m udp`.
-fn is_of_transport(expr: &Expr) -> bool {
+fn is_in_transport_match(expr: &Expr) -> bool {
     matches!(
         expr,
         Expr::SourcePort(_) | Expr::Port(_) | Expr::PortNot(_) | Expr::Begins
@@ -36,7 +36,7 @@ fn is_of_transport(expr: &Expr) -> bool {
 }
 
 /// `None` for what iptables has no words for: the table says the family, and every rule counts.
-fn part(expr: &Expr) -> Option<String> {
+fn render_expr(expr: &Expr) -> Option<String> {
     Some(match expr {
         Expr::Version(_) | Expr::Counter => return None,
         Expr::Source(network) => format!("-s {}", cidr(*network)),

@@ -1,6 +1,6 @@
 //! What of iptables' tables Istio's sidecar installer made (shared facts: services/docs/facts/istio-sidecar.md, 4.3 and 4.4).
 
-use super::save::{Saved, SavedRule};
+use super::save::{SavedRule, SavedTable};
 
 /// Its chains. The node agent has one of the name of the second one as well.
 const CHAINS: [&str; 8] = [
@@ -15,7 +15,7 @@ const CHAINS: [&str; 8] = [
 ];
 
 /// Its chains in a table, but for those of the node agent.
-pub(super) fn chains<'a>(saved: &'a Saved, incumbent: &[&str]) -> Vec<&'a str> {
+pub(super) fn chains<'a>(saved: &'a SavedTable, incumbent: &[&str]) -> Vec<&'a str> {
     let chains = saved.chains.iter().map(String::as_str);
     chains
         .filter(|chain| CHAINS.contains(chain) && !incumbent.contains(chain))
@@ -23,15 +23,15 @@ pub(super) fn chains<'a>(saved: &'a Saved, incumbent: &[&str]) -> Vec<&'a str> {
 }
 
 /// Its rules that stand in iptables' own chains and lead to no chain, in a family in which there are chains of it.
-pub(super) fn alone(saved: &Saved) -> impl Iterator<Item = &SavedRule> {
+pub(super) fn standalone_rules(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     saved.rules.iter().filter(|rule| stands_alone(rule))
 }
 
 fn stands_alone(rule: &SavedRule) -> bool {
-    let words: Vec<_> = rule.words.iter().map(String::as_str).collect();
+    let tokens: Vec<_> = rule.tokens.iter().map(String::as_str).collect();
     match rule.chain.as_str() {
         "PREROUTING" => matches!(
-            words.as_slice(),
+            tokens.as_slice(),
             // Excluded interfaces, those of virtual machines, and what TPROXY is to be known by.
             ["-i", _, "-j", "RETURN"]
                 | [
@@ -48,7 +48,7 @@ fn stands_alone(rule: &SavedRule) -> bool {
                 ]
         ),
         "OUTPUT" => matches!(
-            words.as_slice(),
+            tokens.as_slice(),
             ["-o", _, "-j", "RETURN"]
                 | [
                     "-o", "lo", "-p", "tcp", "-m", "mark", "--mark", "0x539", "-j", "RETURN"
@@ -108,7 +108,9 @@ mod tests {
     #[test]
     fn rules_that_stand_alone_are_told_from_those_of_others() {
         let tables = parse(MANGLE).unwrap();
-        let found: Vec<_> = alone(&tables[0]).map(|rule| rule.text.as_str()).collect();
+        let found: Vec<_> = standalone_rules(&tables[0])
+            .map(|rule| rule.text.as_str())
+            .collect();
         assert_eq!(found.len(), 5, "{found:?}");
         assert!(found.contains(&"OUTPUT -o eth1 -j RETURN"), "{found:?}");
         assert!(

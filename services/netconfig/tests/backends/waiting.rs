@@ -37,7 +37,7 @@ fn hold(fresh: &Fresh, which: &str) -> File {
 }
 
 fn apply(backend: Backend, fresh: &Fresh) -> Result<Applied, ApplyError> {
-    let writer = writer_by(backend, programs().with_patience(PATIENCE));
+    let writer = writer_by(backend, programs().with_timeout(PATIENCE));
     writer.apply(&fresh.netns, &ambient(), &sandbox("c1"))
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn writer(backend: Backend) -> Writer {
         let locks = Path::new(env!("CARGO_TARGET_TMPDIR")).join("locks-of-packets");
         // Many run at once here, on whatever machine.
         let patience = Duration::from_secs(30);
-        Programs::search_in(&directories, runner, &locks).with_patience(patience)
+        Programs::search_in(&directories, runner, &locks).with_timeout(patience)
     };
     Writer {
         configured: Some(backend),

@@ -172,7 +172,7 @@ fn where_iptables_refuses_to_ask_for_owners_nothing_is_left() {
         let error = refused.unwrap_err();
         let told = format!("{error:?}");
         let ApplyError::Backend {
-            source: BackendError::Program(ProgramError::OwnersRefused(refusal)),
+            source: BackendError::Program(ProgramError::OwnerMatchRefused(refusal)),
             undo_failures,
         } = error
         else {

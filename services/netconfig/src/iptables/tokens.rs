@@ -4,41 +4,41 @@
 
 /// The words of a line. `None` where a quote is not closed.
 pub(super) fn split(line: &str) -> Option<Vec<String>> {
-    let (mut words, mut word) = (Vec::new(), None::<String>);
+    let (mut tokens, mut token) = (Vec::new(), None::<String>);
     let (mut quoted, mut escaped) = (false, false);
     for c in line.chars() {
         match c {
             _ if escaped => {
-                word.get_or_insert_default().push(c);
+                token.get_or_insert_default().push(c);
                 escaped = false;
             }
             '\\' if quoted => escaped = true,
             '"' => {
                 quoted = !quoted;
-                word.get_or_insert_default();
+                token.get_or_insert_default();
             }
-            ' ' | '\t' if !quoted => words.extend(word.take()),
-            _ => word.get_or_insert_default().push(c),
+            ' ' | '\t' if !quoted => tokens.extend(token.take()),
+            _ => token.get_or_insert_default().push(c),
         }
     }
-    words.extend(word);
-    (!quoted && !escaped).then_some(words)
+    tokens.extend(token);
+    (!quoted && !escaped).then_some(tokens)
 }
 
 /// Words as a line.
-pub(super) fn join(words: &[String]) -> String {
-    let words: Vec<_> = words.iter().map(|word| quote(word)).collect();
-    words.join(" ")
+pub(super) fn join(tokens: &[String]) -> String {
+    let tokens: Vec<_> = tokens.iter().map(|token| quote(token)).collect();
+    tokens.join(" ")
 }
 
 /// One word.
-pub(super) fn quote(word: &str) -> String {
+pub(super) fn quote(token: &str) -> String {
     let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
+    if !token.is_empty() && token.chars().all(is_plain) {
+        return token.to_owned();
     }
     let mut quoted = String::from('"');
-    for c in word.chars() {
+    for c in token.chars() {
         if matches!(c, '"' | '\'' | '\\') {
             quoted.push('\\');
         }
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn words_are_split_as_iptables_does_it() {
         let line = r#"-m comment --comment "a\'b\"c\\d e"  -j X ! "" end"#;
-        let wanted = [
+        let expected = [
             "-m",
             "comment",
             "--comment",
@@ -66,14 +66,14 @@ mod tests {
             "",
             "end",
         ];
-        assert_eq!(split(line).unwrap(), wanted);
+        assert_eq!(split(line).unwrap(), expected);
     }
 
     #[test]
     fn what_is_joined_is_split_into_the_same() {
-        let words = ["inpod schema=2", "", r#"it's "so" \ "#, "!", "-j", "x\ty"];
-        let words = words.map(str::to_owned);
-        assert_eq!(split(&join(&words)).unwrap(), words);
+        let tokens = ["inpod schema=2", "", r#"it's "so" \ "#, "!", "-j", "x\ty"];
+        let tokens = tokens.map(str::to_owned);
+        assert_eq!(split(&join(&tokens)).unwrap(), tokens);
     }
 
     #[test]

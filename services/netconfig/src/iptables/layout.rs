@@ -14,7 +14,7 @@ use crate::{
 pub(super) const PREFIX: &str = "INPOD_";
 
 /// iptables' tables in the order in which they take effect, and what ours in them are called.
-pub(super) const PLACES: [(&str, &str); 3] = [("raw", RAW), ("mangle", MANGLE), ("nat", NAT)];
+pub(super) const TABLES: [(&str, &str); 3] = [("raw", RAW), ("mangle", MANGLE), ("nat", NAT)];
 
 /// What a chain of ours is called, in iptables and in a [`crate::rules::Table`], and which chain leads to it.
 const CHAINS: [(&str, &str, &str, Hook); 2] = [
@@ -35,36 +35,36 @@ pub(super) const INCUMBENT_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 pub(super) const SIDECAR_CHAIN: &str = "ISTIO_REDIRECT";
 
 /// iptables' name for the table that one of ours stands in.
-pub(super) fn place_of(ours: &str) -> Option<&'static str> {
-    let mut places = PLACES.into_iter();
-    places
+pub(super) fn iptables_table(ours: &str) -> Option<&'static str> {
+    let mut tables = TABLES.into_iter();
+    tables
         .find(|(_, name)| *name == ours)
-        .map(|(place, _)| place)
+        .map(|(table, _)| table)
 }
 
 /// iptables' name for a chain of one of our tables. One that others made there has no other name.
-pub(super) fn chain_out(name: &str) -> &str {
+pub(super) fn to_iptables_chain(name: &str) -> &str {
     let mut chains = CHAINS.iter();
     let known = chains.find(|(_, ours, _, _)| *ours == name);
     known.map_or(name, |(chain, _, _, _)| chain)
 }
 
-/// The way back of [`chain_out`].
-pub(super) fn chain_in(chain: &str) -> &str {
+/// The way back of [`to_iptables_chain`].
+pub(super) fn from_iptables_chain(chain: &str) -> &str {
     let mut chains = CHAINS.iter();
     let known = chains.find(|(known, _, _, _)| *known == chain);
     known.map_or(chain, |(_, ours, _, _)| ours)
 }
 
 /// In which place a chain stands among those of a table.
-pub(super) fn rank(name: &str) -> usize {
+pub(super) fn chain_order(name: &str) -> usize {
     let mut chains = CHAINS.iter();
     let position = chains.position(|(_, ours, _, _)| *ours == name);
     position.unwrap_or(CHAINS.len())
 }
 
 /// iptables' chain from which packets come to one of ours.
-pub(super) fn origin_of(name: &str) -> Option<&'static str> {
+pub(super) fn parent_chain(name: &str) -> Option<&'static str> {
     let mut chains = CHAINS.into_iter();
     let known = chains.find(|(_, ours, _, _)| *ours == name);
     known.map(|(_, _, origin, _)| origin)
@@ -99,36 +99,36 @@ pub(super) fn table_family(family: Family) -> TableFamily {
 
 /// A chain of Istio's. Its text names it in [`crate::backend::Observed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Incumbent {
+pub(super) struct IstioChain {
     pub(super) family: TableFamily,
-    pub(super) place: String,
+    pub(super) table: String,
     pub(super) chain: String,
 }
 
-impl fmt::Display for Incumbent {
+impl fmt::Display for IstioChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             family,
-            place,
+            table,
             chain,
         } = self;
-        write!(f, "{family} {place} {chain}")
+        write!(f, "{family} {table} {chain}")
     }
 }
 
-impl FromStr for Incumbent {
+impl FromStr for IstioChain {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let words: Vec<_> = text.split(' ').collect();
-        let [family, place, chain] = words.as_slice() else {
+        let parts: Vec<_> = text.split(' ').collect();
+        let [family, table, chain] = parts.as_slice() else {
             return Err(());
         };
         let mut families = [TableFamily::Ip, TableFamily::Ip6].into_iter();
         let family = families.find(|known| known.to_string() == *family);
         Ok(Self {
             family: family.ok_or(())?,
-            place: (*place).to_owned(),
+            table: (*table).to_owned(),
             chain: (*chain).to_owned(),
         })
     }

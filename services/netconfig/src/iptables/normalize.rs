@@ -1,13 +1,13 @@
 //! A ruleset as iptables keeps it: tables for each family, and in a rule only what iptables knows and prints.
 
-use super::place::table_family;
+use super::layout::table_family;
 use crate::{
     family::Family,
     rules::{Chain, Expr, Rule, Ruleset, Table},
 };
 
 /// The tables of these families. A family for which there is no rule at all has none.
-pub(super) fn shape(ruleset: &Ruleset, families: &[Family]) -> Vec<Table> {
+pub(super) fn normalize(ruleset: &Ruleset, families: &[Family]) -> Vec<Table> {
     let of_family = |family: &Family| {
         let tables = ruleset.tables.iter();
         let tables: Vec<_> = tables.map(|table| table_of(table, *family)).collect();
@@ -56,7 +56,7 @@ fn rule_of(rule: &Rule, family: Family) -> Option<Rule> {
     if rule.0.iter().any(is_others) {
         return None;
     }
-    Some(Rule(rule.0.iter().filter_map(normal).collect()))
+    Some(Rule(rule.0.iter().filter_map(normalize_expr).collect()))
 }
 
 fn family_of(expr: &Expr) -> Option<Family> {
@@ -68,7 +68,7 @@ fn family_of(expr: &Expr) -> Option<Family> {
 }
 
 /// The table says which family it is, every rule counts, and a network that is everything is not printed.
-fn normal(expr: &Expr) -> Option<Expr> {
+fn normalize_expr(expr: &Expr) -> Option<Expr> {
     if let Expr::Tproxy(_, port, mark) = expr {
         return Some(Expr::Tproxy(None, *port, *mark));
     }
@@ -85,7 +85,7 @@ fn normal(expr: &Expr) -> Option<Expr> {
 mod tests {
     use super::*;
     use crate::{
-        iptables::place::base_of,
+        iptables::layout::base_of,
         rules::{Ambient, Exclusions, Redirection, TableFamily, ambient, scenarios},
     };
 
@@ -104,15 +104,15 @@ mod tests {
     fn a_family_that_is_not_captured_has_no_tables() {
         let mut scenarios = scenarios::all();
         let (_, ipv4) = scenarios.find(|(name, _)| *name == "ipv4").unwrap();
-        let tables = shape(&Redirection::Ambient(ipv4).ruleset(), &Family::ALL);
+        let tables = normalize(&Redirection::Ambient(ipv4).ruleset(), &Family::ALL);
         let families: Vec<_> = tables.iter().map(|table| table.family).collect();
         assert_eq!(families, [TableFamily::Ip; 2]);
     }
 
     #[test]
     fn what_takes_the_place_of_capture_is_there_for_both_families() {
-        assert_eq!(shape(&ambient::drain(), &Family::ALL).len(), 4);
-        assert_eq!(shape(&ambient::drain(), &[Family::V4]).len(), 2);
+        assert_eq!(normalize(&ambient::drain(), &Family::ALL).len(), 4);
+        assert_eq!(normalize(&ambient::drain(), &[Family::V4]).len(), 2);
     }
 
     #[test]
@@ -124,7 +124,7 @@ mod tests {
             },
             ..Ambient::default()
         };
-        let tables = shape(&Redirection::Ambient(settings).ruleset(), &[Family::V4]);
+        let tables = normalize(&Redirection::Ambient(settings).ruleset(), &[Family::V4]);
         let output = &tables[1].chains[1].rules;
         let spared = Rule(vec![
             Expr::Protocol(crate::rules::Transport::Tcp),
@@ -137,7 +137,7 @@ mod tests {
     fn what_tproxy_drops_itself_is_not_dropped_again() {
         let mut scenarios = scenarios::all();
         let (_, tproxy) = scenarios.find(|(name, _)| *name == "tproxy").unwrap();
-        let tables = shape(&Redirection::Ambient(tproxy).ruleset(), &Family::ALL);
+        let tables = normalize(&Redirection::Ambient(tproxy).ruleset(), &Family::ALL);
         let text: String = tables.iter().map(ToString::to_string).collect();
         assert!(text.contains("tproxy to :15008"), "{text}");
         assert!(!text.contains("drop"), "{text}");
