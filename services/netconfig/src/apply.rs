@@ -107,7 +107,7 @@ impl Writer {
         let (plan, changed, proxies) = self.with_link(netns, |link| {
             let before = self.read(link)?;
             let plan = self.plan(link, &before, redirection)?;
-            let changed = make_so(link, &plan, before, sandbox)?;
+            let changed = apply_plan(link, &plan, before, sandbox)?;
             let proxies = link.proxies(&plan.tables);
             Ok::<_, ApplyError>((plan, changed, proxies))
         })?;
@@ -136,7 +136,7 @@ impl Writer {
         self.with_link(netns, |link| {
             let state = self.read(link)?;
             let plan = self.plan(link, &state, redirection)?;
-            Ok(verified(&plan, &state))
+            Ok(to_verified(&plan, &state))
         })
     }
 
@@ -154,10 +154,10 @@ impl Writer {
         self.with_link(netns, |link| {
             let state = self.read(link)?;
             let plan = self.plan(link, &state, redirection)?;
-            let steps = plan.steps(&state, &tag(&plan, &state, sandbox));
+            let steps = plan.steps(&state, &tag_for(&plan, &state, sandbox));
             Ok(Planned {
-                verified: verified(&plan, &state),
-                transaction: plan::print(&steps, &state, &plan, |backend, seen, change| {
+                verified: to_verified(&plan, &state),
+                transaction: plan::render(&steps, &state, &plan, |backend, seen, change| {
                     link.script(backend, seen, change)
                 }),
             })
@@ -191,15 +191,15 @@ impl Writer {
             return Err(NoIpv6);
         }
         let (form, ruleset) = (redirection.form(), redirection.ruleset());
-        let plan = self.plan_of(link, state, form, &ruleset, families);
-        let first = redirection.of_beginnings().map(|first| first.ruleset());
-        let first = first.map(|first| link.normalize(plan.backend, &first));
-        Ok(plan.with_first(first.unwrap_or_default()))
+        let plan = self.plan_for(link, state, form, &ruleset, families);
+        let new_only = redirection.for_new_connections_only();
+        let new_only = new_only.map(|new_only| link.normalize(plan.backend, &new_only.ruleset()));
+        Ok(plan.with_new_only(new_only.unwrap_or_default()))
     }
 
     /// A pod keeps the backend that it is written with, unless another one was configured. Where iptables may not ask
     /// whose socket sends a packet, nf_tables does it.
-    fn plan_of(
+    fn plan_for(
         &self,
         link: &Link<'_>,
         state: &State,
@@ -219,10 +219,10 @@ impl Writer {
 
 /// IPv6 is to be captured, and the netns has none.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("IPv6 is to be captured, but it is switched off in the netns")]
+#[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
 pub struct NoIpv6;
 
-fn verified(plan: &Plan, state: &State) -> Verified {
+fn to_verified(plan: &Plan, state: &State) -> Verified {
     Verified {
         fingerprint: plan.fingerprint,
         backend: plan.backend,
@@ -231,14 +231,14 @@ fn verified(plan: &Plan, state: &State) -> Verified {
 }
 
 /// The sysctl is switched back at the end by whoever switched it on: what a tag says of it outlives the tag.
-fn tag(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
-    let switched_before = state.tag().is_some_and(|tag| tag.migrates);
-    let migrates = switched_before || state.migrates == Some(false);
+fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
+    let enabled_before = state.tag().is_some_and(|tag| tag.migrates);
+    let migrates = enabled_before || state.migrates == Some(false);
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
 /// Whether anything had to be done for it.
-fn make_so(
+fn apply_plan(
     link: &mut Link<'_>,
     plan: &Plan,
     before: State,
@@ -247,25 +247,25 @@ fn make_so(
     if plan.differences(&before).is_empty() {
         return Ok(false);
     }
-    let tag = tag(plan, &before, sandbox);
+    let tag = tag_for(plan, &before, sandbox);
     let steps = plan.steps(&before, &tag);
     let mut undo = Undo::new(before);
-    match forward(link, plan, &steps, &tag, &mut undo) {
+    match run_steps(link, plan, &steps, &tag, &mut undo) {
         Ok(()) => Ok(true),
         Err(cause) => Err(cause.with_undo_failures(undo.run(link, plan))),
     }
 }
 
-fn forward(
+fn run_steps(
     link: &mut Link<'_>,
     plan: &Plan,
     steps: &[Step],
     tag: &Tag,
     undo: &mut Undo,
 ) -> Result<(), ApplyError> {
-    let mut left = Connections::default();
+    let mut unclosed = Connections::default();
     for step in steps {
-        take(link, plan, step, tag, undo, &mut left)?;
+        execute(link, plan, step, tag, undo, &mut unclosed)?;
     }
     if plan.needs_address() {
         link.routes.wait_for_address()?;
@@ -277,74 +277,76 @@ fn forward(
     }
 }
 
-fn take(
+fn execute(
     link: &mut Link<'_>,
     plan: &Plan,
     step: &Step,
     tag: &Tag,
     undo: &mut Undo,
-    left: &mut Connections,
+    unclosed: &mut Connections,
 ) -> Result<(), ApplyError> {
     match step {
-        Step::Migrate => {
+        Step::EnableMigration => {
             link.set_migrates(true)?;
-            undo.switched = true;
+            undo.migration_enabled = true;
         }
         Step::Add(item) => {
-            link.routes.add(*item).map_err(explain)?;
-            undo.added.push(*item);
+            link.routes.add(*item).map_err(to_apply_error)?;
+            undo.added_routing.push(*item);
         }
         Step::Adopt(item) => link.routes.adopt(*item)?,
-        Step::Begin(change) => {
-            undo.rewritten = true;
+        Step::WriteNewOnly(change) => {
+            undo.tables_written = true;
             let seen = undo.before.of(plan.backend).cloned().unwrap_or_default();
-            write(link, &plan.first(), change, tag, &seen)?;
-            undo.begun = true;
+            write_tables(link, &plan.new_only_plan(), change, tag, &seen)?;
+            undo.new_only_written = true;
         }
-        Step::ForgetStrangers(families) => {
-            let carried = carried(link, plan);
-            link.nftables.flush_untranslated(families, &carried)?;
+        Step::FlushUntranslated(families) => {
+            let proxied = proxy_connections(link, plan);
+            link.nftables.flush_untranslated(families, &proxied)?;
         }
-        Step::Settle => *left = inspect::await_closed(link.netns, &link.proxies(&plan.tables)),
-        Step::Write(change) => {
-            undo.rewritten = true;
-            let seen = if undo.begun {
+        Step::AwaitClosed => {
+            *unclosed = inspect::await_closed(link.netns, &link.proxies(&plan.tables))
+        }
+        Step::WriteTables(change) => {
+            undo.tables_written = true;
+            let seen = if undo.new_only_written {
                 link.read_of(plan.backend)?
             } else {
                 undo.before.of(plan.backend).cloned().unwrap_or_default()
             };
-            write(link, plan, change, tag, &seen)?;
+            write_tables(link, plan, change, tag, &seen)?;
         }
-        Step::ForgetBefore(families) => {
-            let carried = carried(link, plan);
-            link.nftables.flush_existing(families, left, &carried)?;
+        Step::FlushExisting(families) => {
+            let proxied = proxy_connections(link, plan);
+            link.nftables.flush_existing(families, unclosed, &proxied)?;
         }
-        Step::ForgetCaptured(families) => link.nftables.flush_captured(families)?,
-        Step::Clear(backend, change) => {
-            if !undo.cleared {
-                read_back(link, plan)?;
+        Step::FlushCaptured(families) => link.nftables.flush_captured(families)?,
+        Step::DeleteLeftovers(backend, change) => {
+            if !undo.leftovers_deleted {
+                verify_tables(link, plan)?;
             }
             let seen = link.read_of(*backend)?;
-            undo.cleared = true;
+            undo.leftovers_deleted = true;
             link.change(*backend, &seen, change)?;
         }
         Step::Delete(item) => link.routes.delete(*item)?,
-        Step::ForgetNames(led) => link.nftables.flush_dns(led)?,
+        Step::FlushDns(captured) => link.nftables.flush_dns(captured)?,
     }
     Ok(())
 }
 
 /// Those that cannot be seen are none.
-fn carried(link: &Link<'_>, plan: &Plan) -> Connections {
-    let carried = inspect::proxied(link.netns, &link.proxies(&plan.tables));
-    carried.unwrap_or_else(|error| {
-        tracing::warn!(%error, "Connections of ztunnel or a sidecar may be cut");
+fn proxy_connections(link: &Link<'_>, plan: &Plan) -> Connections {
+    let proxied = inspect::proxied(link.netns, &link.proxies(&plan.tables));
+    proxied.unwrap_or_else(|error| {
+        tracing::warn!(%error, "Cannot list the connections of ztunnel or the sidecar; some may be cut");
         Connections::default()
     })
 }
 
 /// The kernel says that the network is down, and means the interface that the route leads to.
-fn explain(error: KernelError) -> ApplyError {
+fn to_apply_error(error: KernelError) -> ApplyError {
     if error.is(nix::Error::ENETDOWN) {
         ApplyError::LoopbackDown(error)
     } else {
@@ -353,7 +355,7 @@ fn explain(error: KernelError) -> ApplyError {
 }
 
 /// Writes the tables; again from what is there by then, when somebody else was faster.
-fn write(
+fn write_tables(
     link: &mut Link<'_>,
     plan: &Plan,
     first: &Change,
@@ -374,7 +376,7 @@ fn write(
 }
 
 /// Before anything of another origin goes, what was written is read back.
-fn read_back(link: &mut Link<'_>, plan: &Plan) -> Result<(), ApplyError> {
+fn verify_tables(link: &mut Link<'_>, plan: &Plan) -> Result<(), ApplyError> {
     match plan.table_differences(&link.read_of(plan.backend)?) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),

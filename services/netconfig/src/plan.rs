@@ -3,7 +3,7 @@
 mod differences;
 mod steps;
 
-pub(crate) use steps::{Step, print};
+pub(crate) use steps::{Step, render};
 
 use crate::{
     backend::{Backend, Observed},
@@ -95,25 +95,25 @@ impl State {
     }
 
     /// Whether rules of ours capture only what begins.
-    fn captures_beginnings(&self) -> bool {
-        self.our_tables().any(captures_beginnings)
+    fn captures_new_only(&self) -> bool {
+        self.our_tables().any(captures_new_only)
     }
 
     /// Whether name resolution may be captured. Rules may be missing: a part of them is enough.
-    pub(crate) fn captures_names(&self) -> bool {
+    pub(crate) fn captures_dns(&self) -> bool {
         let mut tables = self.our_tables();
         self.has_incumbent()
             || self.has_sidecar()
-            || tables.any(|table| table.name == RAW || !led_names(table).is_empty())
+            || tables.any(|table| table.name == RAW || !dns_families(table).is_empty())
     }
 }
 
-fn captures_beginnings(table: &Table) -> bool {
+fn captures_new_only(table: &Table) -> bool {
     table.has(|expr| *expr == Expr::Begins)
 }
 
 /// The families whose questions for names over UDP a table leads to ztunnel.
-fn led_names(table: &Table) -> Vec<Family> {
+fn dns_families(table: &Table) -> Vec<Family> {
     let leads = |rule: &&Rule| {
         let of = |expr| rule.0.contains(expr);
         of(&Expr::Redirect(ZTUNNEL_DNS_PORT)) && of(&Expr::Protocol(Transport::Udp))
@@ -139,7 +139,7 @@ pub(crate) struct Plan {
     pub(crate) tables: Vec<Table>,
     /// What is written before them where connections may be there that no rule has seen: the same, capturing only
     /// what begins. Empty where that makes no difference.
-    pub(crate) first: Vec<Table>,
+    pub(crate) new_only: Vec<Table>,
     /// In the order in which they are added.
     pub(crate) routing: Vec<Item>,
     pub(crate) fingerprint: Fingerprint,
@@ -159,7 +159,7 @@ impl Plan {
             form,
             fingerprint: fingerprint(&tables, &routing),
             tables,
-            first: Vec::new(),
+            new_only: Vec::new(),
             routing,
         }
     }
@@ -175,13 +175,13 @@ impl Plan {
     }
 
     /// Lets connections from before end, if they do so soon.
-    pub(crate) fn with_first(self, first: Vec<Table>) -> Self {
-        Self { first, ..self }
+    pub(crate) fn with_new_only(self, new_only: Vec<Table>) -> Self {
+        Self { new_only, ..self }
     }
 
     /// The families whose questions for names go to ztunnel.
-    fn led_names(&self) -> Vec<Family> {
-        self.tables.iter().flat_map(led_names).collect()
+    fn dns_families(&self) -> Vec<Family> {
+        self.tables.iter().flat_map(dns_families).collect()
     }
 }
 

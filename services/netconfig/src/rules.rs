@@ -72,7 +72,7 @@ impl Redirection {
     }
 
     /// The same, capturing only what begins; `None` where it does no more.
-    pub(crate) fn of_beginnings(&self) -> Option<Self> {
+    pub(crate) fn for_new_connections_only(&self) -> Option<Self> {
         if self.keeps_existing() {
             return None;
         }

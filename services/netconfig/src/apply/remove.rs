@@ -3,7 +3,7 @@
 use inpod_linux::Netns;
 use inpod_types::{SandboxRef, with_causes};
 
-use super::{ATTEMPTS, Writer, make_so};
+use super::{ATTEMPTS, Writer, apply_plan};
 use crate::{
     backend::{Backend, BackendError, Change},
     error::{ApplyError, RemoveError},
@@ -61,8 +61,8 @@ impl Writer {
             return self.remove_all(link);
         }
         let families = link.families();
-        let plan = self.plan_of(link, &before, Form::Ambient, &ambient::drain(), families);
-        make_so(link, &plan, before, sandbox)
+        let plan = self.plan_for(link, &before, Form::Ambient, &ambient::drain(), families);
+        apply_plan(link, &plan, before, sandbox)
             .map(drop)
             .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
     }
@@ -72,16 +72,16 @@ impl Writer {
     fn remove_all(&self, link: &mut Link<'_>) -> Result<(), RemoveError> {
         let seen = self.read(link)?;
         let mut failures = Vec::new();
-        let mut note = |result: Result<(), BackendError>| {
+        let mut record = |result: Result<(), BackendError>| {
             failures.extend(result.err().map(|error| with_causes(&error)));
         };
         for (backend, _) in &seen.seen {
-            note(clear(link, *backend));
+            record(delete_tables(link, *backend));
         }
         if seen.has_incumbent() {
             // Whatever is equal to ours was the incumbent's, and becomes ours to delete.
             for item in seen.routing.equivalent_for_ztunnel() {
-                note(link.routes.adopt(item).map_err(Into::into));
+                record(link.routes.adopt(item).map_err(Into::into));
             }
         }
         let rest = State {
@@ -89,29 +89,29 @@ impl Writer {
             ..seen.clone()
         };
         for item in rest.own_routing() {
-            note(link.routes.delete(item).map_err(Into::into));
+            record(link.routes.delete(item).map_err(Into::into));
         }
-        if seen.captures_names() {
-            note(link.nftables.flush_dns(&[]).map_err(Into::into));
+        if seen.captures_dns() {
+            record(link.nftables.flush_dns(&[]).map_err(Into::into));
         }
         if seen.has_rules() {
-            note(
+            record(
                 link.nftables
                     .flush_captured(&Family::ALL)
                     .map_err(Into::into),
             );
         }
         if seen.tag().is_some_and(|tag| tag.migrates) {
-            let switched = link.set_migrates(false);
-            failures.extend(switched.err().map(|error| with_causes(&error)));
+            let disabled = link.set_migrates(false);
+            failures.extend(disabled.err().map(|error| with_causes(&error)));
         }
-        failures.extend(left(&self.read(link)?));
+        failures.extend(remaining(&self.read(link)?));
         RemoveError::unless_empty(failures)
     }
 }
 
 /// Again when somebody else was faster.
-fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
+fn delete_tables(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
@@ -132,15 +132,15 @@ fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
 }
 
 /// What is left, a sentence each.
-fn left(state: &State) -> Vec<String> {
-    let mut left = Vec::new();
+fn remaining(state: &State) -> Vec<String> {
+    let mut remaining = Vec::new();
     for (backend, seen) in &state.seen {
         let ours = seen.tables.iter().map(|seen| &seen.table.name);
-        left.extend(ours.map(|name| format!("table {name} is left in {backend}")));
+        remaining.extend(ours.map(|name| format!("table {name} is left in {backend}")));
         let incumbent = seen.incumbent.iter();
-        left.extend(incumbent.map(|name| format!("{name} is left in {backend}")));
+        remaining.extend(incumbent.map(|name| format!("{name} is left in {backend}")));
     }
     let items = state.own_routing().into_iter();
-    left.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
-    left
+    remaining.extend(items.map(|(family, part)| format!("the {family} {part} is left")));
+    remaining
 }

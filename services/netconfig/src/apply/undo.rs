@@ -11,51 +11,51 @@ use crate::{
 /// What has to be put back when an apply fails.
 pub(super) struct Undo {
     pub(super) before: State,
-    pub(super) switched: bool,
-    pub(super) added: Vec<Item>,
-    pub(super) rewritten: bool,
+    pub(super) migration_enabled: bool,
+    pub(super) added_routing: Vec<Item>,
+    pub(super) tables_written: bool,
     /// Whether what is written first is there.
-    pub(super) begun: bool,
+    pub(super) new_only_written: bool,
     /// Whether anything of another origin may be gone, which nobody here can write again.
-    pub(super) cleared: bool,
+    pub(super) leftovers_deleted: bool,
 }
 
 /// What is told where there is no way back.
-const NO_WAY_BACK: &str = "the new rules stay, for what they replace was being deleted already";
+const CANNOT_UNDO: &str = "the new rules stay: what they replace was already being deleted";
 
 impl Undo {
     pub(super) fn new(before: State) -> Self {
         Self {
             before,
-            switched: false,
-            added: Vec::new(),
-            rewritten: false,
-            begun: false,
-            cleared: false,
+            migration_enabled: false,
+            added_routing: Vec::new(),
+            tables_written: false,
+            new_only_written: false,
+            leftovers_deleted: false,
         }
     }
 
     /// In reverse; what fails is told and the rest goes on. What replaces something that may be gone by now was read
     /// back before, and stays: without it traffic would be let out.
     pub(super) fn run(&self, link: &mut Link<'_>, plan: &Plan) -> Vec<String> {
-        if self.cleared {
-            return vec![NO_WAY_BACK.to_owned()];
+        if self.leftovers_deleted {
+            return vec![CANNOT_UNDO.to_owned()];
         }
         let mut failures = Vec::new();
-        if self.rewritten {
+        if self.tables_written {
             failures.extend(
                 self.restore(link, plan)
                     .err()
                     .map(|error| with_causes(&error)),
             );
         }
-        for item in self.added.iter().rev() {
+        for item in self.added_routing.iter().rev() {
             let deleted = link.routes.delete(*item);
             failures.extend(deleted.err().map(|error| with_causes(&error)));
         }
-        if self.switched {
-            let switched = link.set_migrates(false);
-            failures.extend(switched.err().map(|error| with_causes(&error)));
+        if self.migration_enabled {
+            let disabled = link.set_migrates(false);
+            failures.extend(disabled.err().map(|error| with_causes(&error)));
         }
         failures
     }
@@ -63,13 +63,15 @@ impl Undo {
     fn restore(&self, link: &mut Link<'_>, plan: &Plan) -> Result<(), BackendError> {
         let nothing = Observed::default();
         let before = self.before.of(plan.backend).unwrap_or(&nothing);
-        change(link, plan, |now| back(&now.tables, &before.tables))
+        change_with_retry(link, plan, |now| {
+            restoring_change(&now.tables, &before.tables)
+        })
     }
 }
 
 /// From what is there to what was there before. What is as it was is left alone: of several steps some may have been
 /// refused, and would be again.
-fn back(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
+fn restoring_change(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
     let changed = now.iter().filter(|table| !before.contains(table));
     let gone = before.iter().filter(|table| !now.contains(table));
     Change {
@@ -87,7 +89,7 @@ fn as_new(observed: &ObservedTable) -> NewTable {
 }
 
 /// Changes the tables from what is there; again when somebody else was faster.
-fn change(
+fn change_with_retry(
     link: &mut Link<'_>,
     plan: &Plan,
     wanted: impl Fn(&Observed) -> Change,

@@ -46,7 +46,7 @@ fn read_once(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
         if size > MAX_RULES {
             tracing::warn!(
                 table = table_name(table),
-                "Does not look into a table of that size"
+                "Skipping a table with too many rules"
             );
         } else if size > 0 {
             read_rules(socket, table)?;

@@ -45,7 +45,7 @@ pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
         }
     }
     if budget == 0 {
-        tracing::warn!("A netns has more rules of others than are looked at");
+        tracing::warn!("The netns has too many rules; conflicts may be missing");
     }
     found
 }

@@ -38,12 +38,15 @@ pub(crate) fn await_closed(netns: &Netns, proxies: &Proxies) -> Connections {
     match left {
         Ok(left) => {
             if !left.is_empty() {
-                tracing::info!(left = left.len(), "Connections from before are cut");
+                tracing::info!(
+                    left = left.len(),
+                    "Cutting connections that did not close within the grace period"
+                );
             }
             left
         }
         Err(error) => {
-            tracing::warn!(%error, "Connections from before that are left are cut");
+            tracing::warn!(%error, "Cannot list existing connections; those still open are cut");
             Connections::default()
         }
     }

@@ -119,7 +119,7 @@ fn remove_if_free(path: &Path) {
         && file.try_lock().is_ok()
         && let Err(error) = fs::remove_file(path)
     {
-        tracing::debug!(path = %path.display(), %error, "Cannot remove a lock");
+        tracing::debug!(path = %path.display(), %error, "Cannot remove a lock file");
     }
 }
 

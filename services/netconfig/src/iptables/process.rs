@@ -91,7 +91,7 @@ impl Drop for RunningProcess {
         }
         let gone = self.ended_by(Instant::now() + KILL_TIMEOUT);
         if !matches!(gone, Ok(Some(_))) {
-            tracing::warn!(pid = self.0.id(), "A program that was killed is not gone");
+            tracing::warn!(pid = self.0.id(), "A killed program is still running");
         }
     }
 }

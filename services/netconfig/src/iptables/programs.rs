@@ -113,7 +113,7 @@ impl Programs {
     /// The same in other directories and through another binary of netconfig, for tests.
     pub fn search_in(directories: &[&Path], runner: &Path, locks: &Path) -> Self {
         if let Err(error) = lock::prepare(locks) {
-            tracing::warn!(path = %locks.display(), %error, "Cannot prepare the directory of locks");
+            tracing::warn!(path = %locks.display(), %error, "Cannot prepare the lock directory");
         }
         let all = Variant::ALL.into_iter().flat_map(programs_of);
         let find = |program: Program| Some((program.to_string(), find(directories, program)?));
@@ -281,7 +281,7 @@ impl Programs {
         match run.output() {
             Ok(output) => output.parse().ok(),
             Err(error) => {
-                tracing::warn!(%variant, %error, "Cannot ask iptables for its version");
+                tracing::warn!(%variant, %error, "Cannot read the version of iptables");
                 None
             }
         }

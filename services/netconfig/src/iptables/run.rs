@@ -99,7 +99,11 @@ impl Run<'_> {
 
     fn check_output(&self, ended: ProgramOutput) -> Result<String, ProgramError> {
         for log_line in &ended.log_lines {
-            tracing::debug!(program = self.name(), log_line, "While starting a program");
+            tracing::debug!(
+                program = self.name(),
+                log_line,
+                "Warning while starting a program"
+            );
         }
         if ended.status.success() {
             return Ok(ended.output);

@@ -91,14 +91,16 @@ impl Plan {
             ..
         }) = found.tag()
         else {
-            return Some(format!("table {name} does not bear inpod's tag"));
+            return Some(format!("table {name} does not carry inpod's tag"));
         };
         if schema != SCHEMA {
-            return Some(format!("table {name} is of schema {schema}, not {SCHEMA}"));
+            return Some(format!(
+                "table {name} has schema {schema}, expected {SCHEMA}"
+            ));
         }
         let wanted = self.fingerprint;
         (fingerprint != wanted)
-            .then(|| format!("table {name} bears the fingerprint {fingerprint}, not {wanted}"))
+            .then(|| format!("table {name} has fingerprint {fingerprint}, expected {wanted}"))
     }
 }
 
@@ -145,7 +147,7 @@ fn chain_differences(table: &str, chain: &Chain, found: &Chain) -> Vec<String> {
             base.map_or_else(|| "no base chain".to_owned(), |base| format!("`{base}`"))
         };
         let (wanted, found) = (base(chain), base(found));
-        differences.push(format!("chain {name} is {found}, not {wanted}"));
+        differences.push(format!("chain {name} is {found}, expected {wanted}"));
     }
     let (missing, foreign) = unmatched(&chain.rules, &found.rules);
     if missing.is_empty() && foreign.is_empty() && chain.rules != found.rules {
@@ -273,7 +275,7 @@ mod tests {
         });
         let wanted = [
             "table inpod-mangle is missing",
-            "table inpod-nat does not bear inpod's tag",
+            "table inpod-nat does not carry inpod's tag",
         ];
         assert_eq!(differences, wanted);
     }

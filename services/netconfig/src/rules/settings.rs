@@ -101,7 +101,9 @@ impl InterfaceName {
 
 /// Why a text names no interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("is no interface name: 1 to 15 letters, digits, `.`, `_` or `-`, the first no `-`")]
+#[error(
+    "not an interface name: expected 1 to 15 letters, digits, `.`, `_` or `-`, not starting with `-`"
+)]
 pub struct NoInterfaceName;
 
 impl FromStr for InterfaceName {
@@ -170,10 +172,10 @@ impl Network {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoNetwork {
     /// Not of the form.
-    #[error("is no network: address/length is wanted, such as 10.0.0.0/8")]
+    #[error("not a network: expected address/length, such as 10.0.0.0/8")]
     Form,
     /// An address within a network.
-    #[error("has host bits: {0} is the network")]
+    #[error("has host bits set: the network is {0}")]
     HostBits(IpNet),
 }
 

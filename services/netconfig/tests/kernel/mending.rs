@@ -83,7 +83,7 @@ fn rules_of_the_first_schema_are_replaced() {
          ip daddr != 127.0.0.1 meta l4proto tcp meta mark & 0xfff != 0x539 counter redirect to :15001; }}; }}"
     ));
     assert_eq!(tag_of(&fresh).unwrap().schema, 1);
-    is_told_and_mended(&fresh, "table inpod-nat is of schema 1, not 2");
+    is_told_and_mended(&fresh, "table inpod-nat has schema 1, expected 2");
     plain()
         .remove(&fresh.netns, &sandbox("c1"), Phase::Final)
         .unwrap();
