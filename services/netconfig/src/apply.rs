@@ -208,7 +208,7 @@ impl Writer {
         families: &[Family],
     ) -> Plan {
         let kept = self.configured.or_else(|| state.backend());
-        let backend = if link.has_other_users() && ruleset.asks_for_owners() {
+        let backend = if link.has_other_users() && ruleset.matches_socket_owners() {
             Backend::Nftables
         } else {
             kept.unwrap_or(self.detected)

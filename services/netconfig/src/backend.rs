@@ -111,7 +111,7 @@ pub(crate) struct ObservedTable {
     /// The tag, as text.
     pub(crate) comment: Option<String>,
     /// Sets and other objects in it, of which ours have none.
-    pub(crate) others: u32,
+    pub(crate) unknown_objects: u32,
 }
 
 /// Which table.

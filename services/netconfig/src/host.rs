@@ -48,7 +48,7 @@ use inpod_service::Readiness;
 use inpod_types::{SandboxRef, with_causes};
 use prometheus_client::metrics::counter::Counter;
 
-use crate::{iptables::Variant, rules::name_of};
+use crate::{iptables::Variant, rules::sandbox_name};
 use eni::Eni;
 use guard::{Budget, Orphans, Spent};
 use state::State;
@@ -170,7 +170,7 @@ impl Host {
         let Some(mut state) = self.lock() else {
             return Ok(Named::default());
         };
-        let name = name_of(sandbox);
+        let name = sandbox_name(sandbox);
         let before = state.owners.addresses_of(&name);
         let result = state.set(&name, addresses);
         let result = result.map_err(|cause| {
@@ -217,7 +217,7 @@ impl Host {
         if holds() {
             return Ok(());
         }
-        self.forget(&mut state, &name_of(sandbox))
+        self.forget(&mut state, &sandbox_name(sandbox))
     }
 
     /// Takes all of it off the node, unless an address is in it. Whether anything was there.

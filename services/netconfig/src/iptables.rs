@@ -149,7 +149,10 @@ impl<'a> Iptables<'a> {
 
 /// Whether a refused line asks whose socket sends a packet. The kernel tells iptables-legacy of a whole table alone.
 fn is_about_owner_match(line: Option<&str>, change: &Change) -> bool {
-    let asks = change.create.iter().any(|new| new.table.asks_for_owners());
+    let asks = change
+        .create
+        .iter()
+        .any(|new| new.table.matches_socket_owners());
     let is_named = |line: &str| line.contains(" -m owner ") || line.trim() == "COMMIT";
     asks && line.is_some_and(is_named)
 }
@@ -221,7 +224,7 @@ mod tests {
         let observed = |table: &Table| ObservedTable {
             table: table.clone(),
             comment: None,
-            others: 0,
+            unknown_objects: 0,
         };
         Observed {
             tables: tables.iter().map(observed).collect(),

@@ -135,7 +135,7 @@ impl<'a> Link<'a> {
     /// The users whose sockets tables take for a sidecar's. Those of another user namespace are numbered from its root
     /// on, as a kubelet maps them (`hostUsers: false`).
     pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
-        let users = tables.into_iter().flat_map(Table::users);
+        let users = tables.into_iter().flat_map(Table::matched_users);
         Proxies::of(users.filter_map(|user| self.facts.root.checked_add(user)))
     }
 

@@ -59,7 +59,7 @@ impl State {
 
     /// Whether rules of ours are a sidecar's.
     pub(crate) fn is_of_sidecar(&self) -> bool {
-        self.our_tables().any(Table::asks_for_owners)
+        self.our_tables().any(Table::matches_socket_owners)
     }
 
     /// Routes, ip rules and addresses of ours, in the order in which they go.
@@ -109,7 +109,7 @@ impl State {
 }
 
 fn captures_new_only(table: &Table) -> bool {
-    table.has(|expr| *expr == Expr::Begins)
+    table.has(|expr| *expr == Expr::TcpSyn)
 }
 
 /// The families whose questions for names over UDP a table leads to ztunnel.

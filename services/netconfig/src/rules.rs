@@ -18,7 +18,7 @@ pub use settings::{
     Ambient, Exclusions, InboundCapture, InterfaceName, Ipv6, Network, NoInterfaceName, NoNetwork,
 };
 pub use sidecar::{Loopback, NoLoopback, Owner, Selection, Sidecar};
-pub(crate) use tag::name_of;
+pub(crate) use tag::sandbox_name;
 pub use tag::{ForeignComment, Tag};
 
 use std::fmt;
@@ -126,14 +126,14 @@ pub struct Table {
 
 impl Ruleset {
     /// Whether it asks whose socket sends a packet.
-    pub(crate) fn asks_for_owners(&self) -> bool {
-        self.tables.iter().any(Table::asks_for_owners)
+    pub(crate) fn matches_socket_owners(&self) -> bool {
+        self.tables.iter().any(Table::matches_socket_owners)
     }
 }
 
 impl Table {
     /// Whether a rule of it asks whose socket sends a packet, which those of a sidecar alone do.
-    pub(crate) fn asks_for_owners(&self) -> bool {
+    pub(crate) fn matches_socket_owners(&self) -> bool {
         self.has(|expr| {
             matches!(
                 expr,
@@ -143,7 +143,7 @@ impl Table {
     }
 
     /// The users that it asks for: those that a sidecar's proxy runs as, once for each rule that does.
-    pub(crate) fn users(&self) -> impl Iterator<Item = u32> {
+    pub(crate) fn matched_users(&self) -> impl Iterator<Item = u32> {
         let rules = self.chains.iter().flat_map(|chain| &chain.rules);
         let user = |expr: &Expr| {
             if let Expr::FromUser(user) = expr {

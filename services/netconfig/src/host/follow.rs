@@ -11,7 +11,7 @@ use tokio::{
 use super::Host;
 use crate::{
     claims::{Claims, Event},
-    rules::name_of,
+    rules::sandbox_name,
 };
 
 /// How often elements are looked through for those that nobody claims.
@@ -55,7 +55,10 @@ async fn sweep(host: &Arc<Host>, claims: &Arc<Claims>) {
     let (host, claims) = (Arc::clone(host), Arc::clone(claims));
     let work = move || {
         let claims = claims.list();
-        let claimed: BTreeSet<_> = claims.iter().map(|claim| name_of(&claim.sandbox)).collect();
+        let claimed: BTreeSet<_> = claims
+            .iter()
+            .map(|claim| sandbox_name(&claim.sandbox))
+            .collect();
         host.forget_unclaimed(&claimed);
     };
     blocking(work).await;

@@ -123,7 +123,7 @@ fn differences(seen: &Observed, selected: &Selected, settings: &Settings) -> Vec
         if found.table.chains.len() > wanted.chains.len() {
             differences.push("there are foreign chains".to_owned());
         }
-        if usize::try_from(found.others) != Ok(SETS.len()) {
+        if usize::try_from(found.unknown_objects) != Ok(SETS.len()) {
             differences.push("there are other sets or objects than the two of ours".to_owned());
         }
         if found.comment.as_deref() != Some(tag().as_str()) {

@@ -81,7 +81,7 @@ fn translate(selected: &Selected, settings: &Settings, family: Family) -> Rule {
         Family::V6 => settings.source_v6.0.into(),
     };
     let selected = match selected {
-        Selected::Socket => Expr::FromSocket,
+        Selected::Socket => Expr::FromAnySocket,
         Selected::User(user) => Expr::FromUser(*user),
         Selected::Cgroup(_) => Expr::Labelled(FROM_CGROUP),
     };

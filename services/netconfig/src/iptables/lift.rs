@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use super::{
-    render::{BEGINS, KNOWN, name},
+    render::{KNOWN, SYN_ONLY, name},
     tokens::join,
 };
 use crate::{
@@ -77,9 +77,9 @@ fn in_transport<'a, 'w>(tokens: &'a [&'w str], transport: Transport) -> Found<'a
         ["--dport", port, rest @ ..] => (Expr::Port(parse(port)?), rest),
         ["!", "--dport", port, rest @ ..] => (Expr::PortNot(parse(port)?), rest),
         ["--tcp-flags", of, set, rest @ ..]
-            if [*of, *set] == BEGINS && transport == Transport::Tcp =>
+            if [*of, *set] == SYN_ONLY && transport == Transport::Tcp =>
         {
-            (Expr::Begins, rest)
+            (Expr::TcpSyn, rest)
         }
         _ => return None,
     })

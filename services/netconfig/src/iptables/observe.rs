@@ -115,7 +115,7 @@ fn our_table(saved: &SavedTable, family: TableFamily, ours: &str) -> Option<Obse
             name: ours.to_owned(),
             chains,
         },
-        others: u32::try_from(surplus).unwrap_or(u32::MAX),
+        unknown_objects: u32::try_from(surplus).unwrap_or(u32::MAX),
     })
 }
 
@@ -212,7 +212,11 @@ mod tests {
         assert!(nat.table.chains[0].base.is_some());
         let output = &nat.table.chains[1];
         assert_eq!(output.name, "output");
-        (output.base.is_some(), nat.comment.clone(), nat.others)
+        (
+            output.base.is_some(),
+            nat.comment.clone(),
+            nat.unknown_objects,
+        )
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::{
 };
 
 /// Of the flags fin, syn, rst and ack, syn alone.
-pub(super) const BEGINS: [&str; 2] = ["FIN,SYN,RST,ACK", "SYN"];
+pub(super) const SYN_ONLY: [&str; 2] = ["FIN,SYN,RST,ACK", "SYN"];
 
 /// A connection that is known, as `iptables-save` prints it.
 pub(super) const KNOWN: &str = "RELATED,ESTABLISHED";
@@ -31,7 +31,7 @@ pub(super) fn render(rule: &Rule) -> String {
 fn is_in_transport_match(expr: &Expr) -> bool {
     matches!(
         expr,
-        Expr::SourcePort(_) | Expr::Port(_) | Expr::PortNot(_) | Expr::Begins
+        Expr::SourcePort(_) | Expr::Port(_) | Expr::PortNot(_) | Expr::TcpSyn
     )
 }
 
@@ -49,7 +49,7 @@ fn render_expr(expr: &Expr) -> Option<String> {
         Expr::SourcePort(port) => format!("--sport {port}"),
         Expr::Port(port) => format!("--dport {port}"),
         Expr::PortNot(port) => format!("! --dport {port}"),
-        Expr::Begins => format!("--tcp-flags {}", BEGINS.join(" ")),
+        Expr::TcpSyn => format!("--tcp-flags {}", SYN_ONLY.join(" ")),
         Expr::Marked(mark) => format!("-m mark --mark {mark}"),
         Expr::NotMarked(mark) => format!("-m mark ! --mark {mark}"),
         Expr::ConnectionMarked(mark) => format!("-m connmark --mark {mark}"),
@@ -70,7 +70,7 @@ fn render_expr(expr: &Expr) -> Option<String> {
         Expr::Tproxy(_, port, mark) => tproxy(*port, *mark),
         // The node's own rules, which are none of a pod's; iptables refuses the words.
         Expr::DestinationIn(..)
-        | Expr::FromSocket
+        | Expr::FromAnySocket
         | Expr::FromCgroup { .. }
         | Expr::Labelled(_)
         | Expr::Label(_)

@@ -222,7 +222,7 @@ mod tests {
         let observed = |table| ObservedTable {
             table,
             comment: None,
-            others: 0,
+            unknown_objects: 0,
         };
         Observed {
             tables: tables.into_iter().map(observed).collect(),

@@ -115,7 +115,7 @@ fn three_ops(ops: &[Op]) -> Lifted<'_> {
         return None;
     };
     if is_syn(first, mask, xor, last) {
-        return Some((Expr::Begins, rest));
+        return Some((Expr::TcpSyn, rest));
     }
     if let Some(label) = label(first, mask, xor, last) {
         return Some((Expr::Labelled(label), rest));
@@ -220,7 +220,7 @@ fn property(meta: Meta, equal: bool, data: &[u8]) -> Option<Expr> {
         (Meta::SocketUser, true) => number(data).map(Expr::FromUser),
         (Meta::SocketGroup, true) => number(data).map(Expr::FromGroup),
         (Meta::SocketGroup, false) => number(data).map(Expr::NotFromGroup),
-        (Meta::SocketUser, false) => (number(data)? == INVALID_UID).then_some(Expr::FromSocket),
+        (Meta::SocketUser, false) => (number(data)? == INVALID_UID).then_some(Expr::FromAnySocket),
         (Meta::Mark, _) | (Meta::InName | Meta::Family | Meta::Protocol, false) => None,
     }
 }

@@ -69,7 +69,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::SourcePort(port) => vec![transport(SOURCE_PORT), is(port.to_be_bytes())],
         Expr::Port(port) => vec![transport(DESTINATION_PORT), is(port.to_be_bytes())],
         Expr::PortNot(port) => vec![transport(DESTINATION_PORT), not(port.to_be_bytes())],
-        Expr::Begins => vec![
+        Expr::TcpSyn => vec![
             transport(TCP_FLAGS),
             Op::Bitwise {
                 mask: vec![TCP_FLAGS_MASK],
@@ -83,7 +83,7 @@ fn lower_expr(expr: &Expr) -> Vec<Op> {
         Expr::NewConnection => state(STATE_NEW),
         Expr::KnownConnection => state(STATE_KNOWN),
         Expr::InvalidConnection => state(STATE_INVALID),
-        Expr::FromSocket => vec![Op::Meta(Meta::SocketUser), not(number(INVALID_UID))],
+        Expr::FromAnySocket => vec![Op::Meta(Meta::SocketUser), not(number(INVALID_UID))],
         Expr::FromUser(user) => vec![Op::Meta(Meta::SocketUser), is(number(*user))],
         Expr::FromGroup(group) => vec![Op::Meta(Meta::SocketGroup), is(number(*group))],
         Expr::NotFromGroup(group) => vec![Op::Meta(Meta::SocketGroup), not(number(*group))],

@@ -57,7 +57,7 @@ fn read_once(socket: &mut Socket, names: &'static [&'static str]) -> Result<Obse
     }
     for observed in &mut tables {
         let chains = u32::try_from(observed.table.chains.len()).unwrap_or(u32::MAX);
-        observed.others = observed.others.saturating_sub(chains);
+        observed.unknown_objects = observed.unknown_objects.saturating_sub(chains);
     }
     Ok(Observed {
         generation,
@@ -129,7 +129,7 @@ fn table(attributes: &IterableTableAttrs<'_>) -> Option<ObservedTable> {
             chains: Vec::new(),
         },
         comment: attributes.get_userdata().ok().and_then(decode_comment),
-        others: attributes.get_use().unwrap_or(0),
+        unknown_objects: attributes.get_use().unwrap_or(0),
     })
 }
 

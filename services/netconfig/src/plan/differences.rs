@@ -115,8 +115,8 @@ fn label(table: &Table) -> String {
 fn table_differences(table: &Table, found: &ObservedTable) -> Vec<String> {
     let mut differences = Vec::new();
     let name = label(table);
-    if found.others > 0 {
-        let others = found.others;
+    if found.unknown_objects > 0 {
+        let others = found.unknown_objects;
         differences.push(format!(
             "table {name} holds {others} foreign sets or objects"
         ));
@@ -207,7 +207,7 @@ mod tests {
             comment: Some(format!(
                 "inpod schema=2 fingerprint={fingerprint} sandbox=n/c/e"
             )),
-            others: 0,
+            unknown_objects: 0,
         };
         plan.tables.iter().map(observed).collect()
     }

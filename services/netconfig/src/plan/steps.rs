@@ -204,7 +204,7 @@ fn observed(new: &NewTable) -> ObservedTable {
     ObservedTable {
         table: new.table.clone(),
         comment: Some(new.comment.clone()),
-        others: 0,
+        unknown_objects: 0,
     }
 }
 
@@ -330,7 +330,7 @@ mod tests {
         let tables = tables.map(|table| ObservedTable {
             table: Table { family, ..table },
             comment: None,
-            others: 0,
+            unknown_objects: 0,
         });
         Observed {
             tables: tables.collect(),

@@ -70,18 +70,18 @@ fn raw(settings: &Ambient) -> Table {
         Expr::SourcePort(DNS_PORT),
         Expr::NotMarked(FROM_ZTUNNEL),
     ];
-    let apart = |packets| either_family(settings, packets, Expr::Zone(ZTUNNEL_DNS_ZONE));
+    let separate = |packets| either_family(settings, packets, Expr::Zone(ZTUNNEL_DNS_ZONE));
     table(
         RAW,
         base,
         base,
-        vec![apart(to_ztunnel)],
-        vec![apart(of_ztunnel)],
+        vec![separate(to_ztunnel)],
+        vec![separate(of_ztunnel)],
     )
 }
 
 fn mangle(settings: &Ambient, capture: Vec<Rule>) -> Table {
-    let mut prerouting = vec![tag_ztunnels_connections(settings)];
+    let mut prerouting = vec![mark_ztunnel_connections(settings)];
     prerouting.extend(capture);
     table(
         MANGLE,
@@ -100,7 +100,7 @@ fn nat(prerouting: Vec<Rule>, output: Vec<Rule>) -> Table {
 
 /// A connection that ztunnel opens to the application bears the client's address. It is remembered, so that
 /// the replies, which go to the client's address, can be told from what the application says on its own.
-fn tag_ztunnels_connections(settings: &Ambient) -> Rule {
+fn mark_ztunnel_connections(settings: &Ambient) -> Rule {
     let packets = vec![Expr::Marked(FROM_ZTUNNEL)];
     either_family(settings, packets, Expr::MarkConnection(TO_ZTUNNEL))
 }
@@ -147,8 +147,8 @@ fn one_family(packets: Vec<Expr>, action: Expr) -> Rule {
 }
 
 /// What is captured only where it begins, if that is wished.
-fn begins(settings: &Ambient) -> Option<Expr> {
-    settings.keep_existing_connections.then_some(Expr::Begins)
+fn only_syn(settings: &Ambient) -> Option<Expr> {
+    settings.keep_existing_connections.then_some(Expr::TcpSyn)
 }
 
 /// Whether a network's family is captured at all.

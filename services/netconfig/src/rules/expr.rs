@@ -33,7 +33,7 @@ pub enum Expr {
     /// Does not go to that port.
     PortNot(u16),
     /// Begins a TCP connection: of the flags fin, syn, rst and ack, syn alone.
-    Begins,
+    TcpSyn,
     /// The packet carries the mark.
     Marked(Mark),
     /// The packet does not carry the mark.
@@ -47,7 +47,7 @@ pub enum Expr {
     /// The packet belongs to no connection, and begins none.
     InvalidConnection,
     /// A socket of this netns sends the packet.
-    FromSocket,
+    FromAnySocket,
     /// A socket of this netns sends the packet, opened by that user.
     FromUser(u32),
     /// A socket of this netns sends the packet, opened by that group.
@@ -119,14 +119,14 @@ impl Expr {
             | Self::SourcePort(_)
             | Self::Port(_)
             | Self::PortNot(_)
-            | Self::Begins
+            | Self::TcpSyn
             | Self::Marked(_)
             | Self::NotMarked(_)
             | Self::ConnectionMarked(_)
             | Self::NewConnection
             | Self::KnownConnection
             | Self::InvalidConnection
-            | Self::FromSocket
+            | Self::FromAnySocket
             | Self::FromUser(_)
             | Self::FromGroup(_)
             | Self::NotFromGroup(_)

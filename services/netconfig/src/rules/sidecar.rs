@@ -63,7 +63,7 @@ fn raw(settings: &Sidecar) -> Option<Table> {
         let answers = vec![UDP, Expr::SourcePort(ZTUNNEL_DNS_PORT), proxy.clone()];
         [asked(vec![proxy]), zone(answers, APPLICATION_DNS_ZONE)]
     });
-    let of_groups = spared_groups(settings).into_iter().map(asked);
+    let of_groups = bypassed_groups(settings).into_iter().map(asked);
     let of_application = servers(settings, &families, Expr::Destination).map(|to| {
         let packets = to.into_iter().chain([UDP, Expr::Port(DNS_PORT)]);
         zone(packets.collect(), APPLICATION_DNS_ZONE)
@@ -119,7 +119,7 @@ fn proxy_groups(settings: &Sidecar) -> impl Iterator<Item = Expr> {
 
 /// The groups whose traffic is not captured, beside the proxy's: conditions each. Where it is that of some alone, all
 /// others at once.
-fn spared_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
+fn bypassed_groups(settings: &Sidecar) -> Vec<Vec<Expr>> {
     let excluded = settings.excluded_owner_groups.iter();
     let excluded = excluded.map(|group| vec![Expr::FromGroup(group.number())]);
     let others = |included: &Vec<Owner>| -> Vec<Expr> {
@@ -151,9 +151,9 @@ fn servers(
 
 /// A rule of these families: that they are not both has to be said where nothing else says it.
 fn rule(families: &[Family], packets: Vec<Expr>, action: Expr) -> Rule {
-    let is_said = packets.iter().any(|packet| packet.family().is_some());
+    let has_family = packets.iter().any(|packet| packet.family().is_some());
     let only = match families {
-        [only] if !is_said => Some(Expr::Version(*only)),
+        [only] if !has_family => Some(Expr::Version(*only)),
         _ => None,
     };
     let counted = [Expr::Counter, action];
@@ -174,7 +174,7 @@ fn loopback(settings: &Sidecar, family: Family) -> Network {
 }
 
 /// What comes from the proxy's own address, for each family that is captured.
-fn returning(settings: &Sidecar) -> impl Iterator<Item = Expr> {
+fn from_passthrough(settings: &Sidecar) -> impl Iterator<Item = Expr> {
     let families = settings.families().iter();
     let address = |family: &Family| match family {
         Family::V4 => PASSTHROUGH_V4.into(),
@@ -194,8 +194,8 @@ fn by_excluded_interfaces(
 }
 
 /// What is captured only where it begins, if that is wished.
-fn begins(settings: &Sidecar) -> Option<Expr> {
-    settings.keep_existing_connections.then_some(Expr::Begins)
+fn only_syn(settings: &Sidecar) -> Option<Expr> {
+    settings.keep_existing_connections.then_some(Expr::TcpSyn)
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use inpod_types::SandboxRef;
 use super::{Fingerprint, SCHEMA};
 
 /// The kernel keeps at most 255 bytes of a comment, its end included (nftnl's udata has one length byte).
-const LONGEST_SANDBOX: usize = 160;
+const MAX_SANDBOX_BYTES: usize = 160;
 
 /// What our tables carry as their comment, so that a netns says itself what was applied to it and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,15 +30,15 @@ impl Tag {
             schema: SCHEMA,
             fingerprint,
             migrates,
-            sandbox: name_of(sandbox),
+            sandbox: sandbox_name(sandbox),
         }
     }
 }
 
 /// A sandbox as comments in the kernel name it.
-pub(crate) fn name_of(sandbox: &SandboxRef) -> String {
+pub(crate) fn sandbox_name(sandbox: &SandboxRef) -> String {
     let text = sandbox.to_string();
-    if text.len() <= LONGEST_SANDBOX {
+    if text.len() <= MAX_SANDBOX_BYTES {
         text
     } else {
         format!("long-name-{}", Fingerprint::of(&text))

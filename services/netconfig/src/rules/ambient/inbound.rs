@@ -1,6 +1,8 @@
 //! What is done with TCP that arrives.
 
-use super::{begins, either_family, is_captured, is_loopback, loopbacks, one_family, only_family};
+use super::{
+    either_family, is_captured, is_loopback, loopbacks, one_family, only_family, only_syn,
+};
 use crate::{
     marks::{FROM_ZTUNNEL, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, TO_ZTUNNEL},
     rules::{Ambient, Expr, InboundCapture, Network, Rule, Transport},
@@ -13,14 +15,14 @@ const TCP: Expr = Expr::Protocol(Transport::Tcp);
 pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     let mut rules = from_virtual_machines(settings, &Expr::Redirect(OUTBOUND_PORT));
     if is_captured_by(settings, InboundCapture::Redirect) {
-        rules.extend(spare(settings));
+        rules.extend(bypass(settings));
         rules.extend(loopbacks(settings).map(|loopback| {
             let mut packets = vec![
                 Expr::DestinationNot(loopback),
                 TCP,
                 Expr::PortNot(INBOUND_HBONE_PORT),
             ];
-            packets.extend(begins(settings));
+            packets.extend(only_syn(settings));
             packets.push(Expr::NotMarked(FROM_ZTUNNEL));
             one_family(packets, Expr::Redirect(INBOUND_PLAINTEXT_PORT))
         }));
@@ -35,13 +37,13 @@ pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
     }
     // The nat table has those of virtual machines.
     let mut rules = from_virtual_machines(settings, &Expr::Accept);
-    rules.extend(loopbacks(settings).map(spare_own_addresses));
+    rules.extend(loopbacks(settings).map(bypass_own_addresses));
     rules.extend(to_port(
         settings,
         vec![TCP, Expr::Port(INBOUND_HBONE_PORT)],
         INBOUND_HBONE_PORT,
     ));
-    rules.extend(spare(settings));
+    rules.extend(bypass(settings));
     // Where only what begins is captured, nothing that is known would be.
     if !settings.keep_existing_connections {
         let known = vec![TCP, Expr::KnownConnection];
@@ -60,7 +62,7 @@ fn is_captured_by(settings: &Ambient, capture: InboundCapture) -> bool {
 
 /// To ztunnel's socket, or nowhere: a packet without a socket would go on to the application.
 fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
-    packets.extend(begins(settings));
+    packets.extend(only_syn(settings));
     packets.push(Expr::NotMarked(FROM_ZTUNNEL));
     let of_packets = packets.iter().find_map(Expr::family);
     let family = of_packets.or_else(|| only_family(settings));
@@ -79,14 +81,14 @@ fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let rule = |interface| {
         let mut packets = vec![Expr::ArrivesBy(interface), TCP];
-        packets.extend(begins(settings));
+        packets.extend(only_syn(settings));
         either_family(settings, packets, action.clone())
     };
     interfaces.map(rule).collect()
 }
 
 /// A pod that calls itself by its own address is not captured.
-fn spare_own_addresses(loopback: Network) -> Rule {
+fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![
         Expr::DestinationNot(loopback),
         is_loopback(Expr::ArrivesBy),
@@ -96,7 +98,7 @@ fn spare_own_addresses(loopback: Network) -> Rule {
 }
 
 /// Probes of the node, and what is excluded.
-fn spare(settings: &Ambient) -> Vec<Rule> {
+fn bypass(settings: &Ambient) -> Vec<Rule> {
     let probes = settings.probe_sources.iter().copied().map(Network::host);
     let networks = settings.exclusions.inbound_networks.iter().copied();
     let networks = probes

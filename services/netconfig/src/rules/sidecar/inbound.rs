@@ -3,8 +3,8 @@
 use std::num::NonZeroU16;
 
 use super::{
-    Selection, Sidecar, TCP, begins, by_excluded_interfaces, not_loopback, proxy_groups, returning,
-    rule,
+    Selection, Sidecar, TCP, by_excluded_interfaces, from_passthrough, not_loopback, only_syn,
+    proxy_groups, rule,
 };
 use crate::{
     marks::{
@@ -20,14 +20,14 @@ pub(super) fn by_redirect(settings: &Sidecar) -> Vec<Rule> {
     if settings.captures_inbound() && settings.inbound_capture == InboundCapture::Redirect {
         if settings.outbound_networks != Selection::All {
             // Else all of it is redirected by now.
-            rules.extend(spared_virtual_machines(settings));
+            rules.extend(bypass_virtual_machines(settings));
         }
         rules.extend(by_excluded_interfaces(settings, Expr::ArrivesBy));
-        rules.extend(excluded_ports(settings));
+        rules.extend(bypass_ports(settings));
         rules.extend(ports(settings).map(|port| {
             let mut packets = vec![TCP];
             packets.extend(port);
-            packets.extend(begins(settings));
+            packets.extend(only_syn(settings));
             let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
             rule(settings.families(), packets, to)
         }));
@@ -41,19 +41,19 @@ pub(super) fn by_tproxy(settings: &Sidecar) -> Vec<Rule> {
     let accept = |packets| rule(families, packets, Expr::Accept);
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::ArrivesBy).collect();
     // The nat table has those of virtual machines. Istio's rules capture them here as well, and first.
-    rules.extend(spared_virtual_machines(settings));
+    rules.extend(bypass_virtual_machines(settings));
     let by_loopback = || is_loopback(Expr::ArrivesBy);
     // By loopback alone: what arrives otherwise is nobody's whom the mark could mean.
     let in_a_clients_name = vec![by_loopback(), TCP, Expr::Marked(FROM_PROXY)];
     let remember = Expr::MarkConnection(FROM_PROXY);
     rules.push(rule(families, in_a_clients_name, remember));
-    rules.extend(returning(settings).map(|from| accept(vec![from, by_loopback(), TCP])));
+    rules.extend(from_passthrough(settings).map(|from| accept(vec![from, by_loopback(), TCP])));
     rules.push(accept(vec![
         by_loopback(),
         TCP,
         Expr::NotMarked(PROXY_TO_POD),
     ]));
-    rules.extend(excluded_ports(settings));
+    rules.extend(bypass_ports(settings));
     rules.extend(divert(settings));
     for port in ports(settings) {
         rules.extend(not_loopback(settings).flat_map(|to| {
@@ -83,7 +83,7 @@ fn divert(settings: &Sidecar) -> Vec<Rule> {
 
 /// To the proxy's socket, or nowhere: a packet without a socket would go on to the application.
 fn to_proxy(settings: &Sidecar, mut packets: Vec<Expr>) -> [Rule; 2] {
-    packets.extend(begins(settings));
+    packets.extend(only_syn(settings));
     let family = packets.iter().find_map(Expr::family);
     [
         Expr::Tproxy(family, INBOUND_PLAINTEXT_PORT, TO_PROXY),
@@ -130,7 +130,7 @@ fn ports(settings: &Sidecar) -> impl Iterator<Item = Option<Expr>> + use<> {
 }
 
 /// Where some are captured, the rest is not.
-fn excluded_ports(settings: &Sidecar) -> Vec<Rule> {
+fn bypass_ports(settings: &Sidecar) -> Vec<Rule> {
     if settings.inbound_ports != Selection::All {
         return Vec::new();
     }
@@ -161,7 +161,7 @@ fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
         to.iter().map(move |to| {
             let mut packets: Vec<_> = to.iter().cloned().collect();
             packets.extend([Expr::ArrivesBy(name.clone()), TCP]);
-            packets.extend(begins(settings));
+            packets.extend(only_syn(settings));
             rule(families, packets, Expr::Redirect(OUTBOUND_PORT))
         })
     });
@@ -169,7 +169,7 @@ fn from_virtual_machines(settings: &Sidecar) -> Vec<Rule> {
 }
 
 /// What arrives from virtual machines is not inbound.
-fn spared_virtual_machines(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+fn bypass_virtual_machines(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let families = settings.families();
     interfaces.map(move |name| {

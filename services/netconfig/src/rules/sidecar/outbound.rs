@@ -1,8 +1,9 @@
 //! What is done with what the pod sends: the nat table's part, in Istio's order but for what is said.
 
 use super::{
-    Selection, Sidecar, TCP, UDP, begins, by_excluded_interfaces, loopback, not_loopback, proxies,
-    returning, rule, servers, settings::is_loopback as is_loopback_network, spared_groups,
+    Selection, Sidecar, TCP, UDP, by_excluded_interfaces, bypassed_groups, from_passthrough,
+    loopback, not_loopback, only_syn, proxies, rule, servers,
+    settings::is_loopback as is_loopback_network,
 };
 use crate::{
     marks::{
@@ -15,23 +16,23 @@ use crate::{
 /// What the proxy says to the pod, then name resolution if wished, then what goes out, but for what is spared.
 pub(super) fn capture(settings: &Sidecar) -> Vec<Rule> {
     let mut rules: Vec<_> = by_excluded_interfaces(settings, Expr::LeavesBy).collect();
-    rules.extend(excluded_ports(settings));
-    rules.extend(returning(settings).map(|from| {
+    rules.extend(bypass_ports(settings));
+    rules.extend(from_passthrough(settings).map(|from| {
         let packets = vec![from, is_loopback(Expr::LeavesBy)];
         rule(settings.families(), packets, Expr::Accept)
     }));
-    rules.extend(of_proxy_within(settings));
+    rules.extend(proxy_to_pod(settings));
     if !settings.captures_outbound() {
         return rules;
     }
     // All of the proxy's come before what is others' own. With Istio what the second user says to the pod is taken for
     // that of others.
     rules.extend(proxies(settings).map(|proxy| accept(settings, vec![proxy])));
-    rules.extend(of_groups(settings));
-    rules.extend(names(settings));
-    rules.extend(within(settings));
-    rules.extend(to_excluded_networks(settings));
-    rules.extend(out(settings));
+    rules.extend(bypass_groups(settings));
+    rules.extend(redirect_dns(settings));
+    rules.extend(bypass_pod_internal(settings));
+    rules.extend(bypass_networks(settings));
+    rules.extend(redirect_outbound(settings));
     rules
 }
 
@@ -40,7 +41,7 @@ fn accept(settings: &Sidecar, packets: Vec<Expr>) -> Rule {
 }
 
 /// Of UDP only questions for names are ever captured; those are not where port 53 is excluded.
-fn excluded_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+fn bypass_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let ports = settings.excluded_outbound_ports.iter();
     ports.map(|port| accept(settings, vec![TCP, Expr::Port(port.get())]))
 }
@@ -49,7 +50,7 @@ fn excluded_ports(settings: &Sidecar) -> impl Iterator<Item = Rule> {
 ///
 /// With TPROXY that is so for its users alone, and not in a client's name, which would come back for ever; for its
 /// groups see [`super::inbound::back_to_proxy`].
-fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
+fn proxy_to_pod(settings: &Sidecar) -> Vec<Rule> {
     let by_tproxy = settings.inbound_capture == InboundCapture::Tproxy;
     let is_led = |proxy: &Expr| !by_tproxy || matches!(proxy, Expr::FromUser(_));
     let led: Vec<_> = proxies(settings).filter(is_led).collect();
@@ -75,7 +76,7 @@ fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
                 TCP,
                 Expr::PortNot(INBOUND_HBONE_PORT),
             ];
-            packets.extend(begins(settings));
+            packets.extend(only_syn(settings));
             packets.extend(by_tproxy.then_some(Expr::NotMarked(FROM_PROXY)));
             packets.push(proxy.clone());
             let to = Expr::Redirect(INBOUND_PLAINTEXT_PORT);
@@ -85,12 +86,12 @@ fn of_proxy_within(settings: &Sidecar) -> Vec<Rule> {
     rules
 }
 
-fn of_groups(settings: &Sidecar) -> impl Iterator<Item = Rule> {
-    let groups = spared_groups(settings).into_iter();
+fn bypass_groups(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+    let groups = bypassed_groups(settings).into_iter();
     groups.map(|conditions| accept(settings, conditions))
 }
 
-fn names(settings: &Sidecar) -> Vec<Rule> {
+fn redirect_dns(settings: &Sidecar) -> Vec<Rule> {
     let families = settings.dns_families();
     if families.is_empty() {
         return Vec::new();
@@ -101,7 +102,7 @@ fn names(settings: &Sidecar) -> Vec<Rule> {
             let is_tcp = transport == TCP;
             let mut packets: Vec<_> = to.iter().cloned().collect();
             packets.extend([transport, Expr::Port(DNS_PORT)]);
-            packets.extend(begins(settings).filter(|_| is_tcp));
+            packets.extend(only_syn(settings).filter(|_| is_tcp));
             rules.push(rule(&families, packets, Expr::Redirect(ZTUNNEL_DNS_PORT)));
         }
     }
@@ -111,7 +112,7 @@ fn names(settings: &Sidecar) -> Vec<Rule> {
 /// What the pod says to itself is not captured, unless networks of loopback are: then only the pod's own loopback is
 /// left. It comes after name resolution, which is asked for within the pod too. With Istio it comes before, leaves out
 /// port 53, and what goes there to somebody who is no server of names is taken for outbound.
-fn within(settings: &Sidecar) -> Vec<Rule> {
+fn bypass_pod_internal(settings: &Sidecar) -> Vec<Rule> {
     let includes_loopback = match &settings.outbound_networks {
         Selection::All => false,
         Selection::These(networks) => networks.iter().copied().any(is_loopback_network),
@@ -125,7 +126,7 @@ fn within(settings: &Sidecar) -> Vec<Rule> {
     }
 }
 
-fn to_excluded_networks(settings: &Sidecar) -> impl Iterator<Item = Rule> {
+fn bypass_networks(settings: &Sidecar) -> impl Iterator<Item = Rule> {
     let networks = settings.excluded_outbound_networks.iter().copied();
     let networks = networks.filter(|network| is_captured(settings, *network));
     networks.map(|network| accept(settings, vec![Expr::Destination(network)]))
@@ -136,9 +137,9 @@ fn is_captured(settings: &Sidecar, network: Network) -> bool {
 }
 
 /// Ports first; where all networks are captured, they are among those.
-fn out(settings: &Sidecar) -> Vec<Rule> {
+fn redirect_outbound(settings: &Sidecar) -> Vec<Rule> {
     let redirect = |mut packets: Vec<Expr>| {
-        packets.extend(begins(settings));
+        packets.extend(only_syn(settings));
         rule(settings.families(), packets, Expr::Redirect(OUTBOUND_PORT))
     };
     match &settings.outbound_networks {

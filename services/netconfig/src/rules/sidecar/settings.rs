@@ -63,11 +63,11 @@ impl Sidecar {
     /// The families of which questions for names go to the proxy: where port 53 is excluded, none.
     pub(super) fn dns_families(&self) -> Vec<Family> {
         let mut excluded = self.excluded_outbound_ports.iter();
-        if !self.captures_of_anybody() || excluded.any(|port| port.get() == DNS_PORT) {
+        if !self.captures_any_group() || excluded.any(|port| port.get() == DNS_PORT) {
             return Vec::new();
         }
-        let asked = |family: &Family| self.dns.is_any(|server| Family::of(*server) == *family);
-        self.families().iter().copied().filter(asked).collect()
+        let is_asked = |family: &Family| self.dns.is_any(|server| Family::of(*server) == *family);
+        self.families().iter().copied().filter(is_asked).collect()
     }
 
     /// Whether TPROXY captures what arrives.
@@ -85,10 +85,10 @@ impl Sidecar {
         let is_any = self.outbound_networks.is_any(|_| true)
             || !self.outbound_ports.is_empty()
             || !self.dns_families().is_empty();
-        self.captures_of_anybody() && is_any
+        self.captures_any_group() && is_any
     }
 
-    fn captures_of_anybody(&self) -> bool {
+    fn captures_any_group(&self) -> bool {
         let groups = self.owner_groups.as_ref();
         groups.is_none_or(|some| !some.is_empty())
     }
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_no_owner() {
+    fn the_invalid_id_is_no_owner() {
         assert_eq!(Owner::new(u32::MAX), None);
         assert_eq!(Owner::new(0).unwrap().to_string(), "0");
     }
