@@ -1,5 +1,5 @@
-//! Makes a netns hold exactly one redirection, compares, tells what it would do, and takes it away: reads everything,
-//! decides (`plan`), does it step by step, and reads everything back.
+//! Applies, verifies, previews and removes a netns's redirection: reads the current state, plans (`plan`), executes the
+//! plan step by step and reads everything back.
 
 mod observe;
 mod remove;
@@ -25,23 +25,22 @@ use crate::{
 };
 use undo::Undo;
 
-/// How often a change is tried while others keep changing the netns's tables.
+/// How often a change is retried while another process keeps changing the netns's tables.
 const ATTEMPTS: usize = 8;
 
-/// Writes rules: with which backend, and by which programs.
+/// Writes redirections into network namespaces.
 #[derive(Clone, Debug)]
 pub struct Writer {
-    /// With which backend every pod is written, if that was configured. One that is written with another is changed.
+    /// The backend for every pod, if one is configured. Pods that use another one are rewritten.
     pub configured: Option<Backend>,
-    /// With which one a pod is written that is written with none.
+    /// The backend for pods that have no rules yet, unless one is configured.
     pub detected: Backend,
-    /// The programs of iptables.
     pub programs: Programs,
-    /// The way to pods' sysctls. To be shared: what it keeps makes the next pod cheaper.
+    /// Shared by all pods: its cache makes each further pod cheaper.
     pub sysctls: Sysctls,
 }
 
-/// By nf_tables, without any program.
+/// Uses nf_tables, without any programs.
 impl Default for Writer {
     fn default() -> Self {
         Self {
@@ -53,51 +52,48 @@ impl Default for Writer {
     }
 }
 
-/// What an apply came to.
+/// The result of an apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Applied {
-    /// Identifies the rules.
     pub fingerprint: Fingerprint,
-    /// What they are written with.
     pub backend: Backend,
     /// Whether anything had to be written.
     pub changed: bool,
-    /// Connections from before that go past ztunnel, where those are kept; 0 where they are not.
+    /// Existing connections that bypass ztunnel, where those are kept; otherwise 0.
     pub direct_flows: u32,
 }
 
-/// What a comparison came to.
+/// The result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
-    /// Identifies the rules that belong there.
+    /// The fingerprint of the expected rules.
     pub fingerprint: Fingerprint,
-    /// What they are or would be written with.
+    /// The backend in use, or the one that an apply would use.
     pub backend: Backend,
-    /// One sentence per difference.
+    /// One sentence for each difference.
     pub differences: Vec<String>,
 }
 
-/// What an apply would come to.
+/// The result of a preview.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// The comparison.
     pub verified: Verified,
-    /// What would be done, in the words of sysctl, ip, nft and iptables-restore.
+    /// The steps as commands of sysctl, ip, nft, conntrack and iptables-restore.
     pub transaction: String,
 }
 
 impl Writer {
-    /// What a pod is written with that is written with nothing.
+    /// Returns the backend for a pod that has no rules yet.
     pub fn backend(&self) -> Backend {
         self.configured.unwrap_or(self.detected)
     }
 
-    /// Makes the redirection of a netns exactly this, and reads it back. Where it is so already nothing is written.
+    /// Applies exactly this redirection to a netns and verifies it. Writes nothing if it is already in place.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or holds something else afterwards. What was there before is then put
-    /// back, unless it was another backend's or the incumbent's and was being deleted: then the new rules stay.
+    /// When the kernel or a program refuses, or the rules differ afterwards. The previous state is then restored,
+    /// unless the deletion of another backend's or Istio's rules had begun: then the new rules stay.
     pub fn apply(
         &self,
         netns: &Netns,
@@ -123,11 +119,11 @@ impl Writer {
         })
     }
 
-    /// Compares a netns with a redirection, reading everything back.
+    /// Compares a netns with a redirection.
     ///
     /// # Errors
     ///
-    /// When it cannot be read, or the redirection cannot be in this netns.
+    /// When the netns cannot be read, or cannot hold the redirection.
     pub fn verify(
         &self,
         netns: &Netns,
@@ -140,11 +136,11 @@ impl Writer {
         })
     }
 
-    /// What an apply would do now.
+    /// Computes what [`Self::apply`] would do now.
     ///
     /// # Errors
     ///
-    /// As of [`Self::verify`].
+    /// See [`Self::verify`].
     pub fn preview(
         &self,
         netns: &Netns,
@@ -197,8 +193,8 @@ impl Writer {
         Ok(plan.with_new_only(new_only.unwrap_or_default()))
     }
 
-    /// A pod keeps the backend that it is written with, unless another one was configured. Where iptables may not ask
-    /// whose socket sends a packet, nf_tables does it.
+    /// Plans with the backend that the pod already uses, unless another one is configured. In netns where iptables
+    /// cannot match socket owners, nf_tables is used instead.
     fn plan_for(
         &self,
         link: &Link<'_>,
@@ -217,7 +213,7 @@ impl Writer {
     }
 }
 
-/// IPv6 is to be captured, and the netns has none.
+/// IPv6 capture is requested in a netns without IPv6.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("IPv6 capture is requested, but IPv6 is disabled in the netns")]
 pub struct NoIpv6;
@@ -230,14 +226,15 @@ fn to_verified(plan: &Plan, state: &State) -> Verified {
     }
 }
 
-/// The sysctl is switched back at the end by whoever switched it on: what a tag says of it outlives the tag.
+/// Builds the tag. It keeps a record that inpod enabled the sysctl, so that removal disables it again even if the
+/// tag was rewritten since.
 fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     let enabled_before = state.tag().is_some_and(|tag| tag.migrates);
     let migrates = enabled_before || state.migrates == Some(false);
     Tag::new(plan.fingerprint, migrates, sandbox)
 }
 
-/// Whether anything had to be done for it.
+/// Returns whether anything had to be changed.
 fn apply_plan(
     link: &mut Link<'_>,
     plan: &Plan,
@@ -336,7 +333,7 @@ fn execute(
     Ok(())
 }
 
-/// Those that cannot be seen are none.
+/// Returns none if the connections cannot be listed.
 fn proxy_connections(link: &Link<'_>, plan: &Plan) -> Connections {
     let proxied = inspect::proxied(link.netns, &link.proxies(&plan.tables));
     proxied.unwrap_or_else(|error| {
@@ -345,7 +342,7 @@ fn proxy_connections(link: &Link<'_>, plan: &Plan) -> Connections {
     })
 }
 
-/// The kernel says that the network is down, and means the interface that the route leads to.
+/// The kernel reports "network is down" and means the interface of the route.
 fn to_apply_error(error: KernelError) -> ApplyError {
     if error.is(nix::Error::ENETDOWN) {
         ApplyError::LoopbackDown(error)
@@ -354,7 +351,7 @@ fn to_apply_error(error: KernelError) -> ApplyError {
     }
 }
 
-/// Writes the tables; again from what is there by then, when somebody else was faster.
+/// Writes the tables; after a concurrent change it starts again from the tables as they are then.
 fn write_tables(
     link: &mut Link<'_>,
     plan: &Plan,
@@ -375,7 +372,7 @@ fn write_tables(
     Ok(result?)
 }
 
-/// Before anything of another origin goes, what was written is read back.
+/// Verifies the new tables before rules of another origin are deleted.
 fn verify_tables(link: &mut Link<'_>, plan: &Plan) -> Result<(), ApplyError> {
     match plan.table_differences(&link.read_of(plan.backend)?) {
         differences if differences.is_empty() => Ok(()),

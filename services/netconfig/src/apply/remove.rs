@@ -1,4 +1,4 @@
-//! Takes a netns's redirection away.
+//! Removes a netns's redirection.
 
 use inpod_linux::Netns;
 use inpod_types::{SandboxRef, with_causes};
@@ -14,28 +14,28 @@ use crate::{
     rules::{Form, ambient},
 };
 
-/// How far a redirection is taken away.
+/// How much of a redirection is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// New connections go direct, captured ones live on. Of a sidecar's redirection: nothing is left.
+    /// New connections go direct and captured ones continue. A sidecar's redirection is removed completely.
     Drain,
-    /// Nothing of ours is left.
+    /// Everything is removed.
     Final,
 }
 
-/// What a removal came to.
+/// The result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
-    /// Connections that were captured when it was done.
+    /// Connections that were captured at the time of the removal.
     pub captured_flows: u32,
 }
 
 impl Writer {
-    /// Takes a netns's redirection away as far as the phase says.
+    /// Removes a netns's redirection as far as the phase requires.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or something is left when it is read back.
+    /// When the kernel or a program refuses, or the final read finds remains.
     pub fn remove(
         &self,
         netns: &Netns,
@@ -50,8 +50,8 @@ impl Writer {
         Ok(Removed { captured_flows })
     }
 
-    /// The rules give way to ones that capture nothing new; routes stay, for what is captured lives on. Those of a
-    /// sidecar go at once: its proxy is in the pod as long as the pod is, so that there is nothing to wait for.
+    /// Replaces the rules by ones that capture nothing new; the routes stay for captured connections. A sidecar's rules
+    /// are removed at once: its proxy stays as long as the pod does, so there is nothing to drain.
     fn drain(&self, link: &mut Link<'_>, sandbox: &SandboxRef) -> Result<(), RemoveError> {
         let before = self.read(link)?;
         if !before.has_rules() {
@@ -67,8 +67,8 @@ impl Writer {
             .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
     }
 
-    /// The tables, then ip rules, then routes: nothing is led to a table that is empty. What fails does not keep the
-    /// rest.
+    /// Removes tables, then ip rules, then routes, so that no ip rule refers to an empty table. Goes
+    /// on after a failure.
     fn remove_all(&self, link: &mut Link<'_>) -> Result<(), RemoveError> {
         let seen = self.read(link)?;
         let mut failures = Vec::new();
@@ -79,7 +79,7 @@ impl Writer {
             record(delete_tables(link, *backend));
         }
         if seen.has_incumbent() {
-            // Whatever is equal to ours was the incumbent's, and becomes ours to delete.
+            // Items equivalent to ours belonged to Istio's node agent; adopting them makes them ours to delete.
             for item in seen.routing.equivalent_for_ztunnel() {
                 record(link.routes.adopt(item).map_err(Into::into));
             }
@@ -110,7 +110,7 @@ impl Writer {
     }
 }
 
-/// Again when somebody else was faster.
+/// Starts again after a concurrent change.
 fn delete_tables(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
@@ -131,7 +131,7 @@ fn delete_tables(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendErr
     }
 }
 
-/// What is left, a sentence each.
+/// Lists what is left, one sentence each.
 fn remaining(state: &State) -> Vec<String> {
     let mut remaining = Vec::new();
     for (backend, seen) in &state.seen {

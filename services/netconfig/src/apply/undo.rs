@@ -8,19 +8,17 @@ use crate::{
     routes::Item,
 };
 
-/// What has to be put back when an apply fails.
+/// Records what to restore when an apply fails.
 pub(super) struct Undo {
     pub(super) before: State,
     pub(super) migration_enabled: bool,
     pub(super) added_routing: Vec<Item>,
     pub(super) tables_written: bool,
-    /// Whether what is written first is there.
     pub(super) new_only_written: bool,
-    /// Whether anything of another origin may be gone, which nobody here can write again.
+    /// Whether rules that inpod cannot write again may be gone.
     pub(super) leftovers_deleted: bool,
 }
 
-/// What is told where there is no way back.
 const CANNOT_UNDO: &str = "the new rules stay: what they replace was already being deleted";
 
 impl Undo {
@@ -35,8 +33,8 @@ impl Undo {
         }
     }
 
-    /// In reverse; what fails is told and the rest goes on. What replaces something that may be gone by now was read
-    /// back before, and stays: without it traffic would be let out.
+    /// Restores in reverse order, collects failures and goes on. Rules whose predecessors may be gone were verified
+    /// before and stay: without them traffic would escape.
     pub(super) fn run(&self, link: &mut Link<'_>, plan: &Plan) -> Vec<String> {
         if self.leftovers_deleted {
             return vec![CANNOT_UNDO.to_owned()];
@@ -69,8 +67,8 @@ impl Undo {
     }
 }
 
-/// From what is there to what was there before. What is as it was is left alone: of several steps some may have been
-/// refused, and would be again.
+/// Returns the change from the current tables to the previous ones. Unchanged tables are left out: some of several
+/// steps may have been refused, and would be refused again.
 fn restoring_change(now: &[ObservedTable], before: &[ObservedTable]) -> Change {
     let changed = now.iter().filter(|table| !before.contains(table));
     let gone = before.iter().filter(|table| !now.contains(table));
@@ -88,7 +86,7 @@ fn as_new(observed: &ObservedTable) -> NewTable {
     }
 }
 
-/// Changes the tables from what is there; again when somebody else was faster.
+/// Changes the tables, starting again from the current state after a concurrent change.
 fn change_with_retry(
     link: &mut Link<'_>,
     plan: &Plan,

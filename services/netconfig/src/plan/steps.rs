@@ -1,4 +1,4 @@
-//! What is to be done, as data: carried out by an apply, printed by a plan.
+//! The steps of an apply, as data: executed by apply, rendered by preview.
 
 use std::fmt::Write as _;
 
@@ -14,41 +14,41 @@ use crate::{
     rules::{Table, Tag},
 };
 
-/// One step. In between two of them traffic is neither let out nor lost.
+/// A step. Between two steps no traffic is lost, and none escapes capture.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// Connections are to be given to another listener when theirs closes.
+    /// Enables `net.ipv4.tcp_migrate_req`.
     EnableMigration,
-    /// A route, ip rule or address is added.
+    /// Adds a route, ip rule or address.
     Add(Item),
-    /// A route, ip rule or address that another one made, and that does the same, becomes ours.
+    /// Takes over an equivalent route, ip rule or address that another program added.
     Adopt(Item),
-    /// Connection tracking forgets connections of these families that were there before our rules: each is one that
-    /// it did not see begin.
+    /// Deletes conntrack entries of these families that are older than our rules and have no NAT: conntrack did not
+    /// see these connections begin.
     FlushUntranslated(Vec<Family>),
-    /// Our tables are written so that they capture what begins, and leave alone what is there.
+    /// Writes tables that capture only new connections and leave existing ones alone.
     WriteNewOnly(Change),
-    /// Connections that are there may end, for a while.
+    /// Waits for existing connections to close, up to the grace period.
     AwaitClosed,
-    /// Our tables are written.
+    /// Writes the final tables.
     WriteTables(Change),
-    /// Connection tracking forgets connections of these families that it did not see begin, and those that were there
-    /// when it had to settle: what has not ended is captured, which cuts it.
+    /// Deletes conntrack entries of these families whose connections conntrack did not see begin, or that outlived the
+    /// grace period. Their next packet is captured, which breaks the connection.
     FlushExisting(Vec<Family>),
-    /// Connection tracking forgets what was captured of these families, which no tables are there for any more: it
-    /// would do with a later connection of the same ends as with that one.
+    /// Deletes conntrack entries of captured connections of these families, which have no tables any more. A new
+    /// connection between the same endpoints would be treated by the old entry.
     FlushCaptured(Vec<Family>),
-    /// What another backend holds of ours, or Istio left, is deleted.
+    /// Deletes inpod's rules in another backend, or Istio's remains.
     DeleteLeftovers(Backend, Change),
-    /// A route, ip rule or address goes.
+    /// Deletes a route, ip rule or address.
     Delete(Item),
-    /// Connection tracking forgets the questions for names that go another way than from now on, where those of these
-    /// families go to ztunnel: a socket that lives on would go on as before (services/docs/facts/kernel.md, 5).
+    /// Deletes conntrack entries of DNS queries whose path changes, given the families whose queries go to ztunnel. A
+    /// socket that stays open would keep using the old path (services/docs/facts/kernel.md, 5).
     FlushDns(Vec<Family>),
 }
 
 impl Plan {
-    /// Everything that is to be done, in order: what is new comes first, and what is old goes when that is there.
+    /// Returns all steps in order: new state is added first, and old state is deleted once the new state exists.
     pub(crate) fn steps(&self, state: &State, tag: &Tag) -> Vec<Step> {
         let mut steps = Vec::new();
         if state.migrates == Some(false) {
@@ -87,15 +87,15 @@ impl Plan {
         let rewrites = steps.iter().any(is_rewrite);
         steps.extend(self.surplus(state).into_iter().map(Step::Delete));
         let captured = self.dns_families();
-        // They may have gone past ztunnel also while a rule was missing.
+        // Queries may also have bypassed ztunnel while a rule was missing.
         if rewrites && (state.captures_dns() || !captured.is_empty()) {
             steps.push(Step::FlushDns(captured));
         }
         steps
     }
 
-    /// The families of which connections may be there that no rule has captured: what only captures what begins is
-    /// written first.
+    /// Returns the families that may have uncaptured connections. For these, tables that capture only
+    /// new connections come first.
     fn uncaptured_families(&self, state: &State) -> Vec<Family> {
         let tables = || self.new_only.iter().filter(|table| table.captures());
         let is_of = |family: Family| tables().any(|table| table.family.has(family));
@@ -108,7 +108,7 @@ impl Plan {
         families
     }
 
-    /// The families that there are tables of ours for, and that none are to be for.
+    /// Returns the families that have tables now and have none in this plan.
     fn released_families(&self, state: &State) -> Vec<Family> {
         let is_released = |family: &Family| {
             let is_of = |table: &Table| table.family.has(*family);
@@ -117,7 +117,7 @@ impl Plan {
         Family::ALL.into_iter().filter(is_released).collect()
     }
 
-    /// The plan up to where connections from before are left alone. It bears the fingerprint of what is to come.
+    /// Returns the plan's intermediate state. It already carries the final fingerprint.
     pub(crate) fn new_only_plan(&self) -> Self {
         Self {
             tables: self.new_only.clone(),
@@ -127,7 +127,7 @@ impl Plan {
         }
     }
 
-    /// Routes of the incumbent are taken over with its rules: nobody else would ever delete them.
+    /// Adopts routes of Istio when its rules are replaced: nothing else would ever delete them.
     fn routing_additions(&self, state: &State) -> Vec<Step> {
         let replaces = state.has_incumbent() || (self.replaces_sidecar() && state.has_sidecar());
         let step = |item: &Item| {
@@ -142,8 +142,8 @@ impl Plan {
         self.routing.iter().filter_map(step).collect()
     }
 
-    /// How our tables become what they are to be. Where they are the ones of this plan, those that differ are written;
-    /// else all are, since each bears the plan's fingerprint.
+    /// Returns the change to this plan's tables: those that differ if the fingerprint is the plan's, otherwise all,
+    /// since each table carries the fingerprint.
     pub(crate) fn write(&self, seen: &Observed, tag: &Tag) -> Change {
         let differs = |table: &_| {
             let alone = Self {
@@ -187,7 +187,7 @@ impl Plan {
     }
 }
 
-/// What is there of our tables after a change to what was seen.
+/// Returns inpod's tables after a change.
 fn after_change(seen: &Observed, change: &Change) -> Observed {
     let stays = |id: &_| !change.delete.contains(id);
     let mut after = seen.clone();
@@ -215,7 +215,7 @@ fn new(table: &Table, tag: &Tag) -> NewTable {
     }
 }
 
-/// The steps in the words of sysctl, ip, nft and iptables-restore.
+/// Renders the steps as commands.
 pub(crate) fn render(
     steps: &[Step],
     state: &State,
@@ -294,7 +294,7 @@ mod tests {
 
     const NAT: &str = "inpod-nat";
 
-    /// Of tables of one family each, as iptables keeps them.
+    /// Tables of one family each, as iptables stores them.
     fn plan() -> Plan {
         let redirection = Redirection::Ambient(Ambient::default());
         let of = |redirection: &Redirection| {
@@ -338,7 +338,6 @@ mod tests {
         }
     }
 
-    /// Each chain as it is changed.
     fn with_chains(change: impl Fn(&mut crate::rules::Chain)) -> Observed {
         let mut seen = with_tables_of(TableFamily::Ip);
         let chains = seen.tables.iter_mut().flat_map(|it| &mut it.table.chains);
@@ -372,7 +371,7 @@ mod tests {
             [Family::V6]
         );
         assert_eq!(uncaptured_families(with_incumbents(&[Ip, Ip6]), true), []);
-        // Tables of nf_tables, to which no jump leads.
+        // nf_tables tables, which no jump leads to.
         assert_eq!(uncaptured_families(with_incumbents(&[]), true), []);
     }
 

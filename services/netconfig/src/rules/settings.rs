@@ -102,7 +102,7 @@ impl InterfaceName {
 /// Why a text names no interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "not an interface name: expected 1 to 15 letters, digits, `.`, `_` or `-`, not starting with `-`"
+    "is not an interface name: expected 1 to 15 letters, digits, `.`, `_` or `-`, not starting with `-`"
 )]
 pub struct NoInterfaceName;
 
@@ -172,7 +172,7 @@ impl Network {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoNetwork {
     /// Not of the form.
-    #[error("not a network: expected address/length, such as 10.0.0.0/8")]
+    #[error("is not a network: expected address/length, such as 10.0.0.0/8")]
     Form,
     /// An address within a network.
     #[error("has host bits set: the network is {0}")]
