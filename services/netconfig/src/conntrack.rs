@@ -21,12 +21,9 @@ const DELETE: u16 = (1 << 8) | 2;
 const TUPLE_ORIG: u16 = 1;
 /// CTA_ID: which entry, among those that had the same first packet one after the other.
 const ID: u16 = 12;
-/// CTA_ZONE.
-const ZONE: u16 = 18;
-/// NLA_F_NESTED.
-const NESTED: u16 = 0x8000;
-/// IPPROTO_UDP.
-const UDP: u8 = 17;
+const ZONE: u16 = 18; // CTA_ZONE
+const NESTED: u16 = 0x8000; // NLA_F_NESTED
+const UDP: u8 = 17; // IPPROTO_UDP
 /// How often a dump is begun again because entries came and went meanwhile.
 const ATTEMPTS: usize = 8;
 

@@ -9,8 +9,7 @@ use netlink_bindings::{
 
 use super::op::{MarkOf, Op, Slot, Source, Verdict, Writes};
 
-/// NFT_REG_VERDICT.
-const VERDICT: u32 = 0;
+const VERDICT: u32 = 0; // NFT_REG_VERDICT
 
 /// The expressions of a rule.
 pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {

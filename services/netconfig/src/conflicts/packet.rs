@@ -10,11 +10,9 @@ pub(super) const OUR_BITS: u32 = FROM_ZTUNNEL.mask();
 /// NF_CT_STATE_BIT(IP_CT_NEW) (linux/netfilter/nf_conntrack_common.h), the same in xt_conntrack.
 const NEW: u32 = 8;
 
-/// NFPROTO_IPV4, NFPROTO_IPV6.
-const FAMILIES: [u8; 2] = [2, 10];
+const FAMILIES: [u8; 2] = [2, 10]; // NFPROTO_IPV4, NFPROTO_IPV6
 
-/// ETH_P_IP, ETH_P_IPV6.
-const ETHER_TYPES: [u16; 2] = [0x0800, 0x86dd];
+const ETHER_TYPES: [u16; 2] = [0x0800, 0x86dd]; // ETH_P_IP, ETH_P_IPV6
 
 /// A packet, as far as it is known. Its destination is not a loopback address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

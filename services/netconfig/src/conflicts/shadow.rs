@@ -16,8 +16,7 @@ const NAT_PRIORITY: i32 = -100;
 /// Where connection tracking begins (NF_IP_PRI_CONNTRACK): what is to be untracked must say so before.
 const TRACKING_PRIORITY: i32 = -200;
 
-/// IPPROTO_TCP, IPPROTO_UDP.
-const PROTOCOLS: [u8; 2] = [6, 17];
+const PROTOCOLS: [u8; 2] = [6, 17]; // IPPROTO_TCP, IPPROTO_UDP
 
 /// Where names are asked for.
 const DNS_PORT: u16 = 53;

@@ -15,8 +15,7 @@ use crate::{
 /// IPS_SRC_NAT and IPS_DST_NAT (linux/netfilter/nf_conntrack_common.h).
 const TRANSLATED: u32 = 0x30;
 
-/// IPPROTO_TCP.
-const TCP: u8 = 6;
+const TCP: u8 = 6; // IPPROTO_TCP
 
 /// IP_CT_TCP_FLAG_BE_LIBERAL (linux/netfilter/nf_conntrack_tcp.h): given to whoever sent the first packet that was seen
 /// where that was no SYN (tcp_new in net/netfilter/nf_conntrack_proto_tcp.c). The sysctl of that name does not set it.

@@ -19,23 +19,18 @@ use crate::{
 
 const ACT: &str = "read the sockets";
 
-/// AF_INET, AF_INET6.
-const FAMILIES: [u8; 2] = [AF_INET, 10];
+const FAMILIES: [u8; 2] = [AF_INET, 10]; // AF_INET, AF_INET6
 const AF_INET: u8 = 2;
-/// IPPROTO_TCP.
-pub(super) const TCP: u8 = 6;
-/// IPPROTO_UDP.
-pub(super) const UDP: u8 = 17;
+pub(super) const TCP: u8 = 6; // IPPROTO_TCP
+pub(super) const UDP: u8 = 17; // IPPROTO_UDP
 /// TCP_ESTABLISHED (linux/tcp_states.h); of UDP those that are connected.
 pub(super) const ESTABLISHED: u8 = 1;
 /// TCP_CLOSE; of UDP those that are not connected.
 pub(super) const CLOSE: u8 = 7;
-/// TCP_LISTEN.
-pub(super) const LISTEN: u8 = 10;
+pub(super) const LISTEN: u8 = 10; // TCP_LISTEN
 
 /// Every state but TCP_TIME_WAIT, TCP_CLOSE and TCP_LISTEN: established, SYN_SENT, SYN_RECV, FIN_WAIT1, FIN_WAIT2,
-/// CLOSE_WAIT, LAST_ACK, CLOSING.
-const OPEN_STATES: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11];
+const OPEN_STATES: [u8; 8] = [ESTABLISHED, 2, 3, 4, 5, 8, 9, 11]; // CLOSE_WAIT, LAST_ACK, CLOSING
 
 /// INET_DIAG_SOCKOPT: struct inet_diag_sockopt of linux/inet_diag.h. Comes unasked, since Linux 5.10.
 const OPTIONS: u16 = 22;

@@ -14,14 +14,11 @@ const ERROR: u16 = 2;
 /// NLMSG_DONE: the end of a dump.
 const DONE: u16 = 3;
 
-/// NLM_F_REQUEST.
-const REQUEST: u16 = 0x1;
-/// NLM_F_ACK.
-const ACK: u16 = 0x4;
+const REQUEST: u16 = 0x1; // NLM_F_REQUEST
+const ACK: u16 = 0x4; // NLM_F_ACK
 /// NLM_F_DUMP_INTR: the things were changed while they were dumped.
 const INTERRUPTED: u16 = 0x10;
-/// NLM_F_DUMP.
-pub(super) const DUMP: u16 = 0x300;
+pub(super) const DUMP: u16 = 0x300; // NLM_F_DUMP
 /// NLM_F_ACK_TLVS: attributes follow the error.
 const ACK_ATTRIBUTES: u16 = 0x200;
 

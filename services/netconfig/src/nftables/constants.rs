@@ -1,4 +1,4 @@
-//! The kernel's numbers and names for what chains and tables have.
+//! The kernel's numbers and names for tables, chains and their properties.
 
 use std::ffi::CStr;
 
@@ -6,19 +6,16 @@ use netlink_bindings::nftables::Nfgenmsg;
 
 use crate::rules::{Hook, Kind, Policy, TableFamily};
 
-/// NFPROTO_UNSPEC: in a question, every family.
+/// NFPROTO_UNSPEC; in a dump request it stands for all families.
 const UNSPECIFIED: u8 = 0;
-/// NFPROTO_INET.
-const INET: u8 = 1;
-/// NFPROTO_IPV4.
-const IPV4: u8 = 2;
-/// NFPROTO_IPV6.
-const IPV6: u8 = 10;
+const INET: u8 = 1; // NFPROTO_INET
+const IPV4: u8 = 2; // NFPROTO_IPV4
+const IPV6: u8 = 10; // NFPROTO_IPV6
 
-/// NFTNL_UDATA_TABLE_COMMENT: a table's user data is a list of (kind, length, value); nft writes comments so.
+/// NFTNL_UDATA_TABLE_COMMENT: a table's user data is a list of (kind, length, value), in which nft stores comments.
 const UDATA_COMMENT: u8 = 0;
 
-/// The header of every message about a table, or what is in it.
+/// Returns the header of messages about a table or its contents.
 pub(super) fn header(family: TableFamily) -> Nfgenmsg {
     of_family(match family {
         TableFamily::Inet => INET,
@@ -27,7 +24,7 @@ pub(super) fn header(family: TableFamily) -> Nfgenmsg {
     })
 }
 
-/// The header of a question about tables of every family.
+/// Returns the header of requests for tables of every family.
 pub(super) fn every_family() -> Nfgenmsg {
     of_family(UNSPECIFIED)
 }
@@ -39,14 +36,14 @@ fn of_family(nfgen_family: u8) -> Nfgenmsg {
     }
 }
 
-/// The family that a header says. Others (bridge, arp, netdev) are nobody's here.
+/// Returns a header's family, if it is one of IP: not bridge, arp or netdev.
 pub(super) fn family_of(header: &Nfgenmsg) -> Option<TableFamily> {
     let families = [TableFamily::Inet, TableFamily::Ip, TableFamily::Ip6];
     let mut families = families.into_iter();
     families.find(|family| self::header(*family).nfgen_family == header.nfgen_family)
 }
 
-/// The kernel's number of a hook (enum nf_inet_hooks in linux/netfilter.h).
+/// Numbers of enum nf_inet_hooks (linux/netfilter.h).
 pub(super) fn hook_number(hook: Hook) -> u32 {
     match hook {
         Hook::Prerouting => 0,
@@ -76,7 +73,7 @@ pub(super) fn kind_of(name: &CStr) -> Option<Kind> {
     kinds.into_iter().find(|kind| kind_name(*kind) == name)
 }
 
-/// NF_DROP and NF_ACCEPT.
+/// Numbers of NF_DROP and NF_ACCEPT.
 pub(super) fn policy_number(policy: Policy) -> u32 {
     match policy {
         Policy::Drop => 0,

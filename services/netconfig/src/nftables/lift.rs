@@ -1,4 +1,4 @@
-//! From what the kernel holds to what a rule means: the way back of [`super::lower`].
+//! Turns the kernel's expressions into rules; the inverse of [`super::lower`].
 
 use std::net::IpAddr;
 
@@ -15,8 +15,8 @@ use crate::{
     rules::{Expr, InterfaceName, Network, Rule, Transport},
 };
 
-/// What the kernel's expressions mean. Those that mean nothing of ours become [`Expr::Unknown`]. The longest
-/// beginning that means something counts.
+/// Translates a list of the kernel's expressions, taking the longest prefix that has a meaning each time. Expressions
+/// that inpod does not write become [`Expr::Unknown`].
 pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     let mut exprs = Vec::new();
     while let Some((first, rest)) = ops.split_first() {
@@ -30,7 +30,7 @@ pub(crate) fn lift(mut ops: &[Op]) -> Rule {
     Rule(exprs)
 }
 
-/// An expression, and what is left after it.
+/// An expression and the remaining input.
 type Lifted<'a> = Option<(Expr, &'a [Op])>;
 
 fn tproxy(ops: &[Op]) -> Lifted<'_> {
@@ -59,7 +59,7 @@ fn in_set(ops: &[Op]) -> Lifted<'_> {
     is_destination.then(|| (Expr::DestinationIn(family, set.clone()), rest))
 }
 
-/// An address is compared whole or, with a mask, as a network.
+/// Addresses are compared whole or, after a mask, as a network.
 fn address(ops: &[Op]) -> Lifted<'_> {
     let (Expr::Version(family), rest) = two_ops(ops)? else {
         return None;
@@ -273,7 +273,7 @@ fn port(data: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes(data.try_into().ok()?))
 }
 
-/// A whole name; shorter data would be the beginning of one (`oifname "lo*"`).
+/// Requires the whole name with its padding: shorter data is a prefix match (`oifname "lo*"`).
 fn interface_name(data: &[u8]) -> Option<InterfaceName> {
     let data: &[u8; 16] = data.try_into().ok()?;
     let name = data.split(|byte| *byte == 0).next()?;

@@ -1,4 +1,4 @@
-//! Rules as a script for `nft -f`: for goldens, plans and logs.
+//! Renders rules as a script for `nft -f`, for golden files, previews and logs.
 
 use std::fmt;
 

@@ -45,8 +45,7 @@ pub(super) fn matching(data: Attributes<'_>) -> Op {
 
 /// The states of struct xt_conntrack_mtinfo3 (linux/netfilter/xt_conntrack.h), where nothing else is asked for.
 fn conntrack(info: &Info<'_>) -> Option<Op> {
-    /// XT_CONNTRACK_STATE.
-    const STATE: u16 = 1;
+    const STATE: u16 = 1; // XT_CONNTRACK_STATE
     let (asked, inverted, mask) = (info.u16(146)?, info.u16(148)?, info.u16(150)?);
     (asked == STATE).then_some(Op::State {
         mask: mask.into(),

@@ -1,4 +1,4 @@
-//! What is done with TCP that arrives.
+//! Rules for inbound TCP.
 
 use super::{
     either_family, is_captured, is_loopback, loopbacks, one_family, only_family, only_syn,
@@ -10,8 +10,8 @@ use crate::{
 
 const TCP: Expr = Expr::Protocol(Transport::Tcp);
 
-/// The nat table's part: what arrives from virtual machines, and inbound TCP but for what is to ztunnel already, or
-/// from it.
+/// The nat table's rules: redirects TCP from virtual machines, and inbound TCP that neither goes to ztunnel
+/// nor comes from it.
 pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     let mut rules = from_virtual_machines(settings, &Expr::Redirect(OUTBOUND_PORT));
     if is_captured_by(settings, InboundCapture::Redirect) {
@@ -30,12 +30,12 @@ pub(super) fn by_redirect(settings: &Ambient) -> Vec<Rule> {
     rules
 }
 
-/// The mangle table's part, in the order of Istio 1.21.
+/// The mangle table's rules, in the order of Istio 1.21.
 pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
     if !is_captured_by(settings, InboundCapture::Tproxy) {
         return Vec::new();
     }
-    // The nat table has those of virtual machines.
+    // The nat table redirects TCP of virtual machines.
     let mut rules = from_virtual_machines(settings, &Expr::Accept);
     rules.extend(loopbacks(settings).map(bypass_own_addresses));
     rules.extend(to_port(
@@ -44,7 +44,7 @@ pub(super) fn by_tproxy(settings: &Ambient) -> Vec<Rule> {
         INBOUND_HBONE_PORT,
     ));
     rules.extend(bypass(settings));
-    // Where only what begins is captured, nothing that is known would be.
+    // If only new connections are captured, an established one never is.
     if !settings.keep_existing_connections {
         let known = vec![TCP, Expr::KnownConnection];
         rules.push(either_family(settings, known, Expr::Accept));
@@ -60,7 +60,7 @@ fn is_captured_by(settings: &Ambient, capture: InboundCapture) -> bool {
     !settings.bypass_inbound_capture && settings.inbound_capture == capture
 }
 
-/// To ztunnel's socket, or nowhere: a packet without a socket would go on to the application.
+/// Delivers to ztunnel's socket or drops: without a socket the packet would reach the application.
 fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
     packets.extend(only_syn(settings));
     packets.push(Expr::NotMarked(FROM_ZTUNNEL));
@@ -76,7 +76,7 @@ fn to_port(settings: &Ambient, mut packets: Vec<Expr>, port: u16) -> [Rule; 2] {
     })
 }
 
-/// TCP that arrives from virtual machines in the pod is outbound.
+/// Treats TCP from virtual machines in the pod as outbound.
 fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     let interfaces = settings.virtual_interfaces.iter().cloned();
     let rule = |interface| {
@@ -87,7 +87,7 @@ fn from_virtual_machines(settings: &Ambient, action: &Expr) -> Vec<Rule> {
     interfaces.map(rule).collect()
 }
 
-/// A pod that calls itself by its own address is not captured.
+/// A pod that calls its own address is not captured.
 fn bypass_own_addresses(loopback: Network) -> Rule {
     let packets = vec![
         Expr::DestinationNot(loopback),
@@ -97,7 +97,7 @@ fn bypass_own_addresses(loopback: Network) -> Rule {
     one_family(packets, Expr::Accept)
 }
 
-/// Probes of the node, and what is excluded.
+/// Accepts kubelet probes and exclusions.
 fn bypass(settings: &Ambient) -> Vec<Rule> {
     let probes = settings.probe_sources.iter().copied().map(Network::host);
     let networks = settings.exclusions.inbound_networks.iter().copied();
