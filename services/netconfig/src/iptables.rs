@@ -1,6 +1,6 @@
-//! Rules by way of iptables' own programs, for nodes that need them: read by `iptables-save`, written by one
-//! `iptables-restore --noflush` per family. What is written of one table is done at once or not at all; tables and
-//! families are not one, and come in an order in which nothing is let out in between.
+//! Writes rules with iptables' own programs, for nodes that need them: `iptables-save` reads them, and one
+//! `iptables-restore --noflush` per family writes them. The change of one table is atomic; a change of several tables
+//! or families is not, so that its parts are ordered such that nothing escapes capture in between.
 
 mod child;
 mod error;
@@ -35,17 +35,16 @@ use crate::{
 use lock::Session;
 use programs::{Action, Program, families};
 
-/// Which iptables.
+/// A variant of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// On nf_tables.
+    /// iptables on nf_tables.
     Nft,
-    /// On the kernel's own tables.
+    /// iptables on the kernel's legacy tables.
     Legacy,
 }
 
 impl Variant {
-    /// Both.
     pub const ALL: [Self; 2] = [Self::Nft, Self::Legacy];
 }
 
@@ -55,8 +54,8 @@ impl fmt::Display for Variant {
     }
 }
 
-/// A ruleset as a script for `iptables-restore --noflush`, or `ip6tables-restore`, on a netns that has nothing of
-/// ours yet: for goldens. Empty where there is no rule for the family.
+/// Renders a ruleset for `iptables-restore --noflush` or `ip6tables-restore` in a netns without rules of inpod, for
+/// golden files. Empty if there are no rules for the family.
 pub fn script(ruleset: &Ruleset, family: Family, comment: &str) -> String {
     let create = |table| NewTable {
         table,
@@ -122,8 +121,8 @@ impl<'a> Iptables<'a> {
         Ok(())
     }
 
-    /// A refusal may come of what others did after `seen` was read. Then there is something by now that was neither
-    /// there before nor is of this change.
+    /// A concurrent change can cause a refusal. Then there are rules that neither existed in `seen` nor are
+    /// part of this change.
     fn classify_refusal(
         &self,
         refusal: ProgramError,
@@ -147,7 +146,8 @@ impl<'a> Iptables<'a> {
     }
 }
 
-/// Whether a refused line asks whose socket sends a packet. The kernel tells iptables-legacy of a whole table alone.
+/// Returns whether the refused line matches socket owners. For iptables-legacy the kernel refuses the whole table,
+/// which is reported at its COMMIT line.
 fn is_about_owner_match(line: Option<&str>, change: &Change) -> bool {
     let asks = change
         .create
@@ -157,7 +157,7 @@ fn is_about_owner_match(line: Option<&str>, change: &Change) -> bool {
     asks && line.is_some_and(is_named)
 }
 
-/// Whether anything is neither as it was nor as it was to be.
+/// Returns whether anything differs from both the state before and the requested state.
 fn has_concurrent_change(now: &Observed, seen: &Observed, change: &Change) -> bool {
     let created: Vec<_> = change.create.iter().map(|new| &new.table).collect();
     let (now_there, seen_there) = (tables_of(now), tables_of(seen));
@@ -194,7 +194,7 @@ impl RuleBackend for Iptables<'_> {
         Ok(self.read_in(&session)?)
     }
 
-    /// One program per family, and in it one step per table.
+    /// Runs one program per family, which changes each table atomically.
     fn change(&mut self, seen: &Observed, change: &Change) -> Result<(), BackendError> {
         let scripts = script::scripts(seen, change);
         let session = self.programs.session(self.variant, self.netns)?;

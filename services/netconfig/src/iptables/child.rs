@@ -1,5 +1,6 @@
-//! netconfig as its own helper: the process that a program of iptables is started through. It says what becomes of it
-//! when netconfig is killed, waits for its predecessor, hides what the program has no business with, and becomes it.
+//! The helper process that starts a program of iptables: netconfig's own binary, called with [`MODE`]. It ties
+//! its lifetime to netconfig's, waits until a previous program has ended, hides the name service from the
+//! program and executes it.
 
 use std::{
     ffi::{CString, OsStr, OsString},
@@ -21,38 +22,38 @@ use nix::{
 
 use super::lock::acquire_lock;
 
-/// What netconfig is called with to be this.
+/// The argument that makes netconfig run as this helper.
 const MODE: &str = "run-program";
 
-/// What each line of its own on standard error begins with.
+/// The prefix of the helper's own messages on standard error.
 pub(super) const LOG_PREFIX: &str = "run-program: ";
 
-/// It ended because the predecessor's lock did not come free. No program of iptables ends so.
+/// Exit code if the previous program did not release its lock in time. No program of iptables uses it.
 pub(super) const EXIT_LOCKED: i32 = 120;
 
-/// It ended because the program could not be started.
+/// Exit code if the program could not be started.
 pub(super) const EXIT_NOT_STARTED: i32 = 121;
 
-/// Where names are looked up that no rule of ours has (`xt_owner` asks for users): possibly over the network, by
-/// the pod's own name servers.
+/// Users are looked up here (by `xt_owner`), possibly over the network and through the pod's own DNS servers. inpod's
+/// rules contain no names that would have to be resolved.
 const NAME_SERVICE: &str = "/etc/nsswitch.conf";
 
-/// What is to be run, and how.
+/// A program to run, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Invocation {
-    /// The process that it must not outlive.
+    /// The process that the program must not outlive.
     pub(super) parent: u32,
-    /// How long the predecessor may take to be gone.
+    /// How long to wait for the previous program to end.
     pub(super) timeout: Duration,
-    /// What it holds as long as it lives, if anything.
+    /// The file to lock while the program runs.
     pub(super) lock: Option<PathBuf>,
-    /// The program, by its absolute path, and its arguments.
+    /// The program's absolute path and arguments.
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<String>,
 }
 
 impl Invocation {
-    /// As arguments of netconfig.
+    /// Encodes the invocation as arguments of netconfig.
     pub(super) fn arguments(&self) -> Vec<OsString> {
         let lock = self.lock.as_deref().unwrap_or_else(|| Path::new(""));
         let mut arguments: Vec<OsString> = vec![
@@ -66,7 +67,7 @@ impl Invocation {
         arguments
     }
 
-    /// Without the mode. `None` for what [`Self::arguments`] never gives.
+    /// Decodes the arguments after [`MODE`]. Returns `None` for arguments that [`Self::arguments`] does not produce.
     fn parse(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
         let mut number = || arguments.next()?.to_str()?.parse::<u64>().ok();
         let (parent, timeout) = (number()?, number()?);
@@ -83,8 +84,8 @@ impl Invocation {
     }
 }
 
-/// Becomes a program of iptables if that is what the command line asks for; gives an exit code where that failed, and
-/// nothing where the command line asks for something else. To be called first of all, while there is one thread.
+/// Executes a program of iptables if the command line asks for it. Returns an exit code if that failed, and `None` for
+/// other command lines. Must be called first in `main`, while the process has one thread.
 pub fn run_program(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     if arguments.nth(1).as_deref() != Some(OsStr::new(MODE)) {
         return None;
@@ -100,12 +101,12 @@ pub fn run_program(mut arguments: impl Iterator<Item = OsString>) -> Option<Exit
     Some(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Returns only where it failed.
+/// Returns only on failure.
 fn exec_program(invocation: &Invocation) -> (i32, io::Error) {
     if let Err(error) = die_with_parent(invocation.parent) {
         return (EXIT_NOT_STARTED, error);
     }
-    // Open until the program ends: nobody closes it.
+    // Open until the program ends: nothing closes it.
     let lock = match invocation
         .lock
         .as_deref()
@@ -123,8 +124,8 @@ fn exec_program(invocation: &Invocation) -> (i32, io::Error) {
     (EXIT_NOT_STARTED, error)
 }
 
-/// Without a shell, which std would try where the file is none that the kernel knows. The environment is what this
-/// process was given: nothing but what is needed.
+/// Executes without a shell, which std would try for files that the kernel cannot execute. The environment is the one
+/// that this process was started with, which contains only what is needed.
 fn exec(invocation: &Invocation) -> io::Error {
     let arguments = [invocation.program.as_os_str()].into_iter();
     let arguments = arguments.chain(invocation.arguments.iter().map(OsStr::new));
@@ -139,7 +140,7 @@ fn exec(invocation: &Invocation) -> io::Error {
     }
 }
 
-/// The kernel kills this process when the thread that started it ends. It may have ended before that was said.
+/// The kernel kills this process when the thread that started it ends. The check covers the case that it ended before.
 fn die_with_parent(parent: u32) -> io::Result<()> {
     set_pdeathsig(Signal::SIGKILL)?;
     if i32::try_from(parent).map(Pid::from_raw) == Ok(getppid()) {
@@ -155,7 +156,7 @@ fn acquire(path: &Path, timeout: Duration) -> io::Result<File> {
     Ok(lock)
 }
 
-/// In a mount namespace of its own, of which nobody else sees anything.
+/// Uses a mount namespace of its own, so that no other process sees the change.
 fn hide_name_service() -> io::Result<()> {
     if !fs::exists(NAME_SERVICE)? {
         return Ok(());
@@ -171,7 +172,7 @@ fn hide_name_service() -> io::Result<()> {
 
 fn log(what: &str) {
     let line = format!("{LOG_PREFIX}{what}\n");
-    // Nobody is left to tell when this fails.
+    // A failure cannot be reported anywhere.
     io::stderr().write_all(line.as_bytes()).unwrap_or_default();
 }
 

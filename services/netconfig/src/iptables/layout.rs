@@ -1,4 +1,4 @@
-//! Where our tables stand in iptables: chains of ours in its own tables, to which one jump each leads.
+//! The place of inpod's rules in iptables: chains in the built-in tables, each with one jump from a built-in chain.
 
 use std::{fmt, str::FromStr};
 
@@ -10,13 +10,14 @@ use crate::{
     },
 };
 
-/// How chains of ours are named.
+/// The prefix of inpod's chains.
 pub(super) const PREFIX: &str = "INPOD_";
 
-/// iptables' tables in the order in which they take effect, and what ours in them are called.
+/// The built-in tables in evaluation order, and inpod's name for its chains in each.
 pub(super) const TABLES: [(&str, &str); 3] = [("raw", RAW), ("mangle", MANGLE), ("nat", NAT)];
 
-/// What a chain of ours is called, in iptables and in a [`crate::rules::Table`], and which chain leads to it.
+/// inpod's chains: their name in iptables, their name in a [`crate::rules::Table`], the built-in chain with the
+/// jump, and its hook.
 const CHAINS: [(&str, &str, &str, Hook); 2] = [
     (
         "INPOD_PREROUTING",
@@ -27,14 +28,14 @@ const CHAINS: [(&str, &str, &str, Hook); 2] = [
     ("INPOD_OUTPUT", "output", "OUTPUT", Hook::Output),
 ];
 
-/// The chains of Istio's node agent (shared facts: services/docs/facts/istio-ambient.md, 1.8).
+/// The chains of Istio's node agent (services/docs/facts/istio-ambient.md, 1.8).
 pub(super) const INCUMBENT_CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
 
-/// A chain of Istio's sidecar, whose nat table always has it and whose `ISTIO_OUTPUT` is none of the node agent's
-/// (shared facts: services/docs/facts/istio-sidecar.md, 4.3).
+/// A chain that is always in the nat table of Istio's sidecar. If it exists, `ISTIO_OUTPUT` is the sidecar's as well,
+/// not the node agent's (services/docs/facts/istio-sidecar.md, 4.3).
 pub(super) const SIDECAR_CHAIN: &str = "ISTIO_REDIRECT";
 
-/// iptables' name for the table that one of ours stands in.
+/// Returns the built-in table that contains one of inpod's tables.
 pub(super) fn iptables_table(ours: &str) -> Option<&'static str> {
     let mut tables = TABLES.into_iter();
     tables
@@ -42,36 +43,36 @@ pub(super) fn iptables_table(ours: &str) -> Option<&'static str> {
         .map(|(table, _)| table)
 }
 
-/// iptables' name for a chain of one of our tables. One that others made there has no other name.
+/// Returns the iptables name of a chain. Unknown chains keep their name.
 pub(super) fn to_iptables_chain(name: &str) -> &str {
     let mut chains = CHAINS.iter();
     let known = chains.find(|(_, ours, _, _)| *ours == name);
     known.map_or(name, |(chain, _, _, _)| chain)
 }
 
-/// The way back of [`to_iptables_chain`].
+/// The inverse of [`to_iptables_chain`].
 pub(super) fn from_iptables_chain(chain: &str) -> &str {
     let mut chains = CHAINS.iter();
     let known = chains.find(|(known, _, _, _)| *known == chain);
     known.map_or(chain, |(_, ours, _, _)| ours)
 }
 
-/// In which place a chain stands among those of a table.
+/// Returns the position of a chain among those of its table.
 pub(super) fn chain_order(name: &str) -> usize {
     let mut chains = CHAINS.iter();
     let position = chains.position(|(_, ours, _, _)| *ours == name);
     position.unwrap_or(CHAINS.len())
 }
 
-/// iptables' chain from which packets come to one of ours.
+/// Returns the built-in chain that jumps to one of inpod's chains.
 pub(super) fn parent_chain(name: &str) -> Option<&'static str> {
     let mut chains = CHAINS.into_iter();
     let known = chains.find(|(_, ours, _, _)| *ours == name);
     known.map(|(_, _, origin, _)| origin)
 }
 
-/// Where packets enter a chain of ours, when the jump to it is there: as iptables' own chain does (xt_table's priority
-/// in net/ipv4/netfilter/iptable_{raw,mangle,nat}.c, and `nft_xt_builtin` of iptables).
+/// Returns the hook, type and priority of a chain that is entered by its jump: those of the built-in chain (xt_table's
+/// priority in net/ipv4/netfilter/iptable_{raw,mangle,nat}.c, and `nft_xt_builtin` of iptables).
 pub(super) fn base_of(ours: &str, chain: &str) -> Option<Base> {
     let (_, _, _, hook) = CHAINS.into_iter().find(|(_, name, _, _)| *name == chain)?;
     let (kind, priority) = match (ours, hook) {
@@ -89,7 +90,6 @@ pub(super) fn base_of(ours: &str, chain: &str) -> Option<Base> {
     })
 }
 
-/// The family of iptables' tables.
 pub(super) fn table_family(family: Family) -> TableFamily {
     match family {
         Family::V4 => TableFamily::Ip,
@@ -97,7 +97,7 @@ pub(super) fn table_family(family: Family) -> TableFamily {
     }
 }
 
-/// A chain of Istio's. Its text names it in [`crate::backend::Observed`].
+/// A chain of Istio. Its text form is its name in [`crate::backend::Observed`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IstioChain {
     pub(super) family: TableFamily,

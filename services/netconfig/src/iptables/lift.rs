@@ -1,4 +1,4 @@
-//! From the words that iptables prints to what a rule means: the way back of [`super::render`].
+//! Turns iptables' arguments into rules; the inverse of [`super::render`].
 
 use std::str::FromStr;
 
@@ -11,11 +11,11 @@ use crate::{
     rules::{Expr, InterfaceName, Rule, Transport},
 };
 
-/// The words that begin the next condition or the action.
+/// Arguments that begin the next condition or the action.
 const BEGINNINGS: [&str; 3] = ["-m", "-j", "-g"];
 
-/// What a rule's words mean. Those that mean nothing of ours become [`Expr::Unknown`], so that rendering gives the
-/// same rule again.
+/// Translates a rule's arguments. Those that inpod does not write become [`Expr::Unknown`], so that rendering yields
+/// the same rule again.
 pub(super) fn lift(tokens: &[String]) -> Rule {
     let tokens: Vec<_> = tokens.iter().map(String::as_str).collect();
     let (mut rest, mut exprs) = (tokens.as_slice(), Vec::new());
@@ -36,14 +36,14 @@ fn transport_of(expr: &Expr) -> Option<Transport> {
     }
 }
 
-/// What was found, if that is anything, and the words after it.
+/// The expression found, if any, and the remaining arguments.
 type Lifted<'a, 'w> = Option<(Option<Expr>, &'a [&'w str])>;
 
 fn next<'a, 'w>(tokens: &'a [&'w str], transport: Option<Transport>) -> Lifted<'a, 'w> {
     if let ["-m", named, rest @ ..] = tokens
         && transport.map(name) == Some(*named)
     {
-        // It opens what follows, and says nothing itself.
+        // It only introduces the arguments that follow.
         return Some((None, rest));
     }
     let lifted = header(tokens)
@@ -55,7 +55,7 @@ fn next<'a, 'w>(tokens: &'a [&'w str], transport: Option<Transport>) -> Lifted<'
 
 type Found<'a, 'w> = Option<(Expr, &'a [&'w str])>;
 
-/// What is said of every packet.
+/// Parses conditions on addresses, interfaces and the protocol.
 fn header<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some(match tokens {
         ["-s", network, rest @ ..] => (Expr::Source(parse(network)?), rest),
@@ -70,7 +70,7 @@ fn header<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// What is said of ports and flags.
+/// Parses conditions on ports and flags.
 fn in_transport<'a, 'w>(tokens: &'a [&'w str], transport: Transport) -> Found<'a, 'w> {
     Some(match tokens {
         ["--sport", port, rest @ ..] => (Expr::SourcePort(parse(port)?), rest),
@@ -85,7 +85,7 @@ fn in_transport<'a, 'w>(tokens: &'a [&'w str], transport: Transport) -> Found<'a
     })
 }
 
-/// What is said by a match of its own.
+/// Parses conditions of a match extension.
 fn condition<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some(match tokens {
         ["-m", "mark", "--mark", marked, rest @ ..] => (Expr::Marked(mark(marked)?), rest),
@@ -107,7 +107,7 @@ fn condition<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// What is done.
+/// Parses targets.
 fn action<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some(match tokens {
         ["-j", "MARK", "--set-xmark", marked, rest @ ..] => (Expr::Mark(mark(marked)?), rest),
@@ -123,7 +123,7 @@ fn action<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// iptables prints the address that means none.
+/// iptables prints the unspecified address if none was given.
 fn tproxy<'a, 'w>(port: &str, tokens: &'a [&'w str]) -> Found<'a, 'w> {
     let tokens = match tokens {
         ["--on-ip", "0.0.0.0" | "::", rest @ ..] => rest,
@@ -135,7 +135,7 @@ fn tproxy<'a, 'w>(port: &str, tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some((Expr::Tproxy(None, parse(port)?, mark(marked)?), rest))
 }
 
-/// Up to where something else begins.
+/// Takes the arguments up to the next known beginning.
 fn unknown<'a, 'w>(tokens: &'a [&'w str]) -> (Option<Expr>, &'a [&'w str]) {
     let mut later = tokens.iter().skip(1);
     let end = later.position(|token| BEGINNINGS.contains(token));
@@ -144,17 +144,17 @@ fn unknown<'a, 'w>(tokens: &'a [&'w str]) -> (Option<Expr>, &'a [&'w str]) {
     (Some(Expr::Unknown(join(&unknown))), rest)
 }
 
-/// Not a range, and not a name.
+/// Rejects ranges and names.
 fn parse<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok()
 }
 
-/// A whole name: iptables takes one that ends in `+` for the beginning of many, which is no name of ours.
+/// Parses a whole name: one that ends in `+` is a prefix for iptables, and not a valid name for inpod.
 fn interface(name: &str) -> Option<InterfaceName> {
     parse(name)
 }
 
-/// A value and its mask, in hexadecimal. Without a mask every bit counts.
+/// Parses a hexadecimal value and mask. Without a mask all bits count.
 fn mark(text: &str) -> Option<Mark> {
     let number = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     match text.split_once('/') {
@@ -188,8 +188,7 @@ mod tests {
         }
     }
 
-    /// As iptables 1.8.9 prints what it was given: the match of a protocol where nothing is said in it, and the
-    /// address that means none.
+    /// iptables 1.8.9 adds an empty protocol match and the unspecified address to what it was given.
     #[test]
     fn what_iptables_prints_otherwise_than_it_was_given_means_the_same() {
         let rule = lifted("-s 10.0.0.1/32 -p tcp -m tcp -j RETURN");
@@ -247,7 +246,7 @@ mod tests {
         }
     }
 
-    /// iptables takes a port of a protocol only within its match.
+    /// iptables accepts ports only within the match of a protocol.
     #[test]
     fn a_port_without_a_protocol_is_not_ours() {
         assert_eq!(lifted("--dport 1").to_string(), "<--dport 1>");

@@ -1,8 +1,8 @@
-//! Locks of one netns, so that nobody reads what another is in the middle of writing: a netconfig that was killed,
-//! with a program of it that is still dying, and the one that was started after it.
+//! Locks of one netns. They keep a new netconfig from reading rules that a dying program of a killed
+//! netconfig is still writing.
 //!
-//! Files on tmpfs below the run directory, there only while they are needed. The kernel lets go of a lock with the
-//! last process that holds it.
+//! The locks are files on tmpfs below the run directory, which exist only while they are needed. The kernel releases a
+//! lock with the last process that holds it.
 
 use std::{
     ffi::OsString,
@@ -18,14 +18,14 @@ use inpod_linux::Netns;
 
 use super::ProgramError;
 
-/// How often a lock is tried: flock(2) cannot wait with a deadline.
+/// flock(2) cannot wait with a deadline, so it is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// What a netns is locked with while programs of iptables read or write in it.
+/// The lock of a netns while programs of iptables read or write in it.
 #[derive(Debug)]
 pub(super) struct Session {
     base: PathBuf,
-    /// Held, not read.
+    /// Held for its lock.
     _lock: File,
 }
 
@@ -50,18 +50,18 @@ impl Session {
         Ok(Self { base, _lock: lock })
     }
 
-    /// What the one program that runs holds itself, for it may outlive this process by a moment.
+    /// Returns the lock that the running program itself holds, since it may briefly outlive this process.
     pub(super) fn program_lock(&self) -> PathBuf {
         with_extension(&self.base, "program")
     }
 
-    /// What iptables-legacy locks; by default it is one file for all netns, the node's included.
+    /// Returns the lock file for iptables-legacy; by default it uses one file for all netns, including the node's.
     pub(super) fn xtables_lock(&self) -> PathBuf {
         with_extension(&self.base, "xtables")
     }
 }
 
-/// What others hold stays: they would not see that it is another file by then.
+/// Files that another process has locked stay: it could not notice that a new file took their place.
 impl Drop for Session {
     fn drop(&mut self) {
         for path in [self.program_lock(), self.xtables_lock()] {
@@ -72,7 +72,7 @@ impl Drop for Session {
     }
 }
 
-/// Makes the directory, and removes what a netconfig that was killed left in it.
+/// Creates the directory and removes files that a killed netconfig left.
 pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(directory)?;
@@ -82,12 +82,12 @@ pub(super) fn prepare(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks a file that is made if it is not there. Waits until the deadline; then the error's kind is `WouldBlock`.
+/// Locks a file, creating it if necessary. Fails with `WouldBlock` after the deadline.
 pub(super) fn acquire_lock(path: &Path, deadline: Instant) -> io::Result<File> {
     loop {
         let file = open(path)?;
         match file.try_lock() {
-            // Whoever held it before may have removed it meanwhile: then it locks nothing.
+            // The previous holder may have removed the file; then the lock has no effect.
             Ok(()) if is_same_file(&file, path) => return Ok(file),
             Ok(()) => continue,
             Err(TryLockError::Error(error)) => return Err(error),
@@ -112,7 +112,7 @@ fn is_same_file(file: &File, path: &Path) -> bool {
     (held.dev(), held.ino()) == (found.dev(), found.ino())
 }
 
-/// While it is locked here, nobody else can come to hold it.
+/// While the file is locked here, no other process can lock it.
 fn remove_if_free(path: &Path) {
     let file = OpenOptions::new().write(true).open(path);
     if let Ok(file) = file
@@ -155,7 +155,7 @@ mod tests {
         thread::scope(|scope| {
             let waiting = scope
                 .spawn(|| acquire_lock(&path, Instant::now() + Duration::from_secs(5)).unwrap());
-            // Whether it waits by now or not, it must end with the file that is there.
+            // Whether it waits already or not, it must end with the file that exists.
             fs::remove_file(&path).unwrap();
             drop(held);
             assert!(is_same_file(&waiting.join().unwrap(), &path));

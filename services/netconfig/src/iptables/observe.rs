@@ -1,4 +1,4 @@
-//! What of iptables' tables is ours, or Istio's.
+//! Finds inpod's and Istio's rules in iptables' tables.
 
 use super::{
     layout::{
@@ -15,7 +15,7 @@ use crate::{
     rules::{Chain, Table, TableFamily},
 };
 
-/// Of each family what was printed, IPv4 first.
+/// Expects the saved tables of each family, IPv4 first.
 pub(super) fn observe(saved: &[(Family, Vec<SavedTable>)]) -> Observed {
     let mut observed = Observed::default();
     for (family, tables) in saved {
@@ -42,9 +42,8 @@ pub(super) fn observe(saved: &[(Family, Vec<SavedTable>)]) -> Observed {
 struct TableContext<'a> {
     table: &'a SavedTable,
     family: TableFamily,
-    /// What ours in it are called.
+    /// The name of inpod's table that is stored in it.
     ours: &'static str,
-    /// The chains of Istio's node agent.
     incumbent: Vec<&'a str>,
 }
 
@@ -75,7 +74,7 @@ impl TableContext<'_> {
         })
     }
 
-    /// Rules of others' chains that go with the chains that they lead to.
+    /// Returns jumps from foreign chains to chains of inpod or Istio, which are deleted along with them.
     fn jumps(&self, theirs: &[&str]) -> impl Iterator<Item = Jump> {
         let is_theirs = |rule: &&SavedRule| {
             let target = rule.target().filter(|target| theirs.contains(target));
@@ -95,7 +94,7 @@ impl TableContext<'_> {
     }
 }
 
-/// Every chain of ours in one of iptables' tables. There is a table of ours where there is one.
+/// Returns inpod's chains in one of iptables' tables, if there are any.
 fn our_table(saved: &SavedTable, family: TableFamily, ours: &str) -> Option<ObservedTable> {
     let names = saved
         .chains
@@ -130,7 +129,7 @@ fn lift_chain(saved: &SavedTable, ours: &str, chain: &str) -> Chain {
     }
 }
 
-/// The one jump that leads to a chain of ours, from where it belongs.
+/// Returns the jump to a chain of inpod, if it is the only one and comes from the right chain.
 fn entry_jump<'a>(saved: &'a SavedTable, name: &str) -> Option<&'a SavedRule> {
     let (chain, origin) = (to_iptables_chain(name), parent_chain(name)?);
     let mut jumps = jumps_to_ours(saved).filter(|jump| jump.target() == Some(chain));
@@ -138,7 +137,7 @@ fn entry_jump<'a>(saved: &'a SavedTable, name: &str) -> Option<&'a SavedRule> {
     (jumps.next().is_none() && (is_bare(jump) || comment_in(jump).is_some())).then_some(jump)
 }
 
-/// Rules of others' chains that lead to one of ours.
+/// Returns jumps from foreign chains to inpod's.
 fn jumps_to_ours(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     let leads_to_ours = |rule: &&SavedRule| {
         let target = rule.target();
@@ -147,7 +146,7 @@ fn jumps_to_ours(saved: &SavedTable) -> impl Iterator<Item = &SavedRule> {
     saved.rules.iter().filter(leads_to_ours)
 }
 
-/// The tag, if every entrance bears the same.
+/// Returns the tag if all jumps carry the same one.
 fn comment_of(saved: &SavedTable, chains: &[Chain]) -> Option<String> {
     let jumps = chains
         .iter()
@@ -159,7 +158,7 @@ fn comment_of(saved: &SavedTable, chains: &[Chain]) -> Option<String> {
         .then(|| first.to_owned())
 }
 
-/// A jump that bears a comment, and nothing else.
+/// Returns the comment of a jump that has no other condition.
 fn comment_in(jump: &SavedRule) -> Option<&str> {
     let tokens: Vec<_> = jump.tokens.iter().map(String::as_str).collect();
     match tokens.as_slice() {
@@ -172,7 +171,7 @@ fn is_bare(jump: &SavedRule) -> bool {
     matches!(jump.tokens.as_slice(), [token, _] if token == "-j")
 }
 
-/// The chains of Istio's node agent. A sidecar has one of the same name, among others.
+/// Returns the chains of Istio's node agent. A sidecar has a chain of the same name, among others.
 fn incumbent_chains<'a>(saved: &'a SavedTable, tables: &[SavedTable]) -> Vec<&'a str> {
     let [prerouting, _] = INCUMBENT_CHAINS;
     let has = |table: &SavedTable, name: &str| table.chains.iter().any(|chain| chain == name);
@@ -202,7 +201,7 @@ mod tests {
 
     const JUMP: &str = "-A OUTPUT -m comment --comment \"a tag\" -j INPOD_OUTPUT\n";
 
-    /// What is observed of the output chain: whether it is entered, the tag, and what is too much.
+    /// Returns whether the output chain is entered, the tag, and the number of superfluous jumps.
     fn entered(jumps: &str) -> (bool, Option<String>, u32) {
         let observed = observed(&format!("{CHAINS}{jumps}"));
         let [nat] = observed.tables.as_slice() else {

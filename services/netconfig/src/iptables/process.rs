@@ -1,4 +1,4 @@
-//! A process that is waited for until a deadline, while what it says is read.
+//! Waits for a process until a deadline while reading its output.
 
 use std::{
     io::{self, Read},
@@ -15,19 +15,19 @@ use nix::{
     unistd::Pid,
 };
 
-/// How much of either output is read: 100,000 foreign rules and more.
+/// The output's limit: room for more than 100,000 foreign rules.
 const MAX_OUTPUT_BYTES: u64 = 64 * 1024 * 1024;
 
-/// How long both outputs may be silent until it is looked whether the process has ended.
+/// Interval of checks whether the process has ended while its outputs are silent.
 const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How often it is looked whether a process that has closed its outputs has ended.
+/// Interval of checks whether the process has ended after it has closed its outputs.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long a process that was killed may take to be gone.
+/// How long to wait for a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How a process ended, and what it said.
+/// The exit status and output of a process.
 #[derive(Debug)]
 pub(super) struct ProcessOutput {
     pub(super) status: ExitStatus,
@@ -35,11 +35,11 @@ pub(super) struct ProcessOutput {
     pub(super) errors: Vec<u8>,
 }
 
-/// A process with its own group, that ends with this.
+/// A process in its own process group, which is killed on drop.
 pub(super) struct RunningProcess(pub(super) Child);
 
 impl RunningProcess {
-    /// How it ended and what it said, if it ended in time.
+    /// Waits for the process to end. Returns `None` after the deadline.
     pub(super) fn wait(&mut self, deadline: Instant) -> io::Result<Option<ProcessOutput>> {
         let (output, errors) = (self.0.stdout.take(), self.0.stderr.take());
         let (mut output, mut errors) = (Stream::new(output)?, Stream::new(errors)?);
@@ -51,7 +51,7 @@ impl RunningProcess {
             wait_for_either(&output, &errors, left)?;
             output.read()?;
             errors.read()?;
-            // What it started may live on and hold the streams: it has said what it had to say.
+            // Its children may live on and keep the streams open; the process itself has written everything.
             if (output.is_closed() && errors.is_closed()) || self.0.try_wait()?.is_some() {
                 break;
             }
@@ -79,14 +79,14 @@ impl RunningProcess {
     }
 }
 
-/// Whoever stops waiting ends it, with what it started.
+/// Kills the process and its children.
 impl Drop for RunningProcess {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(Some(_))) {
             return;
         }
         if let Ok(group) = i32::try_from(self.0.id()) {
-            // Where it has ended meanwhile there is nobody to kill.
+            // Fails if the process has ended meanwhile, which is fine.
             killpg(Pid::from_raw(group), Signal::SIGKILL).unwrap_or_default();
         }
         let gone = self.ended_by(Instant::now() + KILL_TIMEOUT);
@@ -96,7 +96,7 @@ impl Drop for RunningProcess {
     }
 }
 
-/// What a process writes, as far as it has written it.
+/// An output stream and the bytes read so far.
 struct Stream<T> {
     pipe: Option<T>,
     bytes: Vec<u8>,
@@ -164,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// A child of this test, which a shell stands for.
+    /// Starts a shell as the child.
     fn started(shell: &str) -> RunningProcess {
         let mut command = Command::new("/bin/sh");
         command
@@ -212,7 +212,7 @@ mod tests {
         drop(child);
         let deadline = deadline_in_tests();
         for pid in pids.split_whitespace() {
-            // Whoever reaps the grandchild does so at leisure.
+            // The grandchild is reaped by another process at its leisure.
             let runs = || {
                 let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
                 status.is_ok_and(|status| !status.contains(") Z "))

@@ -1,4 +1,4 @@
-//! The programs of iptables on this machine: where they are, which release they are of, and how they are run.
+//! The programs of iptables on this machine: their location, release and execution.
 
 use std::{
     collections::BTreeMap,
@@ -18,22 +18,22 @@ use super::{
 };
 use crate::family::Family;
 
-/// Where programs are looked for. Not in a `PATH`: a caller could choose it.
+/// The directories to search. `PATH` is not used since a caller could choose it.
 const DIRECTORIES: [&str; 5] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin"];
 
-/// This process's own binary, even where another one has taken its place on disk.
+/// This process's own binary, even if the file was replaced since.
 const RUNNER: &str = "/proc/self/exe";
 
-/// How long one run may take. A pod's rules take milliseconds; the rest is for locks.
+/// Timeout of one run. A pod's rules take milliseconds; the rest is for locks.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// There where the kernel has IPv6, even where it is switched off.
+/// Exists if the kernel has IPv6, even if it is disabled.
 const IPV6: &str = "/proc/sys/net/ipv6";
 
-/// The first release of iptables-legacy whose restore waits for its lock (`-w`).
+/// The first release whose iptables-legacy-restore can wait for its lock (`-w`).
 const FIRST_RELEASE_WITH_WAIT: Version = Version([1, 6, 2]);
 
-/// One of the programs of a variant.
+/// A program of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Program {
     pub(super) variant: Variant,
@@ -41,12 +41,12 @@ pub(super) struct Program {
     pub(super) action: Action,
 }
 
-/// What a program does.
+/// The task of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Prints rules.
     Save,
-    /// Makes them so.
+    /// Changes rules.
     Restore,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Version {
 impl FromStr for Version {
     type Err = ();
 
-    /// Out of what `--version` prints: `iptables-save v1.8.9 (legacy)`.
+    /// Parses the output of `--version`: `iptables-save v1.8.9 (legacy)`.
     fn from_str(text: &str) -> Result<Self, ()> {
         let numbers = |word: &str| {
             let mut numbers = word.strip_prefix('v')?.split('.').map(str::parse::<u16>);
@@ -104,13 +104,13 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Looks for them in `/usr/sbin`, `/sbin`, `/usr/bin`, `/bin` and `/usr/local/sbin`, and asks for their version. `locks` is a directory of their own, below the
-    /// run directory.
+    /// Searches `/usr/sbin`, `/sbin`, `/usr/bin`, `/bin` and `/usr/local/sbin`, and queries the programs' version.
+    /// `locks` is a dedicated directory below the run directory.
     pub fn search(locks: &Path) -> Self {
         Self::search_in(&DIRECTORIES.map(Path::new), Path::new(RUNNER), locks)
     }
 
-    /// The same in other directories and through another binary of netconfig, for tests.
+    /// Searches other directories and uses another binary of netconfig, for tests.
     pub fn search_in(directories: &[&Path], runner: &Path, locks: &Path) -> Self {
         if let Err(error) = lock::prepare(locks) {
             tracing::warn!(path = %locks.display(), %error, "Cannot prepare the lock directory");
@@ -131,18 +131,18 @@ impl Programs {
         }
     }
 
-    /// Lets each run take that long.
+    /// Replaces the timeout of each run.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
     }
 
-    /// Whether those of a variant were found.
+    /// Returns whether all programs of a variant were found.
     pub fn has(&self, variant: Variant) -> bool {
         self.missing(variant).is_empty()
     }
 
-    /// The names of those of a variant that were not found. Those of IPv6 are not missed where the kernel has none.
+    /// Returns the missing programs of a variant. Those for IPv6 are only needed if the kernel has it.
     pub fn missing(&self, variant: Variant) -> Vec<String> {
         let needed = programs_of(variant).filter(|program| families().contains(&program.family));
         let names = needed.map(|program| program.to_string());
@@ -151,14 +151,14 @@ impl Programs {
             .collect()
     }
 
-    /// The release of a variant, where it could be had.
+    /// Returns the release of a variant, if it is known.
     pub(crate) fn version(&self, variant: Variant) -> Option<Version> {
         let mut versions = self.versions.iter();
         let known = versions.find(|(known, _)| *known == variant);
         known.map(|(_, version)| *version)
     }
 
-    /// Waits until nobody else is at work in a netns by way of iptables.
+    /// Waits until no other process uses iptables in the netns.
     pub(super) fn session(&self, variant: Variant, netns: &Netns) -> Result<Session, ProgramError> {
         if self.has(variant) {
             Session::open(&self.locks, netns, self.timeout)
@@ -167,7 +167,7 @@ impl Programs {
         }
     }
 
-    /// Runs one in a netns and gives what it printed.
+    /// Runs a program in a netns and returns its output.
     pub(super) fn run(
         &self,
         program: Program,
@@ -187,7 +187,7 @@ impl Programs {
         run.output()
     }
 
-    /// The table nat of the node's own netns, as a program prints it. The node's lock is shared with everybody there.
+    /// Returns the nat table of the node's netns as a program prints it. All processes on the node share its lock.
     pub(crate) fn save_on_node(
         &self,
         variant: Variant,
@@ -201,7 +201,7 @@ impl Programs {
         self.run_on_node(program, vec!["-t".to_owned(), "nat".to_owned()], "")
     }
 
-    /// Feeds a script to a program in the node's own netns.
+    /// Runs a restore program with a script in the node's netns.
     pub(crate) fn restore_on_node(
         &self,
         variant: Variant,
@@ -253,7 +253,7 @@ impl Programs {
         if program.action == Action::Restore {
             arguments.push("--noflush".to_owned());
             if self.waits_for_lock(program.variant) {
-                // It takes whole seconds, and is to give up before it is given up.
+                // The program takes whole seconds and has to give up before its own timeout.
                 let seconds = self.timeout.as_secs().saturating_sub(1).max(1);
                 arguments.extend(["-w".to_owned(), seconds.to_string()]);
             }
@@ -261,7 +261,7 @@ impl Programs {
         arguments
     }
 
-    /// Whether restore takes a lock, and can be told to wait for it.
+    /// Returns whether restore takes a lock for which it can wait.
     fn waits_for_lock(&self, variant: Variant) -> bool {
         let version = self.version(variant);
         variant == Variant::Legacy
@@ -288,7 +288,7 @@ impl Programs {
     }
 }
 
-/// The families that the kernel has.
+/// Returns the families that the kernel supports.
 pub(super) fn families() -> &'static [Family] {
     if Path::new(IPV6).exists() {
         &Family::ALL

@@ -1,17 +1,17 @@
-//! From what a rule means to the words that iptables takes. [`super::lift`] is the way back.
+//! Renders rules as arguments of iptables; the inverse of [`super::lift`].
 
 use crate::{
     marks::Mark,
     rules::{Expr, Network, Rule, Transport},
 };
 
-/// Of the flags fin, syn, rst and ack, syn alone.
+/// Of FIN, SYN, RST and ACK, only SYN is set.
 pub(super) const SYN_ONLY: [&str; 2] = ["FIN,SYN,RST,ACK", "SYN"];
 
-/// A connection that is known, as `iptables-save` prints it.
+/// Established and related connections, as `iptables-save` prints them.
 pub(super) const KNOWN: &str = "RELATED,ESTABLISHED";
 
-/// A rule without its chain, as `iptables-save` prints it.
+/// Renders a rule without its chain, as `iptables-save` prints it.
 pub(super) fn render(rule: &Rule) -> String {
     let (mut transport, mut parts) = (None, Vec::new());
     for expr in &rule.0 {
@@ -19,7 +19,7 @@ pub(super) fn render(rule: &Rule) -> String {
             transport = Some(*found);
         }
         if is_in_transport_match(expr) {
-            // Once: it opens the match that the ports and flags belong to.
+            // Once: it introduces the match for ports and flags.
             parts.extend(transport.take().map(|found| format!("-m {}", name(found))));
         }
         parts.extend(render_expr(expr));
@@ -27,7 +27,7 @@ pub(super) fn render(rule: &Rule) -> String {
     parts.join(" ")
 }
 
-/// Whether it is said within `-m tcp` or `-m udp`.
+/// Returns whether the expression belongs into `-m tcp` or `-m udp`.
 fn is_in_transport_match(expr: &Expr) -> bool {
     matches!(
         expr,
@@ -35,7 +35,7 @@ fn is_in_transport_match(expr: &Expr) -> bool {
     )
 }
 
-/// `None` for what iptables has no words for: the table says the family, and every rule counts.
+/// Returns `None` for what the table or iptables implies: the family and counters.
 fn render_expr(expr: &Expr) -> Option<String> {
     Some(match expr {
         Expr::Version(_) | Expr::Counter => return None,
@@ -62,13 +62,13 @@ fn render_expr(expr: &Expr) -> Option<String> {
         Expr::Mark(mark) => format!("-j MARK --set-xmark {mark}"),
         Expr::MarkConnection(mark) => format!("-j CONNMARK --set-xmark {mark}"),
         Expr::Zone(zone) => format!("-j CT --zone {zone}"),
-        // Not ACCEPT: what others have in the same chain of iptables is to see the packet, as it does where a chain
-        // of nf_tables accepts it.
+        // Not ACCEPT: rules of others in the same built-in chain have to see the packet, as they do after an
+        // nftables chain accepts it.
         Expr::Accept => "-j RETURN".to_owned(),
         Expr::Drop => "-j DROP".to_owned(),
         Expr::Redirect(port) => format!("-j REDIRECT --to-ports {port}"),
         Expr::Tproxy(_, port, mark) => tproxy(*port, *mark),
-        // The node's own rules, which are none of a pod's; iptables refuses the words.
+        // Only in the node's own rules, never in a pod's; iptables rejects the text.
         Expr::DestinationIn(..)
         | Expr::FromAnySocket
         | Expr::FromCgroup { .. }
@@ -79,12 +79,12 @@ fn render_expr(expr: &Expr) -> Option<String> {
     })
 }
 
-/// Without an address: iptables takes that of the interface that the packet arrived by.
+/// Without an address, iptables uses that of the interface by which the packet arrived.
 fn tproxy(port: u16, mark: Mark) -> String {
     format!("-j TPROXY --on-port {port} --tproxy-mark {mark}")
 }
 
-/// iptables prints the length of one address, too.
+/// iptables prints the length of host networks, too.
 fn cidr(network: Network) -> String {
     format!("{}/{}", network.address(), network.prefix_len())
 }

@@ -1,4 +1,4 @@
-//! One run of a program: started in a netns, given a script, waited for until a deadline.
+//! Runs a program in a netns with a script as its input, until a deadline.
 
 use std::{
     fs::File,
@@ -18,43 +18,42 @@ use super::{
     process::{ProcessOutput, RunningProcess},
 };
 
-/// What iptables-legacy says, and how it ends, when another process holds its lock (xshared.c; RESOURCE_PROBLEM).
+/// The exit code and message of iptables-legacy if another process holds its lock (RESOURCE_PROBLEM in xshared.c).
 const XTABLES_LOCK_HELD: (i32, &str) = (4, "xtables lock");
 
-/// How many lines of what a program says are repeated.
+/// How many lines of a program's error output are reported.
 const MAX_MESSAGE_LINES: usize = 3;
 
-/// What is to be run.
+/// A run of a program.
 #[derive(Debug)]
 pub(super) struct Run<'a> {
     /// netconfig's own binary.
     pub(super) runner: &'a Path,
-    /// In which netns; `None` for what needs none.
+    /// `None` for programs that need no netns.
     pub(super) netns: Option<&'a Netns>,
-    /// The program, by its absolute path.
+    /// The program's absolute path.
     pub(super) program: &'a Path,
     pub(super) arguments: Vec<String>,
     pub(super) script: &'a str,
-    /// What it holds while it runs, and what iptables-legacy locks.
+    /// The program's own lock file, and the one for iptables-legacy.
     pub(super) locks: Option<(PathBuf, PathBuf)>,
-    /// How long it may take.
     pub(super) timeout: Duration,
 }
 
-/// How it ended, and what it said.
+/// The exit status and output of a program.
 #[derive(Debug)]
 struct ProgramOutput {
     status: ExitStatus,
     output: String,
-    /// Without the runner's remarks.
+    /// Without the helper's messages.
     errors: String,
     log_lines: Vec<String>,
 }
 
 impl Run<'_> {
-    /// What it printed.
+    /// Runs the program and returns its output.
     ///
-    /// The kernel ends the program when the calling thread ends, which therefore waits for it here.
+    /// The kernel kills the program when the calling thread ends, so the thread waits for it here.
     pub(super) fn output(&self) -> Result<String, ProgramError> {
         let deadline = Instant::now() + self.timeout;
         let child = self.start().map_err(|source| self.not_started(source))?;
@@ -72,7 +71,7 @@ impl Run<'_> {
         command
             .args(self.invocation().arguments())
             .env_clear()
-            // What it says is read.
+            // The output is parsed.
             .env("LC_ALL", "C")
             .stdin(script(self.script)?)
             .stdout(Stdio::piped())
@@ -155,7 +154,7 @@ impl Run<'_> {
     }
 }
 
-/// As a file: nobody has to be there to write it while it is read.
+/// A file instead of a pipe: nothing has to write it while the program reads.
 fn script(text: &str) -> io::Result<File> {
     let mut file = File::from(memfd_create("script", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(text.as_bytes())?;
@@ -163,7 +162,7 @@ fn script(text: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// The line of the script that a program complains of: "line: 2", "line 2 failed".
+/// Returns the line of the script that a message refers to: "line: 2", "line 2 failed".
 fn rejected_line(errors: &str, script: &str) -> Option<String> {
     let mut message = errors.split_whitespace();
     message.find(|word| matches!(*word, "line" | "line:"))?;

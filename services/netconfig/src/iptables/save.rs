@@ -1,4 +1,4 @@
-//! What `iptables-save` prints, as tables, chains and rules.
+//! Parses the output of `iptables-save`.
 
 use super::{layout::TABLES, tokens::split};
 
@@ -6,7 +6,7 @@ use super::{layout::TABLES, tokens::split};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SavedTable {
     pub(super) name: String,
-    /// All of them, iptables' own included.
+    /// All chains, including built-in ones.
     pub(super) chains: Vec<String>,
     pub(super) rules: Vec<SavedRule>,
 }
@@ -17,12 +17,12 @@ pub(super) struct SavedRule {
     pub(super) chain: String,
     /// Without the chain.
     pub(super) tokens: Vec<String>,
-    /// With the chain, as it was printed: what deletes the rule.
+    /// The rule with its chain as printed, which can be used to delete it.
     pub(super) text: String,
 }
 
 impl SavedRule {
-    /// The chain that it leads to.
+    /// Returns the chain that the rule jumps to.
     pub(super) fn target(&self) -> Option<&str> {
         let mut pairs = self.tokens.iter().zip(self.tokens.iter().skip(1));
         let target = pairs.find(|(token, _)| matches!(token.as_str(), "-j" | "-g"));
@@ -30,11 +30,11 @@ impl SavedRule {
     }
 }
 
-/// What is no output of `iptables-save`: the line, or nothing where the end is missing.
+/// Invalid output: the line, or empty if the end is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable(pub(super) String);
 
-/// Reads it whole or not at all: what is overlooked would be taken for missing.
+/// Parses everything or fails: rules that are overlooked would be taken for missing.
 pub(super) fn parse(text: &str) -> Result<Vec<SavedTable>, Unreadable> {
     let (mut tables, mut open) = (Vec::new(), None::<SavedTable>);
     for line in text.lines() {
@@ -62,8 +62,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<SavedTable>, Unreadable> {
     }
 }
 
-/// A table that iptables-nft cannot print is left out, with no more than a remark (xtables-save.c). One in which others
-/// have base chains that it cannot print is printed without these.
+/// A table that iptables-nft cannot print is replaced by a comment (xtables-save.c). If only foreign base chains cannot
+/// be printed, the table is printed without them.
 fn check_comment(comment: &str) -> Result<(), ()> {
     let is_about = |name: &str| comment.contains(&format!("`{name}'"));
     let is_ours = TABLES.into_iter().any(|(name, _)| is_about(name));

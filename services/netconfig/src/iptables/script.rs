@@ -1,5 +1,5 @@
-//! A change as scripts for `iptables-restore --noflush`: one per family, of each table only what changes. What
-//! stands between `*table` and `COMMIT` is done at once or not at all.
+//! Renders a change for `iptables-restore --noflush`: one script per family, with only the changed tables. Each section
+//! from `*table` to `COMMIT` is applied atomically.
 
 use std::collections::BTreeSet;
 
@@ -14,14 +14,14 @@ use crate::{
     rules::{Expr, Table, TableFamily, ambient::MANGLE},
 };
 
-/// What makes a change, by family; nothing for one in which nothing changes.
+/// Returns the scripts of the families that change.
 pub(super) fn scripts(seen: &Observed, change: &Change) -> Vec<(Family, String)> {
     let script = |family| Some((family, script_of(table_family(family), seen, change)));
     let scripts = Family::ALL.into_iter().filter_map(script);
     scripts.filter(|(_, text)| !text.is_empty()).collect()
 }
 
-/// What is new comes in the order in which it takes effect, then what is old goes in reverse.
+/// Creates tables in evaluation order, then deletes old ones in reverse order.
 fn script_of(family: TableFamily, seen: &Observed, change: &Change) -> String {
     let created = creation_order(family, seen, change);
     let is_new = |name: &str| created.iter().any(|new| new.table.name == name);
@@ -57,8 +57,8 @@ fn script_of(family: TableFamily, seen: &Observed, change: &Change) -> String {
     script
 }
 
-/// Raw, mangle, nat: what is captured by nat is marked and kept apart before it is captured. Where mangle captures and
-/// no longer will, it comes after nat: in between nothing is let out.
+/// Raw, mangle, nat: packets are marked and assigned to zones before nat captures them. If mangle captures now and no
+/// longer will, it follows nat, so that nothing escapes in between.
 fn creation_order<'a>(
     family: TableFamily,
     seen: &Observed,
@@ -79,7 +79,6 @@ fn creation_order<'a>(
     created
 }
 
-/// Whether a table captures by TPROXY.
 fn tproxies(table: &Table) -> bool {
     let mut rules = table.chains.iter().flat_map(|chain| &chain.rules);
     rules.any(|rule| rule.0.iter().any(|expr| matches!(expr, Expr::Tproxy(..))))
@@ -92,7 +91,7 @@ fn section(table_name: &str, lines: &[String]) -> String {
     format!("*{table_name}\n{}\nCOMMIT\n", lines.join("\n"))
 }
 
-/// Naming a chain creates it, or empties it where it is there.
+/// Naming a chain creates it, or flushes it if it exists.
 fn create_table(new: &NewTable, seen: &Observed) -> String {
     let (table, id) = (&new.table, new.table.id());
     let Some(table_name) = iptables_table(&table.name) else {
@@ -121,7 +120,7 @@ fn create_table(new: &NewTable, seen: &Observed) -> String {
     section(table_name, &lines)
 }
 
-/// First in their chains, and with the tag.
+/// Returns the jumps to the table's chains: at the top of the built-in chains, with the tag.
 fn entry_jumps(new: &NewTable) -> impl Iterator<Item = String> {
     let comment = &new.comment;
     let tag = if comment.is_empty() {
@@ -136,7 +135,7 @@ fn entry_jumps(new: &NewTable) -> impl Iterator<Item = String> {
     })
 }
 
-/// What leads to a table's chains once it is written.
+/// Returns the jumps that exist once a table is written.
 pub(crate) fn jumps(new: &NewTable) -> Vec<Jump> {
     let jump = |line: String| {
         let (chain, rule) = line.strip_prefix("-I ")?.split_once(" 1 ")?;
@@ -174,13 +173,13 @@ fn chains_seen<'a>(id: &(TableFamily, String), seen: &'a Observed) -> Vec<&'a st
     chains.map(|chain| to_iptables_chain(&chain.name)).collect()
 }
 
-/// All are emptied before one is deleted: they may lead to each other.
+/// All chains are flushed before one is deleted, since they may refer to each other.
 fn flush_and_delete(chains: &[&str]) -> Vec<String> {
     let all = |verb: &'static str| chains.iter().map(move |chain| format!("-{verb} {chain}"));
     all("F").chain(all("X")).collect()
 }
 
-/// Takes chains of others away that bear these names.
+/// Deletes the foreign chains with these names.
 fn delete_chains(
     (family, ours): (TableFamily, &str),
     table_name: &str,
@@ -230,7 +229,7 @@ mod tests {
         }
     }
 
-    /// The tables that are written in order, when all of ours are.
+    /// Returns the tables in the order of writing when all of inpod's tables are written.
     fn order(before: &[Table], after: &[Table]) -> Vec<String> {
         let new = |table: &Table| NewTable {
             table: table.clone(),
@@ -306,7 +305,7 @@ mod tests {
         assert_eq!(script, wanted);
     }
 
-    /// As an undo writes what it read.
+    /// An undo writes what it read.
     #[test]
     fn a_chain_that_was_not_entered_is_written_without_its_jump() {
         let mut nat = with(false, Redirect).remove(1);

@@ -1,8 +1,8 @@
-//! A rule's text as words and back, as `iptables-save` writes and `iptables-restore` reads them
-//! (`xtables_save_string` and `add_param_to_argv` of iptables): white space between, double quotes around what has any,
-//! and in these a backslash before a quote or a backslash.
+//! Splits and joins arguments as `iptables-save` prints and `iptables-restore` reads them (`xtables_save_string` and
+//! `add_param_to_argv` of iptables): separated by white space, with double quotes around arguments that contain any,
+//! and with a backslash before quotes and backslashes within.
 
-/// The words of a line. `None` where a quote is not closed.
+/// Splits a line. Returns `None` if a quote is not closed.
 pub(super) fn split(line: &str) -> Option<Vec<String>> {
     let (mut tokens, mut token) = (Vec::new(), None::<String>);
     let (mut quoted, mut escaped) = (false, false);
@@ -25,13 +25,11 @@ pub(super) fn split(line: &str) -> Option<Vec<String>> {
     (!quoted && !escaped).then_some(tokens)
 }
 
-/// Words as a line.
 pub(super) fn join(tokens: &[String]) -> String {
     let tokens: Vec<_> = tokens.iter().map(|token| quote(token)).collect();
     tokens.join(" ")
 }
 
-/// One word.
 pub(super) fn quote(token: &str) -> String {
     let is_plain = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | '\'' | '\\');
     if !token.is_empty() && token.chars().all(is_plain) {
