@@ -1,4 +1,4 @@
-//! Connection tracking of a netns, as far as it keeps captured what is to go direct, or the other way round.
+//! Deletes connection tracking entries that would keep a connection on its old path after rules change.
 
 mod connections;
 
@@ -17,18 +17,18 @@ use netlink_bindings::{
 
 /// NFNL_SUBSYS_CTNETLINK and IPCTNL_MSG_CT_DELETE (linux/netfilter/nfnetlink.h, nfnetlink_conntrack.h).
 const DELETE: u16 = (1 << 8) | 2;
-/// CTA_TUPLE_ORIG: who began it, and how.
+/// CTA_TUPLE_ORIG: the endpoints of the first packet.
 const TUPLE_ORIG: u16 = 1;
-/// CTA_ID: which entry, among those that had the same first packet one after the other.
+/// CTA_ID: distinguishes entries whose first packets had the same endpoints.
 const ID: u16 = 12;
 const ZONE: u16 = 18; // CTA_ZONE
 const NESTED: u16 = 0x8000; // NLA_F_NESTED
 const UDP: u8 = 17; // IPPROTO_UDP
-/// How often a dump is begun again because entries came and went meanwhile.
+/// How often a dump is repeated because entries changed meanwhile.
 const ATTEMPTS: usize = 8;
 
-/// Whose answers an entry of a question bears that goes the wrong way, given the families whose questions are to go to
-/// ztunnel. One that goes the right way stays: without its entry the answer that is awaited would be lost.
+/// Returns the source port of answers in entries of DNS queries that are stale, given the families whose queries go to
+/// ztunnel. Entries on the right path stay: without its entry, an outstanding answer would be lost.
 pub(crate) fn stale_reply_port(captured: &[Family], family: Family) -> u16 {
     if captured.contains(&family) {
         DNS_PORT
@@ -37,21 +37,20 @@ pub(crate) fn stale_reply_port(captured: &[Family], family: Family) -> u16 {
     }
 }
 
-/// Deletes the entries of questions for names over UDP that go the wrong way, in every zone and both families.
+/// Deletes entries of UDP DNS queries on a stale path, in every zone and both families.
 pub(crate) fn flush_dns(socket: &mut Socket, captured: &[Family]) -> Result<(), KernelError> {
     delete_matching(socket, |header, attributes| {
         is_stale_query(header, attributes, captured).unwrap_or(false)
     })
 }
 
-/// Deletes the entries that are meant.
 fn delete_matching(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
 ) -> Result<(), KernelError> {
     for entry in entries(socket, is_selected)? {
         match socket.act("delete a connection tracking entry", &entry) {
-            // It ended by itself.
+            // The entry expired by itself.
             Err(error) if error.is(nix::Error::ENOENT) => {}
             result => result?,
         }
@@ -59,7 +58,7 @@ fn delete_matching(
     Ok(())
 }
 
-/// An entry, as a request that deletes it.
+/// A request to delete an entry.
 struct Entry(Vec<u8>);
 
 impl NetlinkRequest for Entry {
@@ -86,7 +85,7 @@ impl NetlinkRequest for Entry {
 /// NETLINK_NETFILTER of linux/netlink.h.
 const PROTOCOL: u16 = 12;
 
-/// A dump that entries came to or went from while it was made may lack some.
+/// Repeats dumps during which entries came or went, since they may be incomplete.
 fn entries(
     socket: &mut Socket,
     is_selected: impl Fn(&Nfgenmsg, &IterableConntrackAttrs<'_>) -> bool,
@@ -115,7 +114,7 @@ fn family_of(header: &Nfgenmsg) -> Option<Family> {
     families.find(|family| family.number() == header.nfgen_family)
 }
 
-/// `None` for what is no question.
+/// Returns `None` for entries that are not DNS queries.
 fn is_stale_query(
     header: &Nfgenmsg,
     attributes: &IterableConntrackAttrs<'_>,
@@ -130,7 +129,7 @@ fn is_stale_query(
     Some(is_question && is_wrong)
 }
 
-/// An entry is named by its first packet and its zone, and by its number: by now there may be another one of these.
+/// Identifies an entry by its first packet, its zone and its id, since the first two may have been reused.
 fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
     let mut payload = vec![header.nfgen_family, 0, 0, 0];
     push(
@@ -146,7 +145,7 @@ fn delete(header: &Nfgenmsg, attributes: &[u8]) -> Option<Entry> {
     Some(Entry(payload))
 }
 
-/// An attribute: its length with the four bytes of its head, its kind, its bytes, and what fills up to four.
+/// Appends an attribute: its length including the header of four bytes, its type, its value and padding to four bytes.
 fn push(payload: &mut Vec<u8>, kind: u16, bytes: &[u8]) -> Option<()> {
     let length = u16::try_from(bytes.len().checked_add(4)?).ok()?;
     payload.extend(length.to_ne_bytes());

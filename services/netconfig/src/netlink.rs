@@ -1,8 +1,8 @@
-//! A netlink socket: one request, its answer, a deadline.
+//! A netlink socket with request, response and timeout.
 //!
-//! Not `netlink-socket2`: its reads have no timeout, it cannot tell a dump that was changed under way
-//! (`NLM_F_DUMP_INTR`) from a whole one, and it has every message of a transaction acknowledged. What is in the
-//! messages is `netlink-bindings`'.
+//! `netlink-socket2` is not used: its reads have no timeout, it cannot detect dumps that were changed meanwhile
+//! (`NLM_F_DUMP_INTR`), and it requests an acknowledgement of every message in a transaction. The contents of
+//! messages come from `netlink-bindings`.
 
 mod error;
 mod message;
@@ -31,14 +31,14 @@ use nix::{setsockopt_impl, sockopt_impl};
 
 use message::{Answer, DUMP, Message, messages};
 
-/// The kernel answers before `send` returns, so this only bounds what should never happen.
+/// The kernel answers before `send` returns, so this timeout should never be reached.
 const RECEIVE_TIMEOUT_SECONDS: libc::time_t = 5;
 
-/// The kernel writes a dump in pieces of at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
+/// The kernel writes dumps in chunks of at most 32 KiB (netlink_dump in net/netlink/af_netlink.c).
 const RECEIVE_BYTES: usize = 32 * 1024;
 
 sockopt_impl!(
-    /// Errors come with a sentence (netlink(7)).
+    /// Adds a message to errors (netlink(7)).
     ExtendedAck,
     SetOnly,
     libc::SOL_NETLINK,
@@ -47,7 +47,7 @@ sockopt_impl!(
 );
 
 sockopt_impl!(
-    /// Errors come without a copy of the request (netlink(7)).
+    /// Removes the copy of the request from errors (netlink(7)).
     CappedAck,
     SetOnly,
     libc::SOL_NETLINK,
@@ -55,7 +55,7 @@ sockopt_impl!(
     bool
 );
 
-/// A netlink socket. It belongs to the netns in which it was opened, wherever it is used later.
+/// A netlink socket. It belongs to the netns in which it was opened, wherever it is used.
 #[derive(Debug)]
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -64,7 +64,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Opens one in the calling thread's netns.
+    /// Opens a socket in the calling thread's netns.
     pub(crate) fn open(protocol: SockProtocol) -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -83,22 +83,21 @@ impl Socket {
         })
     }
 
-    /// Gives the socket a port and a longer reach: the number by which events name what it changes, and room for what
-    /// is sent at once.
+    /// Binds the socket to a port, which names it in notifications, and sets the size of its send buffer.
     pub(crate) fn bind(&self, bytes_at_once: usize) -> io::Result<u32> {
-        // What one sends counts with its bookkeeping; only with NET_ADMIN it is more than the system's default bound.
+        // The buffer includes the kernel's overhead. Sizes above the system's limit require NET_ADMIN.
         let forced = setsockopt(&self.fd, sockopt::SndBufForce, &bytes_at_once);
         forced.or_else(|_| setsockopt(&self.fd, sockopt::SndBuf, &bytes_at_once))?;
         bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
         Ok(getsockname::<NetlinkAddr>(self.fd.as_raw_fd())?.pid())
     }
 
-    /// Begins messages that are sent at once.
+    /// Begins a batch of messages.
     pub(crate) fn batch(&self) -> Batch {
         Batch::after(self.sequence)
     }
 
-    /// Sends a request that is only acknowledged.
+    /// Sends a request that has no response but its acknowledgement.
     pub(crate) fn act<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -110,13 +109,13 @@ impl Socket {
         self.transact(act, &batch)
     }
 
-    /// Sends messages of which one is acknowledged, and waits for that.
+    /// Sends a batch and waits until its last message is acknowledged.
     pub(crate) fn transact(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
         self.send(act, batch)?;
         let mut refusal = None;
         loop {
             let Ok(received) = self.receive(act) else {
-                // What was refused is known even where the end is not.
+                // A refusal is final even if the end of the batch is not confirmed.
                 return Err(refusal.unwrap_or_else(|| KernelError::no_answer(act)));
             };
             for message in messages(received) {
@@ -137,7 +136,7 @@ impl Socket {
         }
     }
 
-    /// Asks for one thing and gives back the payload of the answer.
+    /// Sends a request and returns the payload of its single response.
     pub(crate) fn get<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -150,9 +149,9 @@ impl Socket {
             .ok_or_else(|| KernelError::no_answer(act))
     }
 
-    /// Asks for all things of a kind and gives back the payload of each.
+    /// Requests all objects of a type and returns their payloads.
     ///
-    /// A dump that was changed under way is an error for which [`KernelError::is_race`] holds.
+    /// If the objects changed during the dump, it fails with an error for which [`KernelError::is_race`] holds.
     pub(crate) fn dump<R: NetlinkRequest>(
         &mut self,
         act: &str,
@@ -193,7 +192,7 @@ impl Socket {
 
     fn send(&mut self, act: &str, batch: &Batch) -> Result<(), KernelError> {
         self.sequence = batch.last();
-        // Netlink takes a message whole or not at all.
+        // Netlink sends a message completely or fails.
         send(self.fd.as_raw_fd(), batch.bytes(), MsgFlags::empty())
             .map(drop)
             .map_err(|errno| KernelError::new(act, errno))
@@ -207,7 +206,7 @@ impl Socket {
                 Ok(length) => break length,
             }
         };
-        // Longer than the buffer: truncated, which the bound above rules out.
+        // A length above the buffer's means truncation, which the buffer's size rules out.
         self.buffer
             .get(..length)
             .ok_or_else(|| KernelError::new(act, nix::Error::EMSGSIZE))

@@ -1,6 +1,7 @@
-//! What a redirection needs beside its tables: ways to whoever captures, by which what is marked for it is delivered to
-//! this netns, whatever its destination, and the address of IPv6 from which a sidecar's proxy calls the application. A
-//! way is one ip rule and one route per family, each of its own, so that a missing one never hides another.
+//! The routing that a redirection needs next to its tables. For each recipient and family, an ip rule and a route
+//! table deliver marked packets locally, whatever their destination; each recipient has its own table, so that a
+//! missing route never hides another. A sidecar's redirection also needs the IPv6 source address of the proxy's
+//! calls to the application.
 
 mod kernel;
 
@@ -15,19 +16,19 @@ use crate::{
     rules::{Form, sidecar::PASSTHROUGH_V6},
 };
 
-/// To whom a way leads.
+/// The recipient of marked packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recipient {
-    /// Replies, to ztunnel.
+    /// Receives replies.
     Ztunnel,
-    /// What TPROXY captured, and replies, to a sidecar's proxy.
+    /// A sidecar's proxy, which receives packets captured by TPROXY and replies.
     Proxy,
 }
 
 impl Recipient {
     const ALL: [Self; 2] = [Self::Ztunnel, Self::Proxy];
 
-    /// What takes it.
+    /// Returns the mark that selects the recipient's table.
     const fn mark(self) -> Mark {
         match self {
             Self::Ztunnel => TO_ZTUNNEL,
@@ -43,17 +44,17 @@ impl Recipient {
     }
 }
 
-/// One of the things that a family may need.
+/// A part of a family's routing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// `::6/128 dev lo`. Of IPv6 alone.
+    /// `::6/128 dev lo`, for IPv6 only.
     Address,
     /// `local default dev lo table 100`.
     Route(Recipient),
     /// `fwmark 0x111/0xfff pref 32764 lookup 100`.
     Rule(Recipient),
-    /// What Istio's sidecar installer writes for the same, at that priority: for its own mark, the whole of it, and once more
-    /// each time that it runs (shared facts: services/docs/facts/istio-sidecar.md, 4.4.2).
+    /// The ip rule of Istio's sidecar installer at that priority. It compares the whole mark, and each run of the
+    /// installer adds another one (services/docs/facts/istio-sidecar.md, 4.4.2).
     IncumbentRule(u32),
 }
 
@@ -84,10 +85,10 @@ impl fmt::Display for Part {
     }
 }
 
-/// Something of a family.
+/// A part of the routing of a family.
 pub(crate) type Item = (Family, Part);
 
-/// What may be ours, in the order in which it is added: a rule must not lead to an empty table.
+/// The order of addition: an ip rule must not refer to an empty table.
 const ORDER: [Part; 5] = [
     Part::Address,
     Part::Route(Recipient::Ztunnel),
@@ -101,7 +102,7 @@ fn in_order() -> impl DoubleEndedIterator<Item = Item> {
     ORDER.into_iter().flat_map(of_part)
 }
 
-/// What a redirection of these families needs, in the order in which it is added.
+/// Returns what a redirection of these families needs, in the order of addition.
 pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
     let is_needed = |(family, part): &Item| match part {
         Part::Address => *family == Family::V6 && form != Form::Ambient,
@@ -115,7 +116,7 @@ pub(crate) fn needed(form: Form, families: &[Family]) -> Vec<Item> {
     items.filter(is_needed).collect()
 }
 
-/// What adds, replaces or deletes an item, in the words of ip.
+/// Returns the command of ip that adds, replaces or deletes an item.
 pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     let ip = match family {
         Family::V4 => "ip",
@@ -123,7 +124,7 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     };
     let rule_verb = if verb == "replace" { "add" } else { verb };
     match part {
-        // Without who made it: ip takes that since iproute2 6.3.
+        // Without a protocol, which ip supports for addresses only since iproute2 6.3.
         Part::Address => format!("{ip} addr {verb} {PASSTHROUGH_V6}/128 dev lo"),
         Part::Route(recipient) => {
             let table = recipient.table();
@@ -142,29 +143,29 @@ pub(crate) fn command(verb: &str, (family, part): Item) -> String {
     }
 }
 
-/// What is there.
+/// The observed routing of a netns.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Routing {
     ours: Vec<Item>,
     equivalent: Vec<Item>,
     /// Ip rules of Istio's sidecar installer.
     incumbents: Vec<Item>,
-    /// Whether the kernel tells who made an address.
+    /// Whether the kernel reports the protocol of addresses.
     reports_protocols: bool,
 }
 
 impl Routing {
-    /// Whether something does what the item does, ours or not.
+    /// Returns whether the item or an equivalent of other origin exists.
     pub(crate) fn has(&self, item: Item) -> bool {
         self.has_ours(item) || self.equivalent.contains(&item)
     }
 
-    /// Whether the item is there and ours.
+    /// Returns whether the item exists with inpod's protocol.
     pub(crate) fn has_ours(&self, item: Item) -> bool {
         self.ours.contains(&item)
     }
 
-    /// What does the same as Istio's node agent's, and is not ours.
+    /// Returns items of other origin that do what Istio's node agent needs.
     pub(crate) fn equivalent_for_ztunnel(&self) -> Vec<Item> {
         let is_for_ztunnel = |part: Part| {
             matches!(
@@ -178,13 +179,13 @@ impl Routing {
             .collect()
     }
 
-    /// What Istio's sidecar installer left.
+    /// Returns the ip rules of Istio's sidecar installer.
     pub(crate) fn incumbents(&self) -> &[Item] {
         &self.incumbents
     }
 
-    /// All of ours, in the order in which they go: nothing is led to a table that is empty. An address of which the
-    /// kernel does not tell who made it is ours where our tables make use of it.
+    /// Returns inpod's items in the order of deletion: no ip rule may refer to an empty table. If the kernel does not
+    /// report protocols, the address is inpod's where inpod's tables use it.
     pub(crate) fn ours(&self, uses_address: bool) -> Vec<Item> {
         let is_ours = |item: &Item| {
             let may_be_ours = item.1 == Part::Address && !self.reports_protocols && uses_address;

@@ -1,4 +1,4 @@
-//! Which connections of a netns ztunnel or a sidecar carries, and which go past it.
+//! Distinguishes connections of ztunnel or a sidecar from those that bypass them.
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
@@ -11,11 +11,11 @@ use crate::{
     rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// Ports of ztunnel that outbound connections are led to: its end bears the application's address as the remote one.
+/// Ports of ztunnel for outbound connections. The remote address of such a socket is the application's.
 const OUTBOUND_PORTS: [u16; 2] = [OUTBOUND_PORT, ZTUNNEL_DNS_PORT];
 
-/// Established sockets on ztunnel's ports, and those that it took on by TPROXY, which bear the port that the client
-/// addressed.
+/// Counts established sockets on ztunnel's ports, and those that it accepted by TPROXY, which keep the port
+/// that the client addressed.
 pub(super) fn captured(sockets: &[Socket]) -> u32 {
     let ends = ends_of(sockets);
     count(established(sockets).filter(|socket| {
@@ -23,9 +23,9 @@ pub(super) fn captured(sockets: &[Socket]) -> u32 {
     }))
 }
 
-/// Connections that go past ztunnel, or past a sidecar. Not ztunnel's own, by port or mark, nor a sidecar's, by user; not the pod's with itself, nor those that
-/// ztunnel opens to the application in the name of a client, of which both ends are here; and not the application's
-/// end of what was led to ztunnel.
+/// Counts connections that bypass ztunnel or a sidecar. Excluded are ztunnel's own (by port or mark), a sidecar's (by
+/// user), those with both ends in the pod, which include those that ztunnel opens to the application from a client's
+/// address, and the application's end of connections that are redirected to ztunnel.
 pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     let ends = ends_of(sockets);
     let captured_outbound: BTreeSet<_> = established(sockets)
@@ -42,13 +42,13 @@ pub(super) fn direct(sockets: &[Socket], proxies: &Proxies) -> u32 {
     }))
 }
 
-/// Whether a connection may leave the netns without ztunnel or a sidecar, as far as its own end tells.
+/// Returns whether a connection may leave the netns without ztunnel or a sidecar, judging by its local socket.
 pub(super) fn bypasses_proxy(socket: &Socket, proxies: &Proxies) -> bool {
     !is_loopback(socket) && !is_ztunnels(socket) && !proxies.own(socket) && !socket.is_transparent
 }
 
-/// Whether ztunnel or a sidecar's proxy holds it, by what no application can give its socket. Not those by address
-/// translation, which connection tracking knows for what they are.
+/// Returns whether the socket is ztunnel's or a sidecar's proxy's, by properties that no application can set.
+/// Translated connections are not included; conntrack identifies those.
 pub(super) fn is_proxied(socket: &Socket, proxies: &Proxies) -> bool {
     is_marked(socket) || proxies.own(socket) || socket.is_transparent
 }
@@ -63,7 +63,7 @@ fn established(sockets: &[Socket]) -> impl Iterator<Item = &Socket> {
         .filter(|socket| socket.state == State::Established)
 }
 
-/// The ends of every connection, its own first.
+/// The local and remote endpoint of each connection.
 type Ends = BTreeSet<(SocketAddr, SocketAddr)>;
 
 fn ends_of(sockets: &[Socket]) -> Ends {
@@ -72,24 +72,24 @@ fn ends_of(sockets: &[Socket]) -> Ends {
         .collect()
 }
 
-/// Whether both ends are here.
+/// Returns whether both ends are in the netns.
 fn is_between(socket: &Socket, ends: &Ends) -> bool {
     ends.contains(&(socket.remote, socket.local))
 }
 
-/// Of those for others: what a proxy opens to the application for a client, without IP_FREEBIND, has both ends here.
+/// A proxy's transparent connections to the application, without IP_FREEBIND, have both ends here and are excluded.
 fn is_captured_by_tproxy(socket: &Socket, ends: &Ends) -> bool {
     socket.is_transparent && !is_loopback(socket) && !is_between(socket, ends)
 }
 
-/// A sidecar calls the application from an address of its own on `lo`, which of IPv6 is not called a loopback one.
+/// Includes the source address of a sidecar's calls to the application: the IPv6 one is not a loopback address.
 fn is_loopback(socket: &Socket) -> bool {
     [socket.local, socket.remote]
         .iter()
         .any(|end| end.ip().is_loopback() || end.ip() == PASSTHROUGH_V6)
 }
 
-/// Where the kernel does not tell marks, ztunnel's own connections to the outside are not known for what they are.
+/// If the kernel does not report marks, ztunnel's own outbound connections are not recognised.
 fn is_ztunnels(socket: &Socket) -> bool {
     let port = socket.local.port();
     ZTUNNEL_PORTS.contains(&port) || port == ZTUNNEL_DNS_PORT || is_marked(socket)
@@ -108,7 +108,7 @@ fn count<'a>(sockets: impl Iterator<Item = &'a Socket>) -> u32 {
 mod tests {
     use super::*;
 
-    /// Where no sidecar is.
+    /// In a pod without a sidecar.
     fn direct(sockets: &[Socket]) -> u32 {
         super::direct(sockets, &Proxies::default())
     }
@@ -188,7 +188,7 @@ mod tests {
         for ends in [("127.0.0.1:1", "127.0.0.9:2"), ("[::1]:1", "[::1]:2")] {
             assert_eq!(direct(&[socket(ends.0, ends.1)]), 0);
         }
-        // One end is enough.
+        // One loopback end is enough.
         assert_eq!(direct(&[socket("127.0.0.1:1", SERVER)]), 0);
     }
 
@@ -199,7 +199,7 @@ mod tests {
             assert_eq!((direct(&sockets), captured(&sockets)), (0, 1), "{port}");
         }
         assert_eq!(direct(&[socket(&at(15053), CLIENT)]), 0);
-        // Somebody else's.
+        // Another host's port.
         assert_eq!(direct(&[socket(&at(51000), "10.9.0.3:15008")]), 1);
     }
 
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_connection_of_which_both_ends_are_here_is_not_direct() {
-        // ztunnel speaks for a client, and the pod calls itself.
+        // ztunnel connects from a client's address, and the pod calls itself.
         let sockets = [
             socket(CLIENT, &at(8080)),
             socket(&at(8080), CLIENT),

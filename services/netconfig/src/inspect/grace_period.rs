@@ -1,4 +1,4 @@
-//! Gives connections time to end.
+//! Gives existing connections time to close before they are cut.
 
 use std::{
     thread,
@@ -12,15 +12,15 @@ use super::{
     connections::{Connections, bypassing},
 };
 
-/// How long connections from before an enrollment have to end by themselves.
+/// How long existing connections have to close by themselves when a pod is enrolled.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Between the first two looks; it doubles, up to [`MAX_POLL_INTERVAL`].
+/// Doubled after each check, up to [`MAX_POLL_INTERVAL`].
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(64);
 
-/// Returns when every connection that goes past ztunnel or a sidecar now is over, and after [`GRACE_PERIOD`] at the latest. What begins
-/// meanwhile does not count. What is left of them is given back; nothing where they cannot be seen.
+/// Waits until the current connections that bypass ztunnel or a sidecar are closed, at most [`GRACE_PERIOD`]. New ones
+/// are ignored. Returns those that are still open; none if connections cannot be listed.
 pub(crate) fn await_closed(netns: &Netns, proxies: &Proxies) -> Connections {
     let deadline = Instant::now() + GRACE_PERIOD;
     let mut interval = MIN_POLL_INTERVAL;
@@ -32,7 +32,7 @@ pub(crate) fn await_closed(netns: &Netns, proxies: &Proxies) -> Connections {
         }
         thread::sleep(interval.min(remaining));
         interval = MAX_POLL_INTERVAL.min(interval * 2);
-        // What cannot be seen has all the time.
+        // If connections cannot be listed, the wait takes the whole period.
         left = left.and_then(|left| Ok(left.intersection(&bypassing(netns, proxies)?)));
     }
     match left {

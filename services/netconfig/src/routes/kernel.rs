@@ -1,4 +1,4 @@
-//! Routes, ip rules and addresses in messages.
+//! Reads and changes routes, ip rules and addresses over rtnetlink.
 
 use std::{
     io, thread,
@@ -26,35 +26,34 @@ use crate::{
     rules::sidecar::PASSTHROUGH_V6,
 };
 
-/// Of `lo`, in every netns (LOOPBACK_IFINDEX).
+/// LOOPBACK_IFINDEX: the index of `lo` in every netns.
 const LOOPBACK: u32 = 1;
 
-/// IFA_F_TENTATIVE (linux/if_addr.h).
+/// IFA_F_TENTATIVE of linux/if_addr.h.
 const TENTATIVE: u8 = 0x40;
 
-/// The length of an address of IPv6 that stands for itself.
+/// The prefix length of a single IPv6 address.
 const WHOLE: u8 = 128;
 
-/// How long the kernel may take to lead packets to a new address. On an idle machine it takes less than a millisecond.
+/// How long the kernel may take to route packets to a new address. An idle machine needs less than a millisecond.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Between two looks whether it does.
 const POLL_INTERVAL: Duration = Duration::from_micros(250);
 
-/// What Istio's sidecar installer leads to the proxy: every bit of the mark counts.
+/// The ip rules of Istio's sidecar installer compare the whole mark.
 const SIDECAR_MARK: Mark = FROM_PROXY.whole();
 
-/// The kernel's routes and ip rules in one netns.
+/// The routes, ip rules and addresses of one netns.
 #[derive(Debug)]
 pub(crate) struct Routes(Socket);
 
 impl Routes {
-    /// Opens a socket in the calling thread's netns; it can be used from any other.
+    /// Opens a socket in the calling thread's netns. Other threads can use it from any netns.
     pub(crate) fn open() -> io::Result<Self> {
         Socket::open(SockProtocol::NetlinkRoute).map(Self)
     }
 
-    /// What is there of ours, or equal to ours.
+    /// Reads inpod's routing and its equivalents.
     pub(crate) fn read(&mut self) -> Result<Routing, KernelError> {
         let mut routing = Routing::default();
         for family in Family::ALL {
@@ -111,7 +110,8 @@ impl Routes {
         Ok(())
     }
 
-    /// The kernel tells who made an address since Linux 5.18, and has made one of `lo` itself.
+    /// The kernel reports the protocol of addresses since Linux 5.18; the address that it gives to
+    /// `lo` itself shows it.
     fn read_addresses(&mut self, routing: &mut Routing) -> Result<(), KernelError> {
         for payload in self.dump_addresses()? {
             let (header, attributes) = OpGetaddrDump::decode_reply(&payload);
@@ -135,7 +135,7 @@ impl Routes {
         self.0.dump_family("read the addresses", &request)
     }
 
-    /// Adds one; one that is there already is not touched.
+    /// Adds an item, unless it exists already.
     pub(crate) fn add(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("add the {family} {part}");
@@ -156,14 +156,14 @@ impl Routes {
                 push_rule(recipient, request.encode());
                 self.0.act(&act, &request)
             }
-            // Another one's, and never added.
+            // Never added by inpod.
             Part::IncumbentRule(_) => Ok(()),
         };
         forgive(result, &[nix::Error::EEXIST])
     }
 
-    /// Waits until the kernel leads packets to the address. It does so a moment after it has it, by a worker of its own
-    /// (addrconf_dad_work in net/ipv6/addrconf.c); until then no socket can be bound to it.
+    /// Waits until the kernel routes packets to the address. A kernel worker does that shortly after the address was
+    /// added (addrconf_dad_work in net/ipv6/addrconf.c); until then no socket can bind to the address.
     pub(crate) fn wait_for_address(&mut self) -> Result<(), KernelError> {
         let deadline = Instant::now() + ADDRESS_TIMEOUT;
         while !(self.is_address_usable()? && self.has_local_route()?) {
@@ -176,7 +176,7 @@ impl Routes {
         Ok(())
     }
 
-    /// Whether the address is one that the kernel has looked at, by the same worker.
+    /// Returns whether the worker has finished duplicate address detection for the address.
     fn is_address_usable(&mut self) -> Result<bool, KernelError> {
         let addresses = self.dump_addresses()?;
         Ok(addresses.iter().any(|payload| {
@@ -202,7 +202,7 @@ impl Routes {
         }))
     }
 
-    /// Makes one that another made ours. There is no moment without it.
+    /// Makes an item of another program inpod's, without any interruption.
     pub(crate) fn adopt(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("take over the {family} {part}");
@@ -217,7 +217,7 @@ impl Routes {
                 drop(request.encode().push_oif(LOOPBACK));
                 self.0.act(&act, &request)
             }
-            // Two that differ in who made them stand beside each other, and the older one is found first.
+            // Rules that differ only in their protocol can coexist, and the kernel finds the older one first.
             Part::Rule(recipient) => {
                 self.add(item)?;
                 self.delete_first(recipient, family)
@@ -234,7 +234,7 @@ impl Routes {
         forgive(self.0.act(&act, &request), &[nix::Error::ENOENT])
     }
 
-    /// Deletes ours; one that is gone already is fine.
+    /// Deletes an item, if it still exists.
     pub(crate) fn delete(&mut self, item: Item) -> Result<(), KernelError> {
         let (family, part) = item;
         let act = format!("delete the {family} {part}");
@@ -349,7 +349,7 @@ fn push_mark<P: Pusher>(
         .push_fwmask(mark.mask())
 }
 
-/// Everything goes to `lo` as local: no destination, and nothing that sends it elsewhere.
+/// Requires a local default route to `lo` that is not restricted in any way.
 fn is_route(
     recipient: Recipient,
     family: Family,
@@ -377,13 +377,13 @@ fn is_rule(
         && selects_by_mark(recipient.table(), recipient.mark(), header, attributes)
 }
 
-/// The priority of an ip rule of Istio's sidecar installer, whichever the kernel gave it.
+/// Returns the priority of an ip rule of Istio's sidecar installer, which the kernel chose.
 fn incumbents_priority(header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<u32> {
     let is_theirs = selects_by_mark(PROXY_TABLE, SIDECAR_MARK, header, attributes);
     is_theirs.then(|| attributes.get_priority().unwrap_or(0))
 }
 
-/// Whether all that bears a mark, and nothing else, is led to a table.
+/// Returns whether the rule sends exactly the packets with this mark to the table.
 fn selects_by_mark(
     table: u8,
     mark: Mark,
@@ -404,7 +404,7 @@ fn selects_by_mark(
         && attributes.flatten().all(|attribute| !narrows(&attribute))
 }
 
-/// Whether an attribute makes a rule match less than the mark does.
+/// Returns whether an attribute restricts the rule further.
 fn narrows(attribute: &FibRuleAttrs<'_>) -> bool {
     matches!(
         attribute,
