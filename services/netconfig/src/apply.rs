@@ -25,7 +25,7 @@ use crate::{
 };
 use undo::Undo;
 
-/// How often a change is retried while another process keeps changing the netns's tables.
+/// Attempts to change tables that another process changes at the same time.
 const ATTEMPTS: usize = 8;
 
 /// Writes redirections into network namespaces.
@@ -57,7 +57,6 @@ impl Default for Writer {
 pub struct Applied {
     pub fingerprint: Fingerprint,
     pub backend: Backend,
-    /// Whether anything had to be written.
     pub changed: bool,
     /// Existing connections that bypass ztunnel, where those are kept; otherwise 0.
     pub direct_flows: u32,
@@ -140,7 +139,7 @@ impl Writer {
     ///
     /// # Errors
     ///
-    /// See [`Self::verify`].
+    /// The same as of [`Self::verify`].
     pub fn preview(
         &self,
         netns: &Netns,

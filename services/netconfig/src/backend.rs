@@ -12,11 +12,11 @@ use crate::{
 /// A way to write rules into the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backend {
-    /// nf_tables over netlink.
+    /// nf_tables, directly over netlink.
     Nftables,
-    /// The program `iptables-nft-restore`.
+    /// The programs of iptables-nft, such as `iptables-nft-restore`.
     IptablesNft,
-    /// The program `iptables-legacy-restore`.
+    /// The programs of iptables-legacy, such as `iptables-legacy-restore`.
     IptablesLegacy,
 }
 
@@ -78,7 +78,7 @@ pub(crate) trait RuleBackend {
 /// The state of a netns's packet filter at one point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Observed {
-    /// The kernel's count of changes to the netns's packet filter, whoever made them; 0 if the backend has none.
+    /// The kernel's count of changes to the netns's packet filter; 0 if the backend has none.
     pub(crate) generation: u32,
     /// inpod's tables, in evaluation order.
     pub(crate) tables: Vec<ObservedTable>,
@@ -112,7 +112,6 @@ pub(crate) struct ObservedTable {
     pub(crate) unknown_objects: u32,
 }
 
-/// A table's identity.
 pub(crate) type TableId = (TableFamily, String);
 
 impl Observed {
@@ -163,9 +162,9 @@ pub(crate) struct Change {
     pub(crate) delete: Vec<TableId>,
     /// Tables to create; none of them may exist after the deletions.
     pub(crate) create: Vec<NewTable>,
-    /// Whether to delete the remains of Istio's node agent, after everything else.
+    /// Deletes the remains of Istio's node agent, after everything else.
     pub(crate) delete_incumbent: bool,
-    /// Whether to delete the remains of Istio's sidecar installer, after everything else.
+    /// Deletes the remains of Istio's sidecar installer, after everything else.
     pub(crate) delete_sidecar: bool,
 }
 

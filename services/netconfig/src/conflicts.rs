@@ -1,8 +1,8 @@
-//! The conflict radar: what of others in a netns can keep our rules from doing what they say, a sentence each.
+//! Finds rules and settings of others in a netns that can defeat inpod's rules.
 //!
-//! It sees nf_tables, in which iptables-nft writes too; what iptables-legacy holds is not told by any interface of
-//! the kernel's that can be used here, and is left out. Rules are followed as packets would be (`packet`, `walk`):
-//! what cannot meet a packet that ours act on is no finding.
+//! Analyses nf_tables, which includes rules of iptables-nft. The tables of iptables-legacy cannot be read through any
+//! kernel interface that is available here. Rules are followed as a packet would (`packet`, `walk`): rules that cannot
+//! match any packet that inpod's rules act on are no conflict.
 
 mod decode;
 mod environment;
@@ -24,44 +24,42 @@ use crate::{
     netlink::{KernelError, Socket},
 };
 
-/// How many findings are told: who may write rules in a netns must not make an answer endless.
+/// Any process with NET_ADMIN in the netns can add rules, so the response has to be limited.
 const MAX_FINDINGS: usize = 100;
 
-/// Something of others that can keep rules from doing what they say.
+/// A rule or setting of others that can defeat inpod's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Of which kind.
     pub kind: Kind,
-    /// Where it is: a table and chain, an interface, a sysctl.
+    /// The table and chain, the interface or the sysctl.
     pub subject: String,
-    /// What it does.
     pub sentence: String,
 }
 
-/// Kinds of findings.
+/// The kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A NAT chain of others that can decide instead of ours.
+    /// A foreign NAT chain can translate connections before inpod's.
     NatChain,
-    /// A rule of others that writes our bits of a mark.
+    /// A foreign rule overwrites inpod's bits of a mark.
     UnmaskedMark,
-    /// A rule of others that ends the way of packets before ours see them.
+    /// A foreign rule accepts, drops or untracks packets before inpod's rules see them.
     EarlyVerdict,
-    /// Strict reverse path filtering that drops what comes from outside.
+    /// Strict reverse path filtering drops packets from outside.
     RpFilter,
     /// The loopback interface is down.
     LoopbackDown,
-    /// IPv6 is switched off and expected.
+    /// IPv6 is disabled but expected.
     Ipv6Disabled,
-    /// Rules of Istio's node agent.
+    /// Rules of Istio's node agent exist.
     Incumbent,
 }
 
-/// Looks for what stands in the way in a netns, or could. `addresses` are those that the pod was given.
+/// Finds conflicts in a netns whose pod has these addresses.
 ///
 /// # Errors
 ///
-/// When it cannot be entered, or the kernel does not tell.
+/// When the netns cannot be entered or its state cannot be read.
 pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding>, InspectError> {
     let (socket, reader) = netns.within(|| {
         let socket = Socket::open(SockProtocol::NetlinkNetFilter);
@@ -77,7 +75,7 @@ pub fn find_conflicts(netns: &Netns, addresses: &[IpAddr]) -> Result<Vec<Finding
     Ok(found)
 }
 
-/// A kernel without nfnetlink has no such socket.
+/// Kernels without nfnetlink have no such socket, and no tables.
 fn tables(socket: io::Result<Socket>) -> Result<Vec<ruleset::Table>, KernelError> {
     match socket {
         Ok(mut socket) => read::read(&mut socket),

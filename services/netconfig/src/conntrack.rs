@@ -24,7 +24,7 @@ const ID: u16 = 12;
 const ZONE: u16 = 18; // CTA_ZONE
 const NESTED: u16 = 0x8000; // NLA_F_NESTED
 const UDP: u8 = 17; // IPPROTO_UDP
-/// How often a dump is repeated because entries changed meanwhile.
+/// Attempts to get a dump during which no entry changed.
 const ATTEMPTS: usize = 8;
 
 /// Returns the source port of answers in entries of DNS queries that are stale, given the families whose queries go to
@@ -82,8 +82,7 @@ impl NetlinkRequest for Entry {
     fn decode_reply(_: &[u8]) {}
 }
 
-/// NETLINK_NETFILTER of linux/netlink.h.
-const PROTOCOL: u16 = 12;
+const PROTOCOL: u16 = 12; // NETLINK_NETFILTER of linux/netlink.h
 
 /// Repeats dumps during which entries came or went, since they may be incomplete.
 fn entries(

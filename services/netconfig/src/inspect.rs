@@ -76,7 +76,7 @@ pub fn sockets(netns: &Netns, proxies: &Proxies) -> Result<Sockets, InspectError
 ///
 /// # Errors
 ///
-/// See [`sockets`].
+/// The same as of [`sockets`].
 pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
     Ok(flows::captured(&read(netns)?))
 }
@@ -86,7 +86,7 @@ pub fn captured_flows(netns: &Netns) -> Result<u32, InspectError> {
 ///
 /// # Errors
 ///
-/// See [`sockets`].
+/// The same as of [`sockets`].
 pub fn direct_flows(netns: &Netns, proxies: &Proxies) -> Result<u32, InspectError> {
     Ok(flows::direct(&read(netns)?, proxies))
 }

@@ -38,7 +38,7 @@ use programs::{Action, Program, families};
 /// A variant of iptables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// iptables on nf_tables.
+    /// iptables on top of nf_tables.
     Nft,
     /// iptables on the kernel's legacy tables.
     Legacy,

@@ -98,7 +98,6 @@ pub(crate) const DNS_PORT: u16 = 53;
 /// The conntrack zone of ztunnel's own DNS queries, since the application's may use the same source port.
 pub(crate) const ZTUNNEL_DNS_ZONE: u16 = 1;
 
-/// ztunnel's listeners.
 pub(crate) const ZTUNNEL_PORTS: [u16; 3] =
     [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, INBOUND_HBONE_PORT];
 

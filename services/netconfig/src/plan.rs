@@ -22,9 +22,9 @@ pub(crate) struct State {
     /// The tables per backend. A backend without tables may be missing.
     pub(crate) seen: Vec<(Backend, Observed)>,
     pub(crate) routing: Routing,
-    /// Whether any TCP connection was ever opened in the netns.
+    /// True if any TCP connection was ever opened in the netns.
     pub(crate) has_connected: bool,
-    /// Whether `net.ipv4.tcp_migrate_req` is on: the kernel moves pending connections to another listener when theirs
+    /// The state of `net.ipv4.tcp_migrate_req`, by which the kernel moves pending connections to another listener when theirs
     /// closes. `None` if the kernel does not support it.
     pub(crate) migrates: Option<bool>,
 }

@@ -19,7 +19,7 @@ use crate::{
 /// The recipient of marked packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recipient {
-    /// Receives replies.
+    /// ztunnel, which receives replies.
     Ztunnel,
     /// A sidecar's proxy, which receives packets captured by TPROXY and replies.
     Proxy,
@@ -150,7 +150,7 @@ pub(crate) struct Routing {
     equivalent: Vec<Item>,
     /// Ip rules of Istio's sidecar installer.
     incumbents: Vec<Item>,
-    /// Whether the kernel reports the protocol of addresses.
+    /// The kernel reports the protocol of addresses.
     reports_protocols: bool,
 }
 

@@ -111,7 +111,6 @@ pub struct Ruleset {
 pub struct Table {
     pub family: TableFamily,
     pub name: String,
-    /// In any order.
     pub chains: Vec<Chain>,
 }
 
@@ -215,7 +214,6 @@ pub struct Base {
 /// The type of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Sees every packet.
     Filter,
     /// Sees the first packet of each connection and may translate the connection.
     Nat,
@@ -223,7 +221,6 @@ pub enum Kind {
     Route,
 }
 
-/// A netfilter hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     Prerouting,

@@ -9,7 +9,7 @@ use crate::{backend::Backend, error::VerifyError, inspect::Proxies, plan, rules:
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
     pub tag: Option<Tag>,
-    /// Whether tables, routes and sysctl are exactly those of the tag's fingerprint.
+    /// True if tables, routes and sysctl are exactly those of the tag's fingerprint.
     pub intact: bool,
     pub backend: Option<Backend>,
     /// The users whose sockets the rules treat as the sidecar's.

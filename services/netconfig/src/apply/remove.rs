@@ -14,12 +14,12 @@ use crate::{
     rules::{Form, ambient},
 };
 
-/// How much of a redirection is removed.
+/// The extent of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// New connections go direct and captured ones continue. A sidecar's redirection is removed completely.
     Drain,
-    /// Everything is removed.
+    /// All that inpod wrote is removed.
     Final,
 }
 

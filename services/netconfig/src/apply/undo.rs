@@ -15,7 +15,7 @@ pub(super) struct Undo {
     pub(super) added_routing: Vec<Item>,
     pub(super) tables_written: bool,
     pub(super) new_only_written: bool,
-    /// Whether rules that inpod cannot write again may be gone.
+    /// Set when rules that inpod cannot write again may be gone.
     pub(super) leftovers_deleted: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Expressions from their attributes (linux/netfilter/nf_tables.h). What is not understood may hold or not.
+//! Decodes expressions from their attributes (linux/netfilter/nf_tables.h). Unknown expressions may match or not.
 
 mod xt;
 
@@ -11,7 +11,7 @@ use super::op::{MarkOf, Op, Slot, Source, Verdict, Writes};
 
 const VERDICT: u32 = 0; // NFT_REG_VERDICT
 
-/// The expressions of a rule.
+/// Decodes the expressions of a rule.
 pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
     let elements = list.filter_map(Result::ok);
     elements
@@ -19,7 +19,7 @@ pub(super) fn ops(list: IterableExprListAttrs<'_>) -> Vec<Op> {
         .collect()
 }
 
-/// A list of attributes. Numbers are big endian, as everywhere in nf_tables.
+/// A list of attributes. Numbers are big-endian, as everywhere in nf_tables.
 #[derive(Clone, Copy)]
 struct Attributes<'a>(&'a [u8]);
 
@@ -46,13 +46,13 @@ impl<'a> Attributes<'a> {
         slot(self.number(kind)?)
     }
 
-    /// NFTA_DATA_VALUE of NFTA_*_DATA and the like.
+    /// Reads NFTA_DATA_VALUE of an attribute like NFTA_CMP_DATA.
     fn value(self, kind: u16) -> Option<Vec<u8>> {
         Some(self.nested(kind)?.bytes(1)?.to_vec())
     }
 }
 
-/// NFT_REG_1 to 4 have 16 bytes, NFT_REG32_00 to 15 four of the same.
+/// Maps NFT_REG_1 to 4, with 16 bytes each, and NFT_REG32_00 to 15, which divide the same memory.
 fn slot(register: u32) -> Option<Slot> {
     let slot = match register {
         1..=4 => register.checked_sub(1)?.checked_mul(4)?,
@@ -62,7 +62,7 @@ fn slot(register: u32) -> Option<Slot> {
     Slot::try_from(slot).ok()
 }
 
-/// NFTA_EXPR_NAME, NFTA_EXPR_DATA.
+/// Attributes: NFTA_EXPR_NAME and NFTA_EXPR_DATA.
 fn op(expr: Attributes<'_>) -> Op {
     let name = expr.text(1).unwrap_or_default();
     let data = expr.nested(2).unwrap_or(Attributes(&[]));
@@ -84,16 +84,16 @@ fn known(name: &str, data: Attributes<'_>) -> Option<Op> {
         "counter" | "log" | "last" => Some(Op::Pass),
         "match" => Some(xt::matching(data)),
         "target" => Some(xt::target(data)),
-        // They hold or not, and write nothing.
+        // These may end the rule, and write no register.
         "limit" | "quota" | "connlimit" | "objref" | "range" => Some(Op::Maybe(Writes::Nothing)),
         _ => None,
     }
 }
 
-/// NFTA_IMMEDIATE_DREG, NFTA_IMMEDIATE_DATA.
+/// Attributes: NFTA_IMMEDIATE_DREG and NFTA_IMMEDIATE_DATA.
 fn immediate(data: Attributes<'_>) -> Option<Op> {
     match data.number(1)? {
-        // NFTA_DATA_VERDICT.
+        // The attribute NFTA_DATA_VERDICT.
         VERDICT => verdict(data.nested(2)?.nested(2)?),
         register => Some(Op::Set {
             to: slot(register)?,
@@ -102,7 +102,7 @@ fn immediate(data: Attributes<'_>) -> Option<Op> {
     }
 }
 
-/// NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN; the codes are NF_* and, below zero, enum nft_verdicts.
+/// Attributes: NFTA_VERDICT_CODE, NFTA_VERDICT_CHAIN. Codes are NF_* and, if negative, of enum nft_verdicts.
 fn verdict(data: Attributes<'_>) -> Option<Op> {
     let chain = || data.text(2);
     let verdict = match data.number(1)?.cast_signed() {
@@ -111,13 +111,13 @@ fn verdict(data: Attributes<'_>) -> Option<Op> {
         -3 => Verdict::Jump(chain()?),
         -4 => Verdict::Goto(chain()?),
         -5 => Verdict::Return,
-        // Continue, and queues: what is queued comes back.
+        // Continue and queue: queued packets return to the rules.
         _ => return Some(Op::Maybe(Writes::Nothing)),
     };
     Some(Op::Verdict(verdict))
 }
 
-/// NFTA_META_DREG, NFTA_META_KEY, NFTA_META_SREG; enum nft_meta_keys.
+/// Attributes: NFTA_META_DREG, NFTA_META_KEY (enum nft_meta_keys), NFTA_META_SREG.
 fn meta(data: Attributes<'_>) -> Option<Op> {
     const MARK: u32 = 3;
     let key = data.number(2)?;
@@ -139,7 +139,7 @@ fn meta(data: Attributes<'_>) -> Option<Op> {
     load(data.slot(1)?, source)
 }
 
-/// NFTA_CT_DREG, NFTA_CT_KEY, NFTA_CT_SREG; enum nft_ct_keys.
+/// Attributes: NFTA_CT_DREG, NFTA_CT_KEY (enum nft_ct_keys), NFTA_CT_SREG.
 fn ct(data: Attributes<'_>) -> Option<Op> {
     const MARK: u32 = 3;
     let key = data.number(2)?;
@@ -159,13 +159,13 @@ fn ct(data: Attributes<'_>) -> Option<Op> {
     load(data.slot(1)?, source)
 }
 
-/// What is not looked at may be as long as a name or an IPv6 address.
+/// Values that are not analysed may have the size of a name or an IPv6 address.
 fn load(to: Slot, source: Source) -> Option<Op> {
     let words = if source == Source::Other { 4 } else { 1 };
     Some(Op::Load { to, words, source })
 }
 
-/// NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN. Without a target it writes into the packet.
+/// Attributes: NFTA_PAYLOAD_DREG, _BASE, _OFFSET, _LEN. Without a register it writes into the packet.
 fn payload(data: Attributes<'_>) -> Option<Op> {
     let Some(to) = data.slot(1) else {
         return Some(Op::Pass);
@@ -186,7 +186,7 @@ fn payload(data: Attributes<'_>) -> Option<Op> {
     Some(Op::Load { to, words, source })
 }
 
-/// NFTA_CMP_SREG, _OP, _DATA; enum nft_cmp_ops.
+/// Attributes: NFTA_CMP_SREG, _OP (enum nft_cmp_ops), _DATA.
 fn cmp(data: Attributes<'_>) -> Option<Op> {
     let equal = match data.number(2)? {
         0 => true,
@@ -200,7 +200,8 @@ fn cmp(data: Attributes<'_>) -> Option<Op> {
     })
 }
 
-/// NFTA_BITWISE_SREG, _DREG, _MASK, _XOR, _OP; NFT_BITWISE_MASK_XOR is 0 and, on kernels that know no other, absent.
+/// Attributes: NFTA_BITWISE_SREG, _DREG, _MASK, _XOR, _OP. NFT_BITWISE_MASK_XOR is 0, and absent on kernels that
+/// have no other operation.
 fn bitwise(data: Attributes<'_>) -> Option<Op> {
     let to = data.slot(2)?;
     if data.number(6).is_some_and(|op| op != 0) {
@@ -214,7 +215,7 @@ fn bitwise(data: Attributes<'_>) -> Option<Op> {
     })
 }
 
-/// NFTA_LOOKUP_DREG: absent for a set, NFT_REG_VERDICT for a map of verdicts.
+/// NFTA_LOOKUP_DREG is absent for sets and NFT_REG_VERDICT for verdict maps.
 fn lookup(data: Attributes<'_>) -> Op {
     match data.number(3) {
         None => Op::Maybe(Writes::Nothing),

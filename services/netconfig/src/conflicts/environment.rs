@@ -1,5 +1,5 @@
-//! What around the rules can keep them from doing what they say: interfaces, sysctls, the way back. Reading and judging
-//! are apart.
+//! Finds conflicts outside of the packet filter: interfaces, sysctls and asymmetric routes. Reading
+//! and analysis are separate.
 
 use std::{
     collections::BTreeMap,
@@ -25,32 +25,30 @@ use crate::{
     routes::{Part, Recipient, Routes},
 };
 
-/// Where the sysctls of the reading thread's netns are.
+/// The sysctls of the calling thread's netns.
 const SYSCTLS: &str = "/proc/sys/net";
 
-/// Sources outside of any pod: one that no host has (RFC 5737), and that of host probes (shared facts:
-/// services/docs/facts/istio-ambient.md, 6.7).
+/// Sources outside of any pod: one that no host has (RFC 5737), and that of
+/// kubelet probes (services/docs/facts/istio-ambient.md, 6.7).
 const OUTSIDE_SOURCE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const PROBE_SOURCE: Ipv4Addr = Ipv4Addr::new(169, 254, 7, 127);
 
-/// rp_filter: strict (ip-sysctl.rst).
+/// The value of rp_filter for strict mode (ip-sysctl.rst).
 const STRICT: u8 = 1;
 
-/// A pod with CAP_NET_ADMIN may have made any number.
+/// Any process with NET_ADMIN in the netns can add interfaces and addresses.
 const MAX_INTERFACES: usize = 64;
 const MAX_ADDRESSES: usize = 64;
 
-/// What is around the rules.
+/// The state of a netns outside of its packet filter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Environment {
     pub(super) interfaces: Vec<Interface>,
-    /// Whether the kernel has IPv6.
     pub(super) has_ipv6: bool,
-    /// Whether our ip rule for IPv6 is there.
+    /// True if inpod's ip rule for IPv6 exists.
     pub(super) routes_ipv6: bool,
 }
 
-/// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interface {
     pub(super) name: String,
@@ -58,14 +56,14 @@ pub(super) struct Interface {
     pub(super) is_up: bool,
     pub(super) is_loopback: bool,
     pub(super) addresses: Vec<Ipv4Addr>,
-    /// The greater one of its own and that of `all`, which is what counts.
+    /// The effective value: the maximum of the interface's own and that of `all`.
     pub(super) rp_filter: u8,
     pub(super) is_without_ipv6: bool,
-    /// Sources to which answers leave by another one: (the address that they call, the source).
+    /// Pairs of a local address and a source whose replies leave by another interface.
     pub(super) asymmetric_paths: Vec<(Ipv4Addr, Ipv4Addr)>,
 }
 
-/// What has to be seen from inside, and sockets for the rest.
+/// The state that has to be read inside the netns, and sockets for the rest.
 #[derive(Debug)]
 pub(super) struct Reader {
     interfaces: Vec<Interface>,
@@ -75,7 +73,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Looks around in the calling thread's netns.
+    /// Reads interfaces and sysctls of the calling thread's netns.
     pub(super) fn open() -> io::Result<Self> {
         Ok(Self {
             interfaces: interfaces()?,
@@ -85,7 +83,7 @@ impl Reader {
         })
     }
 
-    /// Asks for the rest, from anywhere.
+    /// Completes the state. Can be called from any netns.
     pub(super) fn read(mut self) -> Result<Environment, KernelError> {
         for interface in self
             .interfaces
@@ -146,7 +144,7 @@ fn interfaces() -> io::Result<Vec<Interface>> {
     Ok(interfaces)
 }
 
-/// `None` where there is none, or it cannot be read. The kernel allows no `/` in an interface's name.
+/// Returns `None` if the sysctl does not exist or cannot be read. The kernel allows no `/` in interface names.
 fn sysctl(family: &str, interface: &str, name: &str) -> Option<u8> {
     let path = Path::new(SYSCTLS).join(family).join("conf").join(interface);
     fs::read_to_string(path.join(name))
@@ -166,11 +164,11 @@ fn asymmetric_paths(socket: &mut Socket, interface: &Interface) -> Vec<(Ipv4Addr
         .collect()
 }
 
-/// The interface by which answers go: what the kernel compares with (`__fib_validate_source` in
-/// net/ipv4/fib_frontend.c). `None` where there is no way at all, which is another matter.
+/// Returns the interface of the route to the source, with which the kernel compares (`__fib_validate_source` in
+/// net/ipv4/fib_frontend.c). `None` if there is no route, which is no conflict of this kind.
 fn reply_interface(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Option<u32> {
     let header = Rtmsg {
-        // AF_INET.
+        // The address family AF_INET.
         rtm_family: 2,
         rtm_dst_len: 32,
         rtm_src_len: 32,
@@ -189,7 +187,7 @@ fn reply_interface(socket: &mut Socket, own: Ipv4Addr, source: Ipv4Addr) -> Opti
     attributes.get_oif().ok()
 }
 
-/// What of it stands in the way of a pod that was given these addresses.
+/// Finds conflicts for a pod with these addresses.
 pub(super) fn findings(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(loopback_down(environment));
@@ -217,9 +215,9 @@ fn loopback_down(environment: &Environment) -> Option<Finding> {
     })
 }
 
-/// Being strict does no harm where answers leave by the same interface, as they do with one interface: what ztunnel
-/// sends in the name of a client comes by lo with its route already, and is not checked (tried on 6.18). Probes come
-/// to the pod's own address alone.
+/// Strict mode is harmless where replies leave by the same interface, as in pods with one interface. Packets that
+/// ztunnel sends from a client's address arrive by lo with their route set, and are not checked (tested on 6.18).
+/// Probes go only to the pod's own address.
 fn rp_filter(interface: &Interface, addresses: &[IpAddr]) -> Option<Finding> {
     if !filters_strictly(interface) {
         return None;
@@ -272,7 +270,7 @@ fn ipv6_disabled(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding
         .collect()
 }
 
-/// Whether IPv6 can leave by some interface. It is switched off on purpose on single ones.
+/// Returns whether IPv6 can leave by any interface. On single interfaces it may be disabled on purpose.
 fn has_ipv6_egress(environment: &Environment) -> bool {
     let mut others = environment
         .interfaces

@@ -1,53 +1,63 @@
-//! What the expressions of a rule do, as far as it concerns inpod's rules.
+//! The effects of a rule's expressions, as far as they matter to inpod's rules.
 
-/// A register, in words of 32 bits (NFT_REG32_00 and following).
+/// The index of a 32-bit register (NFT_REG32_00 and following).
 pub(super) type Slot = usize;
 
-/// One expression.
+/// An expression of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Reads something of the packet into as many words.
+    /// Loads something of the packet into consecutive registers.
     Load {
         to: Slot,
         words: usize,
         source: Source,
     },
-    /// Writes a register.
-    Set { to: Slot, data: Vec<u8> },
-    /// `register & mask ^ xor`.
+    Set {
+        to: Slot,
+        data: Vec<u8>,
+    },
+    /// Computes `register & mask ^ xor`.
     Mask {
         from: Slot,
         to: Slot,
         mask: Vec<u8>,
         xor: Vec<u8>,
     },
-    /// Ends the rule unless the register is (or is not) that.
+    /// Ends the rule unless the register is (or is not) equal to the data.
     Compare {
         slot: Slot,
         equal: bool,
         data: Vec<u8>,
     },
-    /// Ends the rule unless the connection's state is (or is not) one of these.
-    State { mask: u32, inverted: bool },
-    /// Writes a mark from a register.
-    WriteMark { of: MarkOf, from: Slot },
+    /// Ends the rule unless the connection's state is (or is not) in the mask.
+    State {
+        mask: u32,
+        inverted: bool,
+    },
+    /// Writes a register into a mark.
+    WriteMark {
+        of: MarkOf,
+        from: Slot,
+    },
     /// Changes these bits of a mark.
-    ChangeMark { of: MarkOf, bits: u32 },
-    /// Sends the connection elsewhere.
+    ChangeMark {
+        of: MarkOf,
+        bits: u32,
+    },
+    /// Translates the connection's address or port.
     Translate,
-    /// Takes the packet out of connection tracking.
+    /// Excludes the packet from connection tracking.
     Untrack,
-    /// Decides.
     Verdict(Verdict),
-    /// Decides by a map: any chain of the table may follow.
+    /// Decides by a verdict map: any chain of the table may follow.
     VerdictMap,
-    /// Always holds, and changes nothing that is looked at here.
+    /// Always continues, without an effect that matters here.
     Pass,
-    /// May hold or not.
+    /// May end the rule or not.
     Maybe(Writes),
 }
 
-/// What an expression that is not looked into writes.
+/// The registers that an unknown expression writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Writes {
     Nothing,
@@ -55,45 +65,47 @@ pub(super) enum Writes {
     Any,
 }
 
-/// What decides.
+/// A verdict of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The packet leaves the base chain and goes on.
+    /// Ends the base chain; the packet continues.
     Accept,
-    /// The packet is gone.
     Drop,
-    /// Back to the chain that jumped here; from a base chain, its policy.
+    /// Returns to the calling chain; in a base chain, applies its policy.
     Return,
     Jump(String),
     Goto(String),
 }
 
-/// Whose mark.
+/// The owner of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarkOf {
     Packet,
     Connection,
 }
 
-/// What is read.
+/// The source of a loaded value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The protocol in IP, one byte.
+    /// The transport protocol, one byte.
     Protocol,
     /// NFPROTO_IPV4 or NFPROTO_IPV6, one byte.
     Family,
     /// The Ethernet type, two bytes.
     EtherType,
-    /// A mark.
     Mark(MarkOf),
-    /// Bits by number of enum ip_conntrack_info, and below them INVALID.
+    /// A bit mask of enum ip_conntrack_info, with INVALID as the lowest bit.
     State,
-    /// The destination's address, or its beginning; of IPv6.
-    Destination { is_ipv6: bool },
-    /// The protocol in an IPv4 header, or the next header of IPv6.
-    HeaderProtocol { is_ipv6: bool },
+    /// The destination address or a prefix of it.
+    Destination {
+        is_ipv6: bool,
+    },
+    /// The protocol of an IPv4 header or the next header of IPv6.
+    HeaderProtocol {
+        is_ipv6: bool,
+    },
     /// The destination port of TCP and UDP.
     Port,
-    /// Something that is not looked at.
+    /// Anything that is not analysed.
     Other,
 }

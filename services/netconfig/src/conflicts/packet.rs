@@ -1,50 +1,50 @@
-//! What a rule does to a packet that inpod's rules would act on, of which only that is known. An expression holds, does
-//! not, or may.
+//! Evaluates rules for a packet of the kind that inpod's rules act on, of which nothing else is known. An expression
+//! matches, does not match, or may match.
 
 use super::op::{MarkOf, Op, Slot, Source, Verdict, Writes};
 use crate::marks::FROM_ZTUNNEL;
 
-/// The bits that are inpod's, of both marks.
+/// inpod's bits of both marks.
 pub(super) const OUR_BITS: u32 = FROM_ZTUNNEL.mask();
 
-/// NF_CT_STATE_BIT(IP_CT_NEW) (linux/netfilter/nf_conntrack_common.h), the same in xt_conntrack.
+/// NF_CT_STATE_BIT(IP_CT_NEW) (linux/netfilter/nf_conntrack_common.h); xt_conntrack has the same.
 const NEW: u32 = 8;
 
 const FAMILIES: [u8; 2] = [2, 10]; // NFPROTO_IPV4, NFPROTO_IPV6
 
 const ETHER_TYPES: [u16; 2] = [0x0800, 0x86dd]; // ETH_P_IP, ETH_P_IPV6
 
-/// A packet, as far as it is known. Its destination is not a loopback address.
+/// The known properties of a packet. Its destination is not a loopback address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Packet {
     pub(super) is_ipv6: bool,
     pub(super) protocol: u8,
     pub(super) port: Option<u16>,
-    /// Whether it begins a connection; otherwise that is not known.
+    /// The packet begins a connection; unknown if `false`.
     pub(super) is_new: bool,
 }
 
-/// What a rule does.
+/// An effect of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Decide(Verdict),
-    /// Any chain of the table may follow.
+    /// Jumps to any chain of the table.
     DecideByMap,
     Translate,
     Untrack,
-    /// Writes a mark, and ours with it.
+    /// Overwrites inpod's bits of a mark.
     Mark(MarkOf),
 }
 
-/// What a rule comes to.
+/// The result of evaluating a rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) effects: Vec<Effect>,
-    /// Whether it does all that to every such packet.
+    /// The rule has these effects on every such packet.
     pub(super) is_certain: bool,
 }
 
-/// What a rule does to a packet.
+/// Evaluates a rule for a packet.
 pub(super) fn evaluate(rule: &[Op], packet: Packet) -> Outcome {
     let mut evaluator = Evaluator {
         packet,
@@ -70,19 +70,19 @@ pub(super) fn evaluate(rule: &[Op], packet: Packet) -> Outcome {
     }
 }
 
-/// What is known of a register.
+/// The known content of a register.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Value {
     #[default]
     Unknown,
     Known(Vec<u8>),
-    /// `mark & mask ^ xor`.
+    /// The value `mark & mask ^ xor`.
     Mark {
         of: MarkOf,
         mask: u32,
         xor: u32,
     },
-    /// Not loopback.
+    /// Any address but a loopback address.
     Destination {
         is_ipv6: bool,
     },
@@ -96,7 +96,7 @@ impl Registers {
         self.0.get(slot).cloned().unwrap_or_default()
     }
 
-    /// A value stands in the first of its words.
+    /// Writes a value, which is stored with the first of its registers.
     fn write(&mut self, slot: Slot, words: usize, value: Value) {
         for word in self.0.iter_mut().skip(slot).take(words) {
             *word = Value::Unknown;
@@ -122,7 +122,7 @@ struct Evaluator {
 }
 
 impl Evaluator {
-    /// Whether the rule goes on; `None` where it may.
+    /// Returns whether the rule continues; `None` if it may.
     fn step(&mut self, op: &Op) -> Option<bool> {
         match op {
             Op::Load { to, words, source } => {
@@ -226,13 +226,13 @@ fn masked(value: Value, mask: &[u8], xor: &[u8]) -> Value {
             },
             _ => Value::Unknown,
         },
-        // The beginning of an address.
+        // A prefix of the address.
         Value::Destination { .. } if xor.iter().all(|byte| *byte == 0) => value,
         Value::Known(_) | Value::Destination { .. } | Value::Unknown => Value::Unknown,
     }
 }
 
-/// Marks are numbers of this machine.
+/// Marks are in native byte order.
 fn number(bytes: &[u8]) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_ne_bytes)
 }
@@ -253,7 +253,7 @@ fn is_loopback(is_ipv6: bool, address: &[u8]) -> bool {
     }
 }
 
-/// The bits of a mark that are not what they were.
+/// Returns the bits of a mark that change.
 fn changed(value: &Value, of: MarkOf) -> u32 {
     match value {
         Value::Mark {

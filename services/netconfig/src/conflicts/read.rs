@@ -1,4 +1,4 @@
-//! A netns's whole packet filter from the kernel's nf_tables: every table that sees packets of IP, whoever made it.
+//! Reads all of nf_tables' tables that process IP packets.
 
 use netlink_bindings::{
     nftables::{
@@ -15,13 +15,14 @@ use super::{
 };
 use crate::netlink::{KernelError, Socket};
 
-/// How often a read is begun again because somebody changed something meanwhile.
+/// Attempts to read a consistent snapshot.
 const ATTEMPTS: usize = 8;
 
-/// A table with more rules is not looked into: who may write rules in a netns must not fill netconfig's memory.
+/// Larger tables are skipped: any process with NET_ADMIN in the netns can add rules, and must
+/// not exhaust netconfig's memory.
 const MAX_RULES: u32 = 10_000;
 
-/// Reads all tables as they were at one time. A kernel without nf_tables has none.
+/// Reads all tables as a consistent snapshot. Empty on kernels without nf_tables.
 pub(super) fn read(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
     let mut attempt = 1;
     loop {
@@ -33,7 +34,7 @@ pub(super) fn read(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
     }
 }
 
-/// nfnetlink knows no such part (nfnetlink_rcv_msg in net/netfilter/nfnetlink.c).
+/// Returns whether nfnetlink lacks nf_tables (nfnetlink_rcv_msg in net/netfilter/nfnetlink.c).
 fn is_missing(error: &KernelError) -> bool {
     error.is(nix::Error::EINVAL) || error.is(nix::Error::EOPNOTSUPP)
 }
@@ -83,7 +84,7 @@ fn read_tables(socket: &mut Socket) -> Result<Vec<Table>, KernelError> {
     Ok(tables.collect())
 }
 
-/// Gives back how much is in the chains of each table: rules, and jumps to them.
+/// Adds chains to their tables. Returns the number of rules and jumps per table.
 fn read_chains(socket: &mut Socket, tables: &mut [Table]) -> Result<Vec<u32>, KernelError> {
     let request = Request::new().op_getchain_dump(&Nfgenmsg::new());
     let mut sizes = vec![0_u32; tables.len()];
@@ -123,7 +124,7 @@ fn base(family: Family, attributes: &IterableChainAttrs<'_>) -> Option<Base> {
         is_nat: attributes.get_type().is_ok_and(|kind| kind == c"nat"),
         hook: Hook::from_number(family, hook.get_num().ok()?)?,
         priority: hook.get_priority().ok()?,
-        // NF_DROP.
+        // The policy NF_DROP.
         drops: attributes.get_policy() == Ok(0),
     })
 }

@@ -1,8 +1,8 @@
-//! A netns's whole packet filter as plain data, as far as the radar understands it.
+//! A netns's packet filter as plain data.
 
 use super::op::Op;
 
-/// What a table is for (NFPROTO_* in linux/netfilter.h). Those for bridges and ARP meet no IP packet of a pod.
+/// Families of tables (NFPROTO_* in linux/netfilter.h), without bridge and arp, which see no IP packets of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Inet,
@@ -31,7 +31,7 @@ impl Family {
         }
     }
 
-    /// As nft names it.
+    /// Returns nft's name of the family.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Inet => "inet",
@@ -41,7 +41,7 @@ impl Family {
         }
     }
 
-    /// Whether its tables see packets of IPv4, or of IPv6.
+    /// Returns whether tables of the family process IPv4 or IPv6.
     pub(super) fn sees(self, is_ipv6: bool) -> bool {
         match self {
             Self::Inet | Self::Netdev => true,
@@ -51,12 +51,11 @@ impl Family {
     }
 }
 
-/// A table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     pub(super) family: Family,
     pub(super) name: String,
-    /// Tables that are made later have greater ones.
+    /// Increases with each table that is created.
     pub(super) handle: u64,
     pub(super) chains: Vec<Chain>,
 }
@@ -67,27 +66,26 @@ impl Table {
     }
 }
 
-/// A chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Chain {
     pub(super) name: String,
-    /// Where packets enter it; `None` for one that is only jumped to.
+    /// The hook; `None` for a chain that is only jumped to.
     pub(super) base: Option<Base>,
     pub(super) rules: Vec<Vec<Op>>,
 }
 
-/// Where packets enter a chain.
+/// A base chain's attachment to a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
-    /// Whether it sees the first packet of a connection alone, and may translate it.
+    /// It sees only the first packet of each connection, and may translate the connection.
     pub(super) is_nat: bool,
     pub(super) hook: Hook,
     pub(super) priority: i32,
-    /// Whether a packet that no rule decided on is gone.
+    /// Its policy drops packets without a verdict.
     pub(super) drops: bool,
 }
 
-/// A point of a packet's way (enum nf_inet_hooks, and nf_dev_hooks of a device).
+/// A hook (enum nf_inet_hooks; nf_dev_hooks for netdev).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hook {
     Ingress,
@@ -115,7 +113,7 @@ impl Hook {
         hooks.get(usize::try_from(number).ok()?).copied()
     }
 
-    /// As nft names it.
+    /// Returns nft's name of the hook.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Ingress => "ingress",

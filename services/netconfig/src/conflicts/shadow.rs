@@ -1,4 +1,4 @@
-//! What in a packet filter can keep our rules from doing what they say. Pure.
+//! Finds foreign rules that take effect before inpod's. Pure functions.
 
 use super::{
     Finding, Kind,
@@ -10,18 +10,17 @@ use super::{
 };
 use crate::marks::{FROM_ZTUNNEL, TO_ZTUNNEL};
 
-/// Where our NAT chains are (NF_IP_PRI_NAT_DST), with every backend.
+/// The priority of inpod's NAT chains with every backend (NF_IP_PRI_NAT_DST).
 const NAT_PRIORITY: i32 = -100;
 
-/// Where connection tracking begins (NF_IP_PRI_CONNTRACK): what is to be untracked must say so before.
+/// The priority of connection tracking (NF_IP_PRI_CONNTRACK): untracking has to happen before.
 const TRACKING_PRIORITY: i32 = -200;
 
 const PROTOCOLS: [u8; 2] = [6, 17]; // IPPROTO_TCP, IPPROTO_UDP
 
-/// Where names are asked for.
 const DNS_PORT: u16 = 53;
 
-/// What rules of others can do to ours.
+/// Finds conflicts of foreign rules with inpod's.
 pub(super) fn findings(tables: &[Table]) -> Vec<Finding> {
     let captures_dns = captures_dns(tables);
     let mut budget = BUDGET;
@@ -54,7 +53,7 @@ fn base_chains(table: &Table) -> impl Iterator<Item = (&Chain, Base)> {
     chains.filter_map(|chain| Some((chain, chain.base?)))
 }
 
-/// Each thing is told once, however many packets it would meet.
+/// Leaves out duplicates: several packets can meet the same rule.
 fn extend_unique(found: &mut Vec<Finding>, findings: impl IntoIterator<Item = Finding>) {
     for finding in findings {
         if !found.contains(&finding) {
@@ -83,8 +82,8 @@ fn incumbents(tables: &[Table]) -> Vec<Finding> {
     .collect()
 }
 
-/// The packets that our rules act on: TCP and, where ours lead names to ztunnel, questions for them. Of verdicts and
-/// NAT what begins a connection matters, of marks every packet.
+/// Returns the packets that inpod's rules act on: TCP and, if DNS is captured, DNS queries. Verdicts and NAT only
+/// matter for packets that begin a connection, marks for all packets.
 fn packets(table: &Table, captures_dns: bool) -> Vec<Packet> {
     let [tcp, udp] = PROTOCOLS;
     let protocols = if captures_dns {
@@ -108,7 +107,7 @@ fn packets(table: &Table, captures_dns: bool) -> Vec<Packet> {
     packets
 }
 
-/// Whether rules of ours translate questions for names.
+/// Returns whether inpod's rules redirect DNS queries.
 fn captures_dns(tables: &[Table]) -> bool {
     let [_, udp] = PROTOCOLS;
     let question = |is_ipv6| Packet {
@@ -132,18 +131,18 @@ fn captures_dns(tables: &[Table]) -> bool {
     })
 }
 
-/// When a NAT chain is asked, where ours has the same hook.
+/// The position of a NAT chain relative to inpod's at the same hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NatOrder {
-    /// By its priority.
+    /// Earlier by its priority.
     PriorityBefore,
-    /// At the same priority the chain that was registered last is asked first (nf_nat_register_fn in
-    /// net/netfilter/nf_nat_core.c adds in front of its equals).
+    /// At the same priority, the chain that was registered last comes first (nf_nat_register_fn in
+    /// net/netfilter/nf_nat_core.c inserts before equals).
     RegisteredLater,
     RegisteredEarlier,
-    /// Ours are not there.
+    /// inpod's chains do not exist.
     OursMissing,
-    /// After ours, by its priority.
+    /// Later by its priority.
     PriorityAfter,
 }
 
@@ -163,7 +162,7 @@ fn nat_order(tables: &[Table], table: &Table, base: Base) -> NatOrder {
     }
 }
 
-/// Whether our NAT chains are in a table, for packets that another table sees.
+/// Returns whether a table has inpod's NAT chains, for packets that the other table sees as well.
 fn is_our_nat(table: &Table, other: &Table) -> bool {
     let sees_same = [false, true]
         .into_iter()
@@ -215,7 +214,7 @@ impl ForeignChain<'_> {
                     "drops packets ahead of our rules".to_owned(),
                 )
             }
-            // Elsewhere it ends the way through this base chain alone.
+            // Elsewhere these verdicts only end this base chain.
             Effect::Decide(Verdict::Accept | Verdict::Return) if before_our_jump => {
                 (Kind::EarlyVerdict, DECIDES_BEFORE_JUMP.to_owned())
             }
@@ -229,7 +228,7 @@ impl ForeignChain<'_> {
         Some(self.finding(kind, &event.chain, &what))
     }
 
-    /// Whether packets come here before they come to our NAT chains, for certain.
+    /// Returns whether packets certainly reach this chain before inpod's NAT chains.
     fn runs_before_ours(&self) -> bool {
         match self.base.hook {
             Hook::Ingress => true,
@@ -249,8 +248,8 @@ impl ForeignChain<'_> {
             && self.base.priority < TRACKING_PRIORITY
     }
 
-    /// A packet's mark is read at prerouting and output; what ztunnel sends to the application passes postrouting and
-    /// comes back by lo, still bearing it. A connection's mark stays.
+    /// Packet marks are read in prerouting and output. Packets from ztunnel to the application pass postrouting and
+    /// return by lo with their mark, so it matters there, too. Connection marks persist.
     fn mark_matters(&self, of: MarkOf) -> bool {
         match (of, self.base.hook) {
             (
@@ -306,7 +305,7 @@ impl ForeignChain<'_> {
     }
 }
 
-/// Of a chain of iptables that jumps to ours.
+/// In a chain of iptables that jumps to inpod's.
 const TRANSLATES_BEFORE_JUMP: &str =
     "translates connections in front of the jump to our rules: they do not go to ztunnel";
 

@@ -1,4 +1,4 @@
-//! What real rules cannot show: hostile sizes, and what is read of single expressions.
+//! Cases that real rules cannot show: hostile sizes, and the analysis of single expressions.
 
 use super::{
     environment::{self, Environment, Interface},
@@ -33,7 +33,7 @@ fn compare(equal: bool, data: &[u8]) -> Op {
     }
 }
 
-/// Whether a packet comes to the end of a rule: `None` where it may.
+/// Returns whether a packet reaches the end of the rule; `None` if it may.
 fn meets(rule: &[Op], packet: Packet) -> Option<bool> {
     let rule = [rule, &[Op::Untrack]].concat();
     let outcome = evaluate(&rule, packet);
@@ -142,7 +142,7 @@ fn a_mark_that_is_written_back_is_judged_by_all_that_was_done_to_it() {
     assert!(!is_harmless(&[mask(0, 0xffe, 0)]));
     assert!(!is_harmless(&[mask(0, u32::MAX, 1)]));
     assert!(!is_harmless(&[mask(0, 0xff0, 0), mask(0, 0xfff, 0)]));
-    // Another register, another mark, and what is not understood in between.
+    // Another register, another mark, and an unknown expression in between.
     assert!(!is_harmless(&[mask(4, 0xfff, 0)]));
     assert!(writes(std::slice::from_ref(&own), MarkOf::Connection));
     assert!(!is_harmless(&[Op::Maybe(Writes::Any)]));
@@ -204,7 +204,7 @@ fn jump(to: &str) -> Vec<Op> {
     ]
 }
 
-/// Ten jumps at each of fifteen steps: whoever followed every way would not come to an end.
+/// Ten jumps at each of fifteen levels: following all paths would not end.
 #[test]
 fn a_way_that_multiplies_at_every_jump_is_followed_once() {
     let mut chains = vec![chain("c0", Some(RAW), vec![jump("c1"); 10])];

@@ -1,4 +1,4 @@
-//! The way of a packet through the chains that it may reach from a base chain.
+//! Follows a packet through the chains that it may reach from a base chain.
 
 use std::collections::BTreeSet;
 
@@ -9,31 +9,31 @@ use super::{
     ruleset::{Chain, Table},
 };
 
-/// How many rules are looked at, in all walks of one look: who may write rules in a netns must not keep netconfig busy.
+/// The limit of rules to evaluate: any process with NET_ADMIN in the netns can add rules, and must
+/// not keep netconfig busy.
 pub(super) const BUDGET: usize = 1_000_000;
 
-/// What may happen to the packet.
+/// A possible effect on the packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Event {
-    /// In which chain the rule is.
     pub(super) chain: String,
     pub(super) effect: Effect,
-    /// Whether a jump to a chain of ours comes before.
+    /// A jump to inpod's chains comes before.
     pub(super) is_after_ours: bool,
 }
 
-/// A walk.
+/// The result of following a packet.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
-    /// What may happen, in order.
+    /// Possible effects, in order.
     pub(super) events: Vec<Event>,
-    /// Whether the packet meets a chain of ours.
+    /// The packet reaches a chain of inpod.
     pub(super) meets_ours: bool,
-    /// Whether it may reach the policy.
+    /// The packet may reach the policy.
     pub(super) reaches_policy: bool,
 }
 
-/// Follows a packet through a base chain. Chains of ours, and of Istio's node agent, are left out.
+/// Follows a packet from a base chain, without entering chains of inpod or Istio's node agent.
 pub(super) fn walk(table: &Table, base: &Chain, packet: Packet, budget: &mut usize) -> Walk {
     let mut walker = Walker {
         table,
@@ -51,17 +51,17 @@ struct Walker<'a> {
     table: &'a Table,
     packet: Packet,
     budget: &'a mut usize,
-    /// A chain is followed once: what happens in it is known then, and a way that doubles at every jump stays short.
+    /// Each chain is followed only once, so that paths which multiply at every jump remain short.
     visited: BTreeSet<&'a str>,
     walk: Walk,
 }
 
-/// Where the way through a chain leads.
+/// The end of a path through a chain.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// Out of the base chain, for certain.
+    /// The packet certainly leaves the base chain.
     Decided,
-    /// Perhaps back to where it came from.
+    /// The packet may return to the calling chain.
     Back,
 }
 
@@ -84,7 +84,7 @@ impl<'a> Walker<'a> {
         End::Back
     }
 
-    /// What an effect ends, where it comes about.
+    /// Returns how the path ends if the effect takes place.
     fn apply(&mut self, chain: &'a Chain, is_base: bool, effect: Effect) -> Option<End> {
         match &effect {
             Effect::Decide(Verdict::Jump(to)) => match self.enter(to) {

@@ -12,7 +12,7 @@ use super::{
     connections::{Connections, bypassing},
 };
 
-/// How long existing connections have to close by themselves when a pod is enrolled.
+/// The time that existing connections have to close when a pod is enrolled.
 pub(crate) const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Doubled after each check, up to [`MAX_POLL_INTERVAL`].

@@ -21,7 +21,7 @@ pub struct Listener {
     pub port: u16,
     /// The bound address; unspecified for all addresses.
     pub address: IpAddr,
-    /// Whether an IPv6 socket accepts IPv4, too.
+    /// An IPv6 socket that accepts IPv4, too.
     pub dual_stack: bool,
     /// The owner as this process's user namespace numbers it.
     pub uid: u32,

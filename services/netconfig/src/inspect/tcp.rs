@@ -3,7 +3,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// A TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Socket {
     /// The local endpoint. IPv4-mapped addresses are converted to IPv4.
@@ -62,7 +61,7 @@ fn end(text: &str) -> Option<SocketAddr> {
     ))
 }
 
-/// Parses an address: 32-bit words in network order, printed as native numbers.
+/// Parses an address: each group of 32 bits is printed as a native number.
 fn address(text: &str) -> Option<IpAddr> {
     let words = text.as_bytes().chunks(8).map(|digits| {
         let digits = std::str::from_utf8(digits).ok()?;
@@ -80,7 +79,7 @@ fn address(text: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
-    /// As x86 and arm64 print it.
+    /// The output on x86 and arm64.
     const V4: &str = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 00000000:3A9E 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
    1: 0200000A:3A99 0100000A:9C40 01 00000000:00000000 00:00000000 00000000  1337        0 2 1 0 20 4 30 10 -1

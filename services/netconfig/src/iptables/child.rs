@@ -43,7 +43,7 @@ const NAME_SERVICE: &str = "/etc/nsswitch.conf";
 pub(super) struct Invocation {
     /// The process that the program must not outlive.
     pub(super) parent: u32,
-    /// How long to wait for the previous program to end.
+    /// Timeout for the previous program to end.
     pub(super) timeout: Duration,
     /// The file to lock while the program runs.
     pub(super) lock: Option<PathBuf>,

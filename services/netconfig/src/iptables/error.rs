@@ -28,7 +28,6 @@ pub enum ProgramError {
     #[error("{program} refused{} ({status}): {message}", At(.line.as_deref()))]
     Refused {
         program: String,
-        /// The exit status.
         status: String,
         /// The input line that the program names, if it does.
         line: Option<String>,

@@ -107,7 +107,6 @@ fn condition<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     })
 }
 
-/// Parses targets.
 fn action<'a, 'w>(tokens: &'a [&'w str]) -> Found<'a, 'w> {
     Some(match tokens {
         ["-j", "MARK", "--set-xmark", marked, rest @ ..] => (Expr::Mark(mark(marked)?), rest),

@@ -24,7 +24,7 @@ const EXIT_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval of checks whether the process has ended after it has closed its outputs.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// How long to wait for a killed process to end.
+/// Timeout for a killed process to end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The exit status and output of a process.

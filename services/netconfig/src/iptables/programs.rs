@@ -44,9 +44,7 @@ pub(super) struct Program {
 /// The task of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Prints rules.
     Save,
-    /// Changes rules.
     Restore,
 }
 

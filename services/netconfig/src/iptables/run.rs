@@ -21,13 +21,12 @@ use super::{
 /// The exit code and message of iptables-legacy if another process holds its lock (RESOURCE_PROBLEM in xshared.c).
 const XTABLES_LOCK_HELD: (i32, &str) = (4, "xtables lock");
 
-/// How many lines of a program's error output are reported.
+/// Limit on the lines of error output that are reported.
 const MAX_MESSAGE_LINES: usize = 3;
 
 /// A run of a program.
 #[derive(Debug)]
 pub(super) struct Run<'a> {
-    /// netconfig's own binary.
     pub(super) runner: &'a Path,
     /// `None` for programs that need no netns.
     pub(super) netns: Option<&'a Netns>,

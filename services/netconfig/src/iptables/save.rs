@@ -15,7 +15,7 @@ pub(super) struct SavedTable {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SavedRule {
     pub(super) chain: String,
-    /// Without the chain.
+    /// The arguments after the chain.
     pub(super) tokens: Vec<String>,
     /// The rule with its chain as printed, which can be used to delete it.
     pub(super) text: String,

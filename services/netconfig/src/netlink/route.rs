@@ -19,10 +19,9 @@ pub(crate) const SCOPE_UNIVERSE: u8 = 0;
 pub(crate) const SCOPE_LINK: u8 = 253;
 pub(crate) const SCOPE_HOST: u8 = 254;
 
-/// FR_ACT_TO_TBL of linux/fib_rules.h.
-pub(crate) const TO_TABLE: u8 = 1;
+pub(crate) const TO_TABLE: u8 = 1; // FR_ACT_TO_TBL of linux/fib_rules.h
 
-/// How often a dump is repeated because objects changed meanwhile.
+/// Attempts to get a dump during which nothing changed.
 const ATTEMPTS: usize = 8;
 
 impl Socket {

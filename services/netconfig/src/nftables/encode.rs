@@ -15,8 +15,7 @@ pub(super) const ACCEPT: u32 = 1; // NF_ACCEPT
 pub(super) const DROP: u32 = 0; // NF_DROP
 pub(super) const EQUAL: u32 = 0; // NFT_CMP_EQ
 pub(super) const NOT_EQUAL: u32 = 1; // NFT_CMP_NEQ
-/// NFPROTO_UNSPEC: both families.
-pub(super) const UNSPECIFIED: u32 = 0;
+pub(super) const UNSPECIFIED: u32 = 0; // NFPROTO_UNSPEC
 pub(super) const EXPR_NAME: u16 = 1; // NFTA_EXPR_NAME
 pub(super) const EXPR_DATA: u16 = 2; // NFTA_EXPR_DATA
 pub(super) const REDIR_PORT_MIN: u16 = 1; // NFTA_REDIR_REG_PROTO_MIN

@@ -178,7 +178,7 @@ fn labelled(label: u8) -> Vec<Op> {
     vec![Op::Ct(Ct::Labels), mask, not(none)]
 }
 
-/// Returns the bit of a label. Labels are bits in native 32-bit words.
+/// Returns the bit of a label. Labels are bits of native 32-bit numbers.
 pub(super) fn labels(label: u8) -> Vec<u8> {
     let words = (0..LABEL_BYTES / 4).map(|word| {
         let is_here = usize::from(label / 32) == word;

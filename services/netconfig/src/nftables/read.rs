@@ -22,7 +22,7 @@ use crate::{
     rules::{Base, Chain, Policy, Rule, Table, TableFamily},
 };
 
-/// How often a read is retried after a concurrent change.
+/// Attempts to read a consistent snapshot.
 const ATTEMPTS: usize = 8;
 
 /// Reads the named tables with their contents, in this order, as a consistent snapshot.

@@ -17,7 +17,7 @@ use crate::{
 /// A step. Between two steps no traffic is lost, and none escapes capture.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// Enables `net.ipv4.tcp_migrate_req`.
+    /// Switches `net.ipv4.tcp_migrate_req` on.
     EnableMigration,
     /// Adds a route, ip rule or address.
     Add(Item),

@@ -29,13 +29,12 @@ use crate::{
 /// LOOPBACK_IFINDEX: the index of `lo` in every netns.
 const LOOPBACK: u32 = 1;
 
-/// IFA_F_TENTATIVE of linux/if_addr.h.
-const TENTATIVE: u8 = 0x40;
+const TENTATIVE: u8 = 0x40; // IFA_F_TENTATIVE of linux/if_addr.h
 
 /// The prefix length of a single IPv6 address.
 const WHOLE: u8 = 128;
 
-/// How long the kernel may take to route packets to a new address. An idle machine needs less than a millisecond.
+/// Timeout for the kernel to route packets to a new address. An idle machine needs less than a millisecond.
 const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 
 const POLL_INTERVAL: Duration = Duration::from_micros(250);

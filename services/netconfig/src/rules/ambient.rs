@@ -30,10 +30,10 @@ pub const TABLES: [&str; 3] = [RAW, MANGLE, NAT];
 /// The conventional priority of DNAT (NF_IP_PRI_NAT_DST).
 pub(super) const NAT_PRIORITY: i32 = -100;
 
-/// Before NAT (NF_IP_PRI_MANGLE).
+/// Takes effect before NAT (NF_IP_PRI_MANGLE).
 pub(super) const MANGLE_PRIORITY: i32 = -150;
 
-/// Before connection tracking (NF_IP_PRI_RAW).
+/// Takes effect before connection tracking (NF_IP_PRI_RAW).
 pub(super) const RAW_PRIORITY: i32 = -300;
 
 pub(crate) fn ruleset(settings: &Ambient) -> Ruleset {

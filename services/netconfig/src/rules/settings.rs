@@ -12,16 +12,16 @@ const INTERFACE_NAME_BYTES: usize = 16;
 /// The settings of ambient mode. The defaults are Istio's, but without DNS capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ambient {
-    /// Whether DNS queries go to ztunnel.
+    /// Redirects DNS queries to ztunnel.
     pub dns_capture: bool,
-    /// Whether inbound TCP is left alone.
+    /// Leaves inbound TCP alone.
     pub bypass_inbound_capture: bool,
     /// Interfaces whose inbound TCP is captured as outbound, as that of virtual machines.
     pub virtual_interfaces: Vec<InterfaceName>,
     pub inbound_capture: InboundCapture,
     pub ipv6: Ipv6,
     pub exclusions: Exclusions,
-    /// Whether only new connections are captured.
+    /// Captures only new connections.
     pub keep_existing_connections: bool,
     /// The source addresses of the kubelet's probes on this node, at most one per family. They are not captured.
     pub probe_sources: Vec<IpAddr>,
@@ -37,7 +37,7 @@ impl Ambient {
 /// The mechanism that captures inbound TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InboundCapture {
-    /// By destination NAT.
+    /// By destination NAT to a local port.
     #[default]
     Redirect,
     /// By TPROXY, as Istio 1.21 did.
@@ -52,7 +52,6 @@ pub enum Ipv6 {
     Auto,
     /// Captured; netns without IPv6 are refused.
     On,
-    /// Left alone.
     Off,
 }
 
@@ -75,7 +74,6 @@ pub struct Exclusions {
     pub outbound_networks: Vec<Network>,
     /// TCP ports of the pod.
     pub inbound_ports: Vec<NonZeroU16>,
-    /// Networks of clients.
     pub inbound_networks: Vec<Network>,
 }
 

@@ -12,7 +12,7 @@ const MAX_SANDBOX_BYTES: usize = 160;
 pub struct Tag {
     pub schema: u32,
     pub fingerprint: Fingerprint,
-    /// Whether inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable it with them.
+    /// Records that inpod enabled `net.ipv4.tcp_migrate_req` for these rules, and has to disable it with them.
     pub migrates: bool,
     /// For display only: a sandbox may be renamed while its rules stay.
     pub sandbox: String,

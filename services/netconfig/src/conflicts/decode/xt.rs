@@ -1,12 +1,12 @@
-//! Matches and targets of iptables inside nf_tables rules (iptables-nft): a name, a revision and a structure of the
-//! kernel's, in this machine's byte order.
+//! Decodes iptables' matches and targets within nf_tables rules (iptables-nft): a name, a revision and a kernel
+//! structure in native byte order.
 
 use super::{
     super::op::{MarkOf, Op, Verdict, Writes},
     Attributes,
 };
 
-/// The bits of a structure.
+/// The bytes of a structure.
 struct Info<'a>(&'a [u8]);
 
 impl Info<'_> {
@@ -25,7 +25,7 @@ impl Info<'_> {
     }
 }
 
-/// NFTA_MATCH_NAME and NFTA_TARGET_NAME, _REV, _INFO.
+/// Attributes: NFTA_MATCH_NAME and NFTA_TARGET_NAME, _REV, _INFO.
 fn parts<'a>(data: Attributes<'a>) -> Option<(String, u32, Info<'a>)> {
     Some((data.text(1)?, data.number(2)?, Info(data.bytes(3)?)))
 }
@@ -43,7 +43,8 @@ pub(super) fn matching(data: Attributes<'_>) -> Op {
     known.unwrap_or(Op::Maybe(Writes::Nothing))
 }
 
-/// The states of struct xt_conntrack_mtinfo3 (linux/netfilter/xt_conntrack.h), where nothing else is asked for.
+/// Reads the states of struct xt_conntrack_mtinfo3 (linux/netfilter/xt_conntrack.h), if the match
+/// has no other condition.
 fn conntrack(info: &Info<'_>) -> Option<Op> {
     const STATE: u16 = 1; // XT_CONNTRACK_STATE
     let (asked, inverted, mask) = (info.u16(146)?, info.u16(148)?, info.u16(150)?);
@@ -81,8 +82,8 @@ fn mark(info: &Info<'_>) -> Option<Op> {
     })
 }
 
-/// struct xt_connmark_tginfo1 and 2: value, mask of the connection's mark, mask of the packet's, and what is done with
-/// them (enum in linux/netfilter/xt_connmark.h). Revision 2 shifts (direction, bits) what it takes over.
+/// struct xt_connmark_tginfo1 and 2: value, mask of the connection's mark, mask of the packet's mark, and mode (enum in
+/// linux/netfilter/xt_connmark.h). Revision 2 shifts (direction, bits) the copied value.
 fn connmark(info: &Info<'_>, mode: usize, shift: (u8, u8)) -> Option<Op> {
     let (value, of_connection, of_packet) = (info.u32(0)?, info.u32(4)?, info.u32(8)?);
     let shifted = |bits: u32| match shift {
@@ -98,7 +99,7 @@ fn connmark(info: &Info<'_>, mode: usize, shift: (u8, u8)) -> Option<Op> {
     Some(Op::ChangeMark { of, bits })
 }
 
-/// The flags of struct xt_ct_target_info: XT_CT_NOTRACK.
+/// Reads XT_CT_NOTRACK from the flags of struct xt_ct_target_info.
 fn ct(info: &Info<'_>) -> Op {
     match info.u16(0) {
         Some(flags) if flags & 1 != 0 => Op::Untrack,

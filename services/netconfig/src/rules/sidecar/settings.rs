@@ -42,11 +42,11 @@ pub struct Sidecar {
     pub excluded_owner_groups: Vec<Owner>,
     /// DNS servers whose queries are redirected to the proxy.
     pub dns: Selection<IpAddr>,
-    /// Whether packets that belong to no connection are dropped.
+    /// Drops packets that belong to no connection.
     pub drop_invalid: bool,
     /// The part of 127.0.0.0/8 that is the pod's own loopback and never captured.
     pub loopback: Loopback,
-    /// Whether only new connections are captured.
+    /// Captures only new connections.
     pub keep_existing_connections: bool,
 }
 
