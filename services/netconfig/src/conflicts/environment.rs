@@ -209,8 +209,8 @@ fn loopback_down(environment: &Environment) -> Option<Finding> {
     (!loopback.is_up).then(|| Finding {
         kind: Kind::LoopbackDown,
         subject: printable(&loopback.name),
-        sentence: "The loopback interface is down: what is redirected to ztunnel does not arrive, and neither do \
-                   answers to it."
+        sentence: "The loopback interface is down: redirected connections do not reach ztunnel, and replies to \
+                   ztunnel are lost."
             .to_owned(),
     })
 }
@@ -236,8 +236,8 @@ fn rp_filter(interface: &Interface, addresses: &[IpAddr]) -> Option<Finding> {
         kind: Kind::RpFilter,
         subject: format!("net.ipv4.conf.{name}.rp_filter"),
         sentence: format!(
-            "Reverse path filtering is strict (1) on {name}, and answers of {own} to {whose} ({source}) do not leave \
-             by it: what they send is dropped before any rule sees it."
+            "Reverse path filtering is strict (1) on {name}, but replies from {own} to {whose} ({source}) leave by \
+             another interface: packets from there are dropped before any rule sees them."
         ),
     })
 }
@@ -246,13 +246,13 @@ fn ipv6_disabled(environment: &Environment, addresses: &[IpAddr]) -> Vec<Finding
     let given = addresses.iter().find(|address| address.is_ipv6());
     let why = match given {
         Some(address) => format!("the pod has {address}"),
-        None if environment.routes_ipv6 => "our ip rule for it is there".to_owned(),
+        None if environment.routes_ipv6 => "inpod's ip rule for IPv6 exists".to_owned(),
         None => return Vec::new(),
     };
     let finding = |subject: String, where_: &str| Finding {
         kind: Kind::Ipv6Disabled,
         subject,
-        sentence: format!("IPv6 is switched off {where_}, and {why}."),
+        sentence: format!("IPv6 is disabled {where_}, but {why}."),
     };
     if !environment.has_ipv6 {
         return vec![finding("net.ipv6".to_owned(), "in the kernel")];

@@ -191,7 +191,8 @@ impl ForeignChain<'_> {
             .filter_map(|event| self.finding_for(packet, walk, event))
             .collect();
         if packet.is_new && walk.reaches_policy && self.base.drops && self.runs_before_ours() {
-            let what = "drops by its policy what no rule of it accepts, ahead of our rules";
+            let what =
+                "drops packets without a verdict by its policy, before inpod's rules see them";
             found.push(self.finding(Kind::EarlyVerdict, &self.chain.name, what));
         }
         found
@@ -211,7 +212,7 @@ impl ForeignChain<'_> {
             {
                 (
                     Kind::EarlyVerdict,
-                    "drops packets ahead of our rules".to_owned(),
+                    "drops packets before inpod's rules see them".to_owned(),
                 )
             }
             // Elsewhere these verdicts only end this base chain.
@@ -268,19 +269,19 @@ impl ForeignChain<'_> {
         let what = match self.order {
             NatOrder::PriorityAfter => return None,
             NatOrder::PriorityBefore => {
-                "translates connections ahead of ours: they do not go to ztunnel"
+                "translates connections before inpod's rules: they do not go to ztunnel"
             }
             NatOrder::RegisteredLater => {
-                "translates connections at our priority and was made after ours, so that it is asked first: they do \
-                 not go to ztunnel"
+                "translates connections at the priority of inpod's rules and was created later, so that it comes \
+                 first: they do not go to ztunnel"
             }
             NatOrder::RegisteredEarlier => {
-                "translates connections at our priority and is in a table that is older than ours, so that ours is \
-                 asked first; made again it would be asked first, and they would not go to ztunnel"
+                "translates connections at the priority of inpod's rules and is in an older table, so that inpod's \
+                 rules come first; if it is created again it comes first, and connections do not go to ztunnel"
             }
             NatOrder::OursMissing => {
-                "translates connections at the priority of ours, which are not here; applied now they would be asked \
-                 first, until this one is made again"
+                "translates connections at the priority of inpod's rules, which are missing; once applied they come \
+                 first, until this chain is created again"
             }
         };
         Some(what.to_owned())
@@ -307,23 +308,23 @@ impl ForeignChain<'_> {
 
 /// In a chain of iptables that jumps to inpod's.
 const TRANSLATES_BEFORE_JUMP: &str =
-    "translates connections in front of the jump to our rules: they do not go to ztunnel";
+    "translates connections before the jump to inpod's rules: they do not go to ztunnel";
 
 const DECIDES_BEFORE_JUMP: &str =
-    "ends the way of packets in front of the jump to our rules, which do not see them";
+    "gives a verdict before the jump to inpod's rules, which do not see these packets";
 
 const UNTRACKS: &str =
-    "takes packets out of connection tracking, so that no NAT rule of ours sees them";
+    "excludes packets from connection tracking, so that inpod's NAT rules do not see them";
 
 fn mark_text(of: MarkOf) -> String {
     match of {
         MarkOf::Packet => format!(
-            "writes the mark of packets without keeping the bits {OUR_BITS:#x}: what ztunnel sends is captured where \
-             its mark {FROM_ZTUNNEL} is lost, and answers to it leave the pod where {TO_ZTUNNEL} is"
+            "overwrites the bits {OUR_BITS:#x} of packet marks: without its mark {FROM_ZTUNNEL}, ztunnel's own \
+             traffic is captured, and without {TO_ZTUNNEL}, replies to ztunnel leave the pod"
         ),
         MarkOf::Connection => format!(
-            "writes the mark of connections without keeping the bits {OUR_BITS:#x}: answers to ztunnel leave the pod \
-             where its mark {TO_ZTUNNEL} is lost"
+            "overwrites the bits {OUR_BITS:#x} of connection marks: without the mark {TO_ZTUNNEL}, replies to \
+             ztunnel leave the pod"
         ),
     }
 }

@@ -34,7 +34,8 @@ fn strict_reverse_path_filtering_is_told_where_answers_leave_by_another_interfac
     assert!(arrives(&inbound, &dial().unwrap()));
     for path in ["ipv4/conf/net1/rp_filter", "ipv4/conf/all/rp_filter"] {
         sysctl(&pod, path, "1");
-        let said = "answers of 10.8.0.1 to sources outside (192.0.2.1) do not leave by it";
+        let said =
+            "replies from 10.8.0.1 to sources outside (192.0.2.1) leave by another interface";
         is_found(&pod, Kind::RpFilter, "net.ipv4.conf.net1.rp_filter", said);
         assert!(dial().is_none());
         sysctl(&pod, path, "0");
@@ -121,6 +122,6 @@ fn ipv6_that_is_switched_off_is_told_where_the_pod_has_it_or_our_rules_are_for_i
         &pod,
         Kind::Ipv6Disabled,
         subject,
-        "our ip rule for it is there",
+        "inpod's ip rule for IPv6 exists",
     );
 }

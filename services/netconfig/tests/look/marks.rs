@@ -13,7 +13,7 @@ fn a_rule_that_writes_the_whole_mark_has_ztunnels_packets_captured() {
     let dial = || dial(&pod, None, FROM_ZTUNNEL, address(SERVER, 8080)).unwrap();
     assert!(arrives(&application, &dial()));
     iptables(&pod, "-t mangle -A OUTPUT -p tcp -j MARK --set-mark 0x5");
-    let said = "writes the mark of packets without keeping the bits 0xfff";
+    let said = "overwrites the bits 0xfff of packet marks";
     is_found(
         &pod,
         Kind::UnmaskedMark,
@@ -32,7 +32,7 @@ fn a_rule_that_writes_the_whole_mark_of_connections_loses_the_answers_to_ztunnel
     pod.nft("add table inet theirs");
     pod.nft("add chain inet theirs in { type filter hook input priority 0; }");
     pod.nft("add rule inet theirs in ct mark set meta mark");
-    let said = "writes the mark of connections without keeping the bits 0xfff";
+    let said = "overwrites the bits 0xfff of connection marks";
     is_found(
         &pod,
         Kind::UnmaskedMark,

@@ -28,19 +28,19 @@ fn of_nat_chains_at_our_priority_the_one_that_was_made_last_decides() {
         &pod,
         Kind::NatChain,
         subject,
-        "was made after ours, so that it is asked first",
+        "was created later, so that it comes first",
     );
     assert!(goes_to(&theirs));
     // Ours are made again.
     pod.nft("delete table inet inpod-nat");
-    is_found(&pod, Kind::NatChain, subject, "ours, which are not here");
-    capture(&pod);
     is_found(
         &pod,
         Kind::NatChain,
         subject,
-        "is in a table that is older than ours",
+        "inpod's rules, which are missing",
     );
+    capture(&pod);
+    is_found(&pod, Kind::NatChain, subject, "is in an older table");
     assert!(goes_to(&outbound));
 }
 
@@ -52,7 +52,7 @@ fn a_nat_chain_of_an_earlier_priority_decides_whenever_it_was_made() {
     pod.nft("add chain inet theirs pre { type nat hook prerouting priority -101; }");
     pod.nft("add rule inet theirs pre tcp dport 8080 redirect to :9999");
     capture(&pod);
-    let said = "Chain pre of table inet theirs (hook prerouting, priority -101) translates connections ahead of ours";
+    let said = "Chain pre of table inet theirs (hook prerouting, priority -101) translates connections before inpod's rules";
     is_found(&pod, Kind::NatChain, "table inet theirs, chain pre", said);
     let (theirs, _inbound) = (listen(&pod, 9999), listen(&pod, 15006));
     let stream = dial(&server, None, 0, address(POD, 8080)).unwrap();
@@ -168,7 +168,7 @@ fn chains_of_ours_among_those_of_iptables_are_shadowed_by_what_stands_in_front_o
         &pod,
         Kind::EarlyVerdict,
         subject,
-        "in front of the jump to our rules",
+        "before the jump to inpod's rules",
     );
     iptables(&pod, "-t nat -D OUTPUT 1");
     iptables(
@@ -179,6 +179,6 @@ fn chains_of_ours_among_those_of_iptables_are_shadowed_by_what_stands_in_front_o
         &pod,
         Kind::NatChain,
         subject,
-        "in front of the jump to our rules",
+        "before the jump to inpod's rules",
     );
 }

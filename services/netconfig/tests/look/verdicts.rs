@@ -14,7 +14,7 @@ fn what_is_dropped_or_untracked_ahead_of_our_rules_does_not_come_to_ztunnel() {
         &pod,
         Kind::EarlyVerdict,
         raw,
-        "takes packets out of connection tracking",
+        "excludes packets from connection tracking",
     );
     let direct = dial(&pod, None, 0, address(SERVER, 8080)).unwrap();
     assert!(arrives(&application, &direct));
@@ -24,7 +24,7 @@ fn what_is_dropped_or_untracked_ahead_of_our_rules_does_not_come_to_ztunnel() {
         &pod,
         Kind::EarlyVerdict,
         raw,
-        "drops packets ahead of our rules",
+        "drops packets before inpod's rules see them",
     );
     assert!(dial(&pod, None, 0, address(SERVER, 8080)).is_none());
     iptables(&pod, "-t raw -F");
@@ -47,7 +47,7 @@ fn a_policy_that_drops_ahead_of_our_rules_is_told_unless_every_packet_is_accepte
         &pod,
         Kind::EarlyVerdict,
         subject,
-        "drops by its policy what no rule of it accepts",
+        "drops packets without a verdict by its policy",
     );
     assert!(dial(&server, None, 0, address(POD, 8080)).is_none());
     pod.nft("add rule inet theirs pre accept");
