@@ -302,7 +302,7 @@ fn execute(
             link.nftables.flush_untranslated(families, &proxied)?;
         }
         Step::AwaitClosed => {
-            *unclosed = inspect::await_closed(link.netns, &link.proxies(&plan.tables))
+            *unclosed = inspect::await_closed(link.netns, &link.proxies(&plan.tables));
         }
         Step::WriteTables(change) => {
             undo.tables_written = true;
