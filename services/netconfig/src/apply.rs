@@ -225,8 +225,7 @@ fn to_verified(plan: &Plan, state: &State) -> Verified {
     }
 }
 
-/// Builds the tag. It keeps a record that inpod enabled the sysctl, so that removal disables it again even if the
-/// tag was rewritten since.
+/// Builds the tag. Once inpod has enabled the sysctl, every later tag records it, so that removal disables it.
 fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
     let enabled_before = state.tag().is_some_and(|tag| tag.migrates);
     let migrates = enabled_before || state.migrates == Some(false);

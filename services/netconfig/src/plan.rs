@@ -24,8 +24,8 @@ pub(crate) struct State {
     pub(crate) routing: Routing,
     /// True if any TCP connection was ever opened in the netns.
     pub(crate) has_connected: bool,
-    /// The state of `net.ipv4.tcp_migrate_req`, by which the kernel moves pending connections to another listener when theirs
-    /// closes. `None` if the kernel does not support it.
+    /// The state of `net.ipv4.tcp_migrate_req`, with which the kernel moves pending connections to another listener
+    /// when theirs closes. `None` if the kernel does not support it.
     pub(crate) migrates: Option<bool>,
 }
 
