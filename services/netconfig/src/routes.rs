@@ -210,14 +210,14 @@ mod tests {
 
     #[test]
     fn each_form_needs_its_own_and_rules_come_after_routes() {
-        let told = |form, families: &[Family]| -> Vec<String> {
+        let described = |form, families: &[Family]| -> Vec<String> {
             let items = needed(form, families).into_iter();
             items
                 .map(|(family, part)| format!("{family} {part}"))
                 .collect()
         };
         assert_eq!(
-            told(Form::Ambient, &Family::ALL),
+            described(Form::Ambient, &Family::ALL),
             [
                 "IPv4 route `local default dev lo table 100`",
                 "IPv6 route `local default dev lo table 100`",
@@ -225,10 +225,10 @@ mod tests {
                 "IPv6 ip rule `fwmark 0x111/0xfff pref 32764 lookup 100`",
             ]
         );
-        assert_eq!(told(Form::Sidecar, &[Family::V4]), [""; 0]);
+        assert_eq!(described(Form::Sidecar, &[Family::V4]), [""; 0]);
         let address = "IPv6 address `::6/128 dev lo`";
-        assert_eq!(told(Form::Sidecar, &Family::ALL), [address]);
-        let by_tproxy = told(Form::SidecarByTproxy, &Family::ALL);
+        assert_eq!(described(Form::Sidecar, &Family::ALL), [address]);
+        let by_tproxy = described(Form::SidecarByTproxy, &Family::ALL);
         assert_eq!(by_tproxy.len(), 5);
         assert_eq!(by_tproxy[0], address);
         assert_eq!(
