@@ -17,8 +17,8 @@ use crate::{
     family::Family,
     inspect::{self, Connections},
     iptables::Programs,
-    link::{Link, ReachError},
     netlink::KernelError,
+    netns_session::{NetnsSession, ReachError},
     plan::{self, Plan, State, Step},
     rules::{Fingerprint, Form, Ipv6, Redirection, Ruleset, Tag},
     sysctl::Sysctls,
@@ -104,11 +104,11 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Applied, ApplyError> {
-        let (plan, changed, proxies) = self.with_link(netns, |link| {
-            let before = self.read(link)?;
-            let plan = self.plan(link, &before, redirection)?;
-            let changed = make_so(link, &plan, before, sandbox)?;
-            let proxies = link.proxies(&plan.tables);
+        let (plan, changed, proxies) = self.with_session(netns, |session| {
+            let before = self.read(session)?;
+            let plan = self.plan(session, &before, redirection)?;
+            let changed = make_so(session, &plan, before, sandbox)?;
+            let proxies = session.proxies(&plan.tables);
             Ok::<_, ApplyError>((plan, changed, proxies))
         })?;
         Ok(Applied {
@@ -133,9 +133,9 @@ impl Writer {
         netns: &Netns,
         redirection: &Redirection,
     ) -> Result<Verified, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
-            let plan = self.plan(link, &state, redirection)?;
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
+            let plan = self.plan(session, &state, redirection)?;
             Ok(verified(&plan, &state))
         })
     }
@@ -151,49 +151,49 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Planned, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
-            let plan = self.plan(link, &state, redirection)?;
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
+            let plan = self.plan(session, &state, redirection)?;
             let steps = plan.steps(&state, &tag(&plan, &state, sandbox));
             Ok(Planned {
                 verified: verified(&plan, &state),
                 transaction: plan::print(&steps, &state, &plan, |backend, seen, change| {
-                    link.script(backend, seen, change)
+                    session.script(backend, seen, change)
                 }),
             })
         })
     }
 
-    fn with_link<'a, T, E: From<ReachError>>(
+    fn with_session<'a, T, E: From<ReachError>>(
         &'a self,
         netns: &'a Netns,
-        work: impl FnOnce(&mut Link<'a>) -> Result<T, E>,
+        work: impl FnOnce(&mut NetnsSession<'a>) -> Result<T, E>,
     ) -> Result<T, E> {
-        Link::with(netns, &self.programs, &self.sysctls, work)
+        NetnsSession::with(netns, &self.programs, &self.sysctls, work)
     }
 
-    fn read(&self, link: &mut Link<'_>) -> Result<State, BackendError> {
-        link.read(self.backend())
+    fn read(&self, session: &mut NetnsSession<'_>) -> Result<State, BackendError> {
+        session.read(self.backend())
     }
 
     fn plan(
         &self,
-        link: &Link<'_>,
+        session: &NetnsSession<'_>,
         state: &State,
         redirection: &Redirection,
     ) -> Result<Plan, NoIpv6> {
         let ipv6 = redirection.ipv6();
         let families = match ipv6 {
             Ipv6::Off => &[Family::V4],
-            Ipv6::Auto | Ipv6::On => link.families(),
+            Ipv6::Auto | Ipv6::On => session.families(),
         };
         if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
             return Err(NoIpv6);
         }
         let (form, ruleset) = (redirection.form(), redirection.ruleset());
-        let plan = self.plan_of(link, state, form, &ruleset, families);
+        let plan = self.plan_of(session, state, form, &ruleset, families);
         let first = redirection.of_beginnings().map(|first| first.ruleset());
-        let first = first.map(|first| link.shape(plan.backend, &first));
+        let first = first.map(|first| session.shape(plan.backend, &first));
         Ok(plan.with_first(first.unwrap_or_default()))
     }
 
@@ -201,19 +201,19 @@ impl Writer {
     /// whose socket sends a packet, nf_tables does it.
     fn plan_of(
         &self,
-        link: &Link<'_>,
+        session: &NetnsSession<'_>,
         state: &State,
         form: Form,
         ruleset: &Ruleset,
         families: &[Family],
     ) -> Plan {
         let kept = self.configured.or_else(|| state.backend());
-        let backend = if link.has_other_users() && ruleset.asks_for_owners() {
+        let backend = if session.has_other_users() && ruleset.asks_for_owners() {
             Backend::Nftables
         } else {
             kept.unwrap_or(self.detected)
         };
-        Plan::new(backend, form, link.shape(backend, ruleset), families)
+        Plan::new(backend, form, session.shape(backend, ruleset), families)
     }
 }
 
@@ -239,7 +239,7 @@ fn tag(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
 
 /// Whether anything had to be done for it.
 fn make_so(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     before: State,
     sandbox: &SandboxRef,
@@ -250,14 +250,14 @@ fn make_so(
     let tag = tag(plan, &before, sandbox);
     let steps = plan.steps(&before, &tag);
     let mut undo = Undo::new(before);
-    match forward(link, plan, &steps, &tag, &mut undo) {
+    match forward(session, plan, &steps, &tag, &mut undo) {
         Ok(()) => Ok(true),
-        Err(cause) => Err(cause.with_undo_failures(undo.run(link, plan))),
+        Err(cause) => Err(cause.with_undo_failures(undo.run(session, plan))),
     }
 }
 
 fn forward(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     steps: &[Step],
     tag: &Tag,
@@ -265,12 +265,12 @@ fn forward(
 ) -> Result<(), ApplyError> {
     let mut left = Connections::default();
     for step in steps {
-        take(link, plan, step, tag, undo, &mut left)?;
+        take(session, plan, step, tag, undo, &mut left)?;
     }
     if plan.needs_address() {
-        link.routes.until_led()?;
+        session.routes.until_led()?;
     }
-    let state = link.read(plan.backend)?;
+    let state = session.read(plan.backend)?;
     match plan.differences(&state) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),
@@ -278,7 +278,7 @@ fn forward(
 }
 
 fn take(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     step: &Step,
     tag: &Tag,
@@ -287,56 +287,58 @@ fn take(
 ) -> Result<(), ApplyError> {
     match step {
         Step::Migrate => {
-            link.set_migrates(true)?;
+            session.set_migrates(true)?;
             undo.switched = true;
         }
         Step::Add(item) => {
-            link.routes.add(*item).map_err(explain)?;
+            session.routes.add(*item).map_err(explain)?;
             undo.added.push(*item);
         }
-        Step::Adopt(item) => link.routes.adopt(*item)?,
+        Step::Adopt(item) => session.routes.adopt(*item)?,
         Step::Begin(change) => {
             undo.rewritten = true;
             let seen = undo.before.of(plan.backend).cloned().unwrap_or_default();
-            write(link, &plan.first(), change, tag, &seen)?;
+            write(session, &plan.first(), change, tag, &seen)?;
             undo.begun = true;
         }
         Step::ForgetStrangers(families) => {
-            let carried = carried(link, plan);
-            link.nftables.forget_strangers(families, &carried)?;
+            let carried = carried(session, plan);
+            session.nftables.forget_strangers(families, &carried)?;
         }
-        Step::Settle => *left = inspect::settle(link.netns, &link.proxies(&plan.tables)),
+        Step::Settle => *left = inspect::settle(session.netns, &session.proxies(&plan.tables)),
         Step::Write(change) => {
             undo.rewritten = true;
             let seen = if undo.begun {
-                link.read_of(plan.backend)?
+                session.read_backend(plan.backend)?
             } else {
                 undo.before.of(plan.backend).cloned().unwrap_or_default()
             };
-            write(link, plan, change, tag, &seen)?;
+            write(session, plan, change, tag, &seen)?;
         }
         Step::ForgetBefore(families) => {
-            let carried = carried(link, plan);
-            link.nftables.forget_from_before(families, left, &carried)?;
+            let carried = carried(session, plan);
+            session
+                .nftables
+                .forget_from_before(families, left, &carried)?;
         }
-        Step::ForgetCaptured(families) => link.nftables.forget_captured(families)?,
+        Step::ForgetCaptured(families) => session.nftables.forget_captured(families)?,
         Step::Clear(backend, change) => {
             if !undo.cleared {
-                read_back(link, plan)?;
+                read_back(session, plan)?;
             }
-            let seen = link.read_of(*backend)?;
+            let seen = session.read_backend(*backend)?;
             undo.cleared = true;
-            link.change(*backend, &seen, change)?;
+            session.change(*backend, &seen, change)?;
         }
-        Step::Delete(item) => link.routes.delete(*item)?,
-        Step::ForgetNames(led) => link.nftables.forget_names(led)?,
+        Step::Delete(item) => session.routes.delete(*item)?,
+        Step::ForgetNames(led) => session.nftables.forget_names(led)?,
     }
     Ok(())
 }
 
 /// Those that cannot be seen are none.
-fn carried(link: &Link<'_>, plan: &Plan) -> Connections {
-    let carried = inspect::carried(link.netns, &link.proxies(&plan.tables));
+fn carried(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
+    let carried = inspect::carried(session.netns, &session.proxies(&plan.tables));
     carried.unwrap_or_else(|error| {
         tracing::warn!(%error, "Connections of ztunnel or a sidecar may be cut");
         Connections::default()
@@ -354,28 +356,28 @@ fn explain(error: KernelError) -> ApplyError {
 
 /// Writes the tables; again from what is there by then, when somebody else was faster.
 fn write(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     first: &Change,
     tag: &Tag,
     seen: &Observed,
 ) -> Result<(), ApplyError> {
-    let mut result = link.change(plan.backend, seen, first);
+    let mut result = session.change(plan.backend, seen, first);
     for _ in 1..ATTEMPTS {
         match &result {
             Err(error) if error.is_race() => {}
             Ok(()) | Err(_) => break,
         }
-        let seen = link.read_of(plan.backend)?;
+        let seen = session.read_backend(plan.backend)?;
         let change = plan.write(&seen, tag);
-        result = link.change(plan.backend, &seen, &change);
+        result = session.change(plan.backend, &seen, &change);
     }
     Ok(result?)
 }
 
 /// Before anything of another origin goes, what was written is read back.
-fn read_back(link: &mut Link<'_>, plan: &Plan) -> Result<(), ApplyError> {
-    match plan.table_differences(&link.read_of(plan.backend)?) {
+fn read_back(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), ApplyError> {
+    match plan.table_differences(&session.read_backend(plan.backend)?) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),
     }

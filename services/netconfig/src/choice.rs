@@ -10,7 +10,7 @@ use crate::{
     apply::Writer,
     backend::Backend,
     iptables::{Programs, Variant},
-    link::variant_of,
+    netns_session::variant_of,
     sysctl::Sysctls,
 };
 use evidence::{Evidence, Trial};

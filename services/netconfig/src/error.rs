@@ -12,7 +12,7 @@ pub use crate::{
     apply::NoIpv6, backend::BackendError, host::HostError, iptables::ProgramError,
     netlink::KernelError,
 };
-use crate::{host::Unnamed, link::ReachError};
+use crate::{host::Unnamed, netns_session::ReachError};
 
 /// Why a redirection could not be applied.
 #[derive(Debug, thiserror::Error)]

@@ -9,7 +9,7 @@ use crate::{
     error::{ApplyError, RemoveError},
     family::Family,
     inspect,
-    link::Link,
+    netns_session::NetnsSession,
     plan::State,
     rules::{Form, ambient},
 };
@@ -43,79 +43,84 @@ impl Writer {
         phase: Phase,
     ) -> Result<Removed, RemoveError> {
         let captured_flows = inspect::captured_flows(netns)?;
-        self.with_link(netns, |link| match phase {
-            Phase::Drain => self.drain(link, sandbox),
-            Phase::Final => self.remove_all(link),
+        self.with_session(netns, |session| match phase {
+            Phase::Drain => self.drain(session, sandbox),
+            Phase::Final => self.remove_all(session),
         })?;
         Ok(Removed { captured_flows })
     }
 
     /// The rules give way to ones that capture nothing new; routes stay, for what is captured lives on. Those of a
     /// sidecar go at once: its proxy is in the pod as long as the pod is, so that there is nothing to wait for.
-    fn drain(&self, link: &mut Link<'_>, sandbox: &SandboxRef) -> Result<(), RemoveError> {
-        let before = self.read(link)?;
+    fn drain(
+        &self,
+        session: &mut NetnsSession<'_>,
+        sandbox: &SandboxRef,
+    ) -> Result<(), RemoveError> {
+        let before = self.read(session)?;
         if !before.has_rules() {
             return Ok(());
         }
         if before.is_of_sidecar() {
-            return self.remove_all(link);
+            return self.remove_all(session);
         }
-        let families = link.families();
-        let plan = self.plan_of(link, &before, Form::Ambient, &ambient::drain(), families);
-        make_so(link, &plan, before, sandbox)
+        let families = session.families();
+        let plan = self.plan_of(session, &before, Form::Ambient, &ambient::drain(), families);
+        make_so(session, &plan, before, sandbox)
             .map(drop)
             .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
     }
 
     /// The tables, then ip rules, then routes: nothing is led to a table that is empty. What fails does not keep the
     /// rest.
-    fn remove_all(&self, link: &mut Link<'_>) -> Result<(), RemoveError> {
-        let seen = self.read(link)?;
+    fn remove_all(&self, session: &mut NetnsSession<'_>) -> Result<(), RemoveError> {
+        let seen = self.read(session)?;
         let mut failures = Vec::new();
         let mut note = |result: Result<(), BackendError>| {
             failures.extend(result.err().map(|error| with_causes(&error)));
         };
         for (backend, _) in &seen.seen {
-            note(clear(link, *backend));
+            note(clear(session, *backend));
         }
         if seen.has_incumbent() {
             // Whatever is equal to ours was the incumbent's, and becomes ours to delete.
             for item in seen.routing.equal_for_ztunnel() {
-                note(link.routes.adopt(item).map_err(Into::into));
+                note(session.routes.adopt(item).map_err(Into::into));
             }
         }
         let rest = State {
-            routing: link.routes.read()?,
+            routing: session.routes.read()?,
             ..seen.clone()
         };
         for item in rest.own_routing() {
-            note(link.routes.delete(item).map_err(Into::into));
+            note(session.routes.delete(item).map_err(Into::into));
         }
         if seen.captures_names() {
-            note(link.nftables.forget_names(&[]).map_err(Into::into));
+            note(session.nftables.forget_names(&[]).map_err(Into::into));
         }
         if seen.has_rules() {
             note(
-                link.nftables
+                session
+                    .nftables
                     .forget_captured(&Family::ALL)
                     .map_err(Into::into),
             );
         }
         if seen.tag().is_some_and(|tag| tag.migrates) {
-            let switched = link.set_migrates(false);
+            let switched = session.set_migrates(false);
             failures.extend(switched.err().map(|error| with_causes(&error)));
         }
-        failures.extend(left(&self.read(link)?));
+        failures.extend(left(&self.read(session)?));
         RemoveError::unless_empty(failures)
     }
 }
 
 /// Again when somebody else was faster.
-fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
+fn clear(session: &mut NetnsSession<'_>, backend: Backend) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
-        let seen = link.read_of(backend)?;
+        let seen = session.read_backend(backend)?;
         let change = Change {
             delete: seen.ids(),
             delete_incumbent: !seen.incumbent.is_empty(),
@@ -124,7 +129,7 @@ fn clear(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
         if change.is_empty() {
             return Ok(());
         }
-        match link.change(backend, &seen, &change) {
+        match session.change(backend, &seen, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }

@@ -3,7 +3,7 @@ use inpod_types::with_causes;
 
 use crate::{
     backend::{BackendError, Change, NewTable, Observed, ObservedTable},
-    link::Link,
+    netns_session::NetnsSession,
     plan::{Plan, State},
     routes::Item,
 };
@@ -37,33 +37,33 @@ impl Undo {
 
     /// In reverse; what fails is told and the rest goes on. What replaces something that may be gone by now was read
     /// back before, and stays: without it traffic would be let out.
-    pub(super) fn run(&self, link: &mut Link<'_>, plan: &Plan) -> Vec<String> {
+    pub(super) fn run(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Vec<String> {
         if self.cleared {
             return vec![NO_WAY_BACK.to_owned()];
         }
         let mut failures = Vec::new();
         if self.rewritten {
             failures.extend(
-                self.restore(link, plan)
+                self.restore(session, plan)
                     .err()
                     .map(|error| with_causes(&error)),
             );
         }
         for item in self.added.iter().rev() {
-            let deleted = link.routes.delete(*item);
+            let deleted = session.routes.delete(*item);
             failures.extend(deleted.err().map(|error| with_causes(&error)));
         }
         if self.switched {
-            let switched = link.set_migrates(false);
+            let switched = session.set_migrates(false);
             failures.extend(switched.err().map(|error| with_causes(&error)));
         }
         failures
     }
 
-    fn restore(&self, link: &mut Link<'_>, plan: &Plan) -> Result<(), BackendError> {
+    fn restore(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), BackendError> {
         let nothing = Observed::default();
         let before = self.before.of(plan.backend).unwrap_or(&nothing);
-        change(link, plan, |now| back(&now.tables, &before.tables))
+        change(session, plan, |now| back(&now.tables, &before.tables))
     }
 }
 
@@ -88,19 +88,19 @@ fn as_new(observed: &ObservedTable) -> NewTable {
 
 /// Changes the tables from what is there; again when somebody else was faster.
 fn change(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     wanted: impl Fn(&Observed) -> Change,
 ) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
-        let now = link.read_of(plan.backend)?;
+        let now = session.read_backend(plan.backend)?;
         let change = wanted(&now);
         if change.is_empty() {
             return Ok(());
         }
-        match link.change(plan.backend, &now, &change) {
+        match session.change(plan.backend, &now, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }

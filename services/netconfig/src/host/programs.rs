@@ -8,7 +8,7 @@ use crate::{
     error::reason_of_program,
     family::Family,
     iptables::{ProgramError, Programs, Variant},
-    link::variant_of,
+    netns_session::variant_of,
 };
 
 /// The programs of one variant.

@@ -30,7 +30,7 @@ const LEGACY_TABLES: [&str; 2] = [
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
 
 /// Connections that were begun, from here and from elsewhere (RFC 4022). Those that are merely passed on do not count.
-const BEGUN: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
+const CONNECTION_COUNTERS: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
 
 /// Root, as this process numbers users.
 const ROOT: u32 = 0;
@@ -54,7 +54,7 @@ pub enum ReachError {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Link<'a> {
+pub(crate) struct NetnsSession<'a> {
     pub(crate) netns: &'a Netns,
     programs: &'a Programs,
     pub(crate) nftables: Nftables,
@@ -74,17 +74,17 @@ struct Facts {
     migrates: Option<bool>,
 }
 
-impl<'a> Link<'a> {
-    /// Does something through a link.
+impl<'a> NetnsSession<'a> {
+    /// Does something through a session.
     pub(crate) fn with<T, E: From<ReachError>>(
         netns: &'a Netns,
         programs: &'a Programs,
         sysctls: &Sysctls,
         work: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
-        let mut link = Self::open(netns, programs, sysctls)?;
-        let result = work(&mut link);
-        link.nftables.close();
+        let mut session = Self::open(netns, programs, sysctls)?;
+        let result = work(&mut session);
+        session.nftables.close();
         result
     }
 
@@ -95,7 +95,7 @@ impl<'a> Link<'a> {
         sysctls: &Sysctls,
     ) -> Result<Self, ReachError> {
         let sysctls = sysctls.visit()?;
-        let link = netns.within(|| {
+        let session = netns.within(|| {
             io::Result::Ok(Self {
                 netns,
                 programs,
@@ -103,16 +103,16 @@ impl<'a> Link<'a> {
                 routes: Routes::open()?,
                 facts: Facts {
                     has_ipv6: sysctls.has_ipv6(),
-                    has_legacy_tables: LEGACY_TABLES.iter().any(is_filled),
+                    has_legacy_tables: LEGACY_TABLES.iter().any(is_nonempty),
                     root: sysctls.root()?,
                     has_connected: fs::read_to_string(COUNTERS)
-                        .map_or(true, |text| has_begun(&text)),
+                        .map_or(true, |text| has_tcp_history(&text)),
                     migrates: sysctls.migrates()?,
                 },
                 sysctls,
             })
         })?;
-        Ok(link?)
+        Ok(session?)
     }
 
     /// The families that are switched on.
@@ -145,7 +145,7 @@ impl<'a> Link<'a> {
         let mut seen = vec![(Backend::Nftables, self.nftables.read()?)];
         for variant in [Variant::Nft, Variant::Legacy] {
             let backend = variant.into();
-            if preferred == backend || self.has_signs(variant)? {
+            if preferred == backend || self.may_hold_rules(variant)? {
                 seen.push((backend, self.iptables(variant).read()?));
             }
         }
@@ -160,7 +160,7 @@ impl<'a> Link<'a> {
     /// Whether a variant of iptables may hold something of ours or the incumbent's. The names of nf_tables' chains are
     /// certain. Of legacy tables it is only known that they are used: where its programs are missing, nobody here
     /// wrote them.
-    fn has_signs(&mut self, variant: Variant) -> Result<bool, KernelError> {
+    fn may_hold_rules(&mut self, variant: Variant) -> Result<bool, KernelError> {
         match variant {
             Variant::Nft => {
                 let chains = self.nftables.chains_of_iptables()?;
@@ -185,7 +185,7 @@ impl<'a> Link<'a> {
     }
 
     /// What a backend holds.
-    pub(crate) fn read_of(&mut self, backend: Backend) -> Result<Observed, BackendError> {
+    pub(crate) fn read_backend(&mut self, backend: Backend) -> Result<Observed, BackendError> {
         match variant_of(backend) {
             None => self.nftables.read(),
             Some(variant) => self.iptables(variant).read(),
@@ -241,16 +241,16 @@ impl From<Variant> for Backend {
 }
 
 /// Whether any TCP connection was ever begun, as far as the counters tell.
-fn has_begun(counters: &str) -> bool {
+fn has_tcp_history(counters: &str) -> bool {
     let mut of_tcp = counters.lines().filter_map(|it| it.strip_prefix("Tcp:"));
     let (Some(names), Some(numbers)) = (of_tcp.next(), of_tcp.next()) else {
         return true;
     };
     let mut found = names.split_whitespace().zip(numbers.split_whitespace());
-    found.any(|(name, number)| BEGUN.contains(&name) && number != "0")
+    found.any(|(name, number)| CONNECTION_COUNTERS.contains(&name) && number != "0")
 }
 
-fn is_filled(path: impl AsRef<Path>) -> bool {
+fn is_nonempty(path: impl AsRef<Path>) -> bool {
     fs::read(path).is_ok_and(|text| !text.is_empty())
 }
 
@@ -266,10 +266,10 @@ mod tests {
                  Tcp: 200 {active} {passive} 12\n"
             )
         };
-        assert!(!has_begun(&counters(0, 0)));
-        assert!(has_begun(&counters(1, 0)));
-        assert!(has_begun(&counters(0, 30)));
+        assert!(!has_tcp_history(&counters(0, 0)));
+        assert!(has_tcp_history(&counters(1, 0)));
+        assert!(has_tcp_history(&counters(0, 30)));
         // What does not tell may have one.
-        assert!(has_begun("Udp: InDatagrams\nUdp: 7\n"));
+        assert!(has_tcp_history("Udp: InDatagrams\nUdp: 7\n"));
     }
 }
