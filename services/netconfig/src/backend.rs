@@ -1,5 +1,7 @@
 //! What rules are written with. Each backend takes and gives plain data, so that everything above is the same for all.
 
+pub(crate) mod detect;
+
 use std::fmt;
 
 use crate::{

@@ -4,7 +4,7 @@ use inpod_service::Key;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
-    choice::Setting,
+    backend::detect::BackendSetting,
     host::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
 };
 
@@ -75,7 +75,7 @@ pub struct Config {
     pub event_buffer_bytes: usize,
     /// What rules are written with.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
-    pub backend: Setting,
+    pub backend: BackendSetting,
     /// Whose packets to a pod are probes.
     pub probe_match: ProbeMatch,
     /// The address that IPv4 probes come from.

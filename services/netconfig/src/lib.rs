@@ -6,7 +6,6 @@
 
 pub mod apply;
 mod backend;
-mod choice;
 mod claims;
 mod config;
 mod conntrack;
@@ -15,10 +14,10 @@ pub mod discover;
 pub mod error;
 mod events;
 mod family;
-pub mod floor;
 pub mod host;
 pub mod inspect;
 mod iptables;
+pub mod kernel_version;
 mod marks;
 mod metrics;
 mod netlink;
@@ -35,8 +34,10 @@ mod server;
 mod sysctl;
 mod watch;
 
-pub use backend::{Backend, BackendError};
-pub use choice::{NoSetting, Setting};
+pub use backend::{
+    Backend, BackendError,
+    detect::{BackendSetting, InvalidBackendSetting},
+};
 pub use config::Config;
 pub use family::Family;
 pub use iptables::{ProgramError, Programs, Variant, run_program, script as iptables_script};
@@ -53,7 +54,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     apply::Writer,
-    choice::{Chosen, choose},
+    backend::detect::{SelectedBackend, select_backend},
     claims::Claims,
     events::{Ears, Queue, Reader},
     host::Host,
@@ -78,9 +79,9 @@ const BACKEND: &str = "backend";
 ///
 /// When the kernel is too old, or a socket cannot be had.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
-    floor::check()?;
+    kernel_version::check()?;
     let probes = config.probes();
-    let writer = chosen(config.backend, &daemon).await?;
+    let writer = select_writer(config.backend, &daemon).await?;
     let queue = Arc::new(Queue::new(config.verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(Drift::register);
@@ -127,10 +128,10 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
 }
 
 /// What rules are written with. Whether that can be used is told.
-async fn chosen(setting: Setting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
+async fn select_writer(setting: BackendSetting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
     let directory = daemon.directory(SERVICE.name);
-    let choice = tokio::task::spawn_blocking(move || choose(setting, &directory));
-    let Chosen { writer, usable } = choice.await?;
+    let selection = tokio::task::spawn_blocking(move || select_backend(setting, &directory));
+    let SelectedBackend { writer, usable } = selection.await?;
     daemon.readiness().require(BACKEND, "not looked at yet");
     daemon.readiness().set(BACKEND, usable);
     Ok(Arc::new(writer))

@@ -13,58 +13,58 @@ use crate::backend::Backend;
 /// Where the kernel says which boot it is (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The form of the file.
+/// The content of the file.
 const SCHEMA: u32 = 1;
 
 /// What was found, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct Detection {
     #[serde(with = "by_name")]
     pub(super) backend: Backend,
     pub(super) evidence: Evidence,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Form {
+struct Content {
     schema: u32,
     boot_id: String,
     #[serde(flatten)]
-    kept: Kept,
+    detection: Detection,
 }
 
 /// `backend.json`.
 #[derive(Debug)]
-pub(super) struct File(PathBuf);
+pub(super) struct DetectionCache(PathBuf);
 
-impl File {
+impl DetectionCache {
     pub(super) fn in_directory(directory: &Path) -> Self {
         Self(directory.join("backend.json"))
     }
 
-    /// `None` where there is none of this boot and this form.
-    pub(super) fn read(&self) -> Option<Kept> {
+    /// `None` where there is none of this boot and this content.
+    pub(super) fn read(&self) -> Option<Detection> {
         let bytes = fs::read(&self.0).ok()?;
-        let form: Form = serde_json::from_slice(&bytes).ok()?;
-        let is_ours = form.schema == SCHEMA && Some(form.boot_id) == boot_id().ok();
-        is_ours.then_some(form.kept)
+        let content: Content = serde_json::from_slice(&bytes).ok()?;
+        let is_ours = content.schema == SCHEMA && Some(content.boot_id) == boot_id().ok();
+        is_ours.then_some(content.detection)
     }
 
     /// Whole or not at all. Without it the next start looks again.
-    pub(super) fn write(&self, kept: &Kept) {
-        if let Err(error) = self.try_write(kept) {
+    pub(super) fn write(&self, detection: &Detection) {
+        if let Err(error) = self.try_write(detection) {
             let path = self.0.display();
             tracing::warn!(%path, %error, "Cannot keep what was found of the backend");
         }
     }
 
-    fn try_write(&self, kept: &Kept) -> io::Result<()> {
-        let form = Form {
+    fn try_write(&self, detection: &Detection) -> io::Result<()> {
+        let content = Content {
             schema: SCHEMA,
             boot_id: boot_id()?,
-            kept: kept.clone(),
+            detection: detection.clone(),
         };
         let new = self.0.with_extension("json.new");
-        fs::write(&new, serde_json::to_vec_pretty(&form)?)?;
+        fs::write(&new, serde_json::to_vec_pretty(&content)?)?;
         fs::rename(new, &self.0)
     }
 }

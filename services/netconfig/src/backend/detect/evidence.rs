@@ -1,4 +1,4 @@
-//! What a node can do, tried in a netns that is made for it and gone afterwards.
+//! What a node can do, check_usable in a netns that is made for it and gone afterwards.
 
 use std::{fs, io, thread};
 
@@ -22,27 +22,27 @@ const LEGACY_TABLES: [&str; 2] = ["/proc/net/ip_tables_names", "/proc/net/ip6_ta
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Evidence {
     /// Whether the kernel takes nat and route chains of family inet over netlink.
-    pub(super) nftables: Trial,
-    pub(super) iptables_nft: Found,
-    pub(super) iptables_legacy: Found,
+    pub(super) nftables: TrialOutcome,
+    pub(super) iptables_nft: IptablesEvidence,
+    pub(super) iptables_legacy: IptablesEvidence,
     /// Whether anybody uses iptables-legacy on the node.
     pub(super) node_has_legacy_tables: bool,
 }
 
 /// What was found of a variant of iptables.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Found {
+pub(super) struct IptablesEvidence {
     /// Programs that are not there.
     pub(super) missing: Vec<String>,
     /// The release; nothing where it could not be had.
     pub(super) version: Option<String>,
-    pub(super) trial: Trial,
+    pub(super) trial: TrialOutcome,
 }
 
 /// What a trial came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Trial {
+pub(super) enum TrialOutcome {
     /// There was no need: trying iptables-legacy loads modules that stay in the node's kernel.
     #[default]
     Untried,
@@ -54,21 +54,21 @@ pub(super) enum Trial {
 
 impl Evidence {
     /// Looks and tries.
-    pub(super) fn gather(programs: &Programs) -> Self {
-        let found = |variant| Found {
+    pub(super) fn collect(programs: &Programs) -> Self {
+        let found = |variant| IptablesEvidence {
             missing: programs.missing(variant),
             version: programs.version(variant).map(|version| version.to_string()),
-            trial: Trial::Untried,
+            trial: TrialOutcome::Untried,
         };
         let mut evidence = Self {
-            nftables: Trial::Untried,
+            nftables: TrialOutcome::Untried,
             iptables_nft: found(Variant::Nft),
             iptables_legacy: found(Variant::Legacy),
             node_has_legacy_tables: LEGACY_TABLES
                 .iter()
                 .any(|path| fs::read(path).is_ok_and(|names| !names.is_empty())),
         };
-        match throw_away() {
+        match scratch_netns() {
             Ok(netns) => evidence.try_in(&netns, programs),
             Err(error) => tracing::warn!(%error, "Cannot make a netns to try backends in"),
         }
@@ -78,14 +78,14 @@ impl Evidence {
 
     fn try_in(&mut self, netns: &Netns, programs: &Programs) {
         self.nftables = result(nftables(netns));
-        if self.nftables != Trial::Usable {
+        if self.nftables != TrialOutcome::Usable {
             self.iptables_legacy.trial = result(iptables(programs, Variant::Legacy, netns));
             self.iptables_nft.trial = result(iptables(programs, Variant::Nft, netns));
         }
     }
 
     /// What was found of a variant.
-    pub(super) fn of(&self, variant: Variant) -> &Found {
+    pub(super) fn of(&self, variant: Variant) -> &IptablesEvidence {
         match variant {
             Variant::Nft => &self.iptables_nft,
             Variant::Legacy => &self.iptables_legacy,
@@ -93,15 +93,15 @@ impl Evidence {
     }
 }
 
-fn result(tried: Result<(), BackendError>) -> Trial {
-    match tried {
-        Ok(()) => Trial::Usable,
-        Err(error) => Trial::Refused(with_causes(&error)),
+fn result(check_usable: Result<(), BackendError>) -> TrialOutcome {
+    match check_usable {
+        Ok(()) => TrialOutcome::Usable,
+        Err(error) => TrialOutcome::Refused(with_causes(&error)),
     }
 }
 
 /// Made by a thread that ends; it lives as long as the value.
-fn throw_away() -> io::Result<Netns> {
+fn scratch_netns() -> io::Result<Netns> {
     let made = thread::Builder::new().spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;
         Netns::current().map_err(io::Error::other)
@@ -114,17 +114,17 @@ fn nftables(netns: &Netns) -> Result<(), BackendError> {
     let entered = netns.within(Nftables::open).map_err(io::Error::other);
     let refused = |error| crate::netlink::KernelError::new("open a netlink socket", error);
     let mut nftables = entered.and_then(|opened| opened).map_err(refused)?;
-    let tried = attempt(&mut nftables);
+    let check_usable = write_trial_rules(&mut nftables);
     nftables.close();
-    tried
+    check_usable
 }
 
 fn iptables(programs: &Programs, variant: Variant, netns: &Netns) -> Result<(), BackendError> {
-    attempt(&mut Iptables::new(programs, variant, netns))
+    write_trial_rules(&mut Iptables::new(programs, variant, netns))
 }
 
 /// Writes rules that need nat and route chains, and connection tracking.
-fn attempt(backend: &mut impl RuleBackend) -> Result<(), BackendError> {
+fn write_trial_rules(backend: &mut impl RuleBackend) -> Result<(), BackendError> {
     let tables = backend.shape(&ambient::drain()).into_iter();
     let create = tables.map(|table| NewTable {
         table,
@@ -146,7 +146,7 @@ mod tests {
     fn what_is_not_there_is_refused_by_name() {
         let netns = Netns::current().unwrap();
         let trial = result(iptables(&Programs::default(), Variant::Legacy, &netns));
-        let Trial::Refused(why) = trial else {
+        let TrialOutcome::Refused(why) = trial else {
             panic!("{trial:?}");
         };
         assert!(why.contains("iptables-legacy-save"), "{why}");

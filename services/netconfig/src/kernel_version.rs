@@ -16,14 +16,14 @@ impl fmt::Display for Version {
 
 /// The oldest kernel that will do: the first with SO_NETNS_COOKIE, without which a netns cannot be told from a later
 /// one of the same inode.
-pub const FLOOR: Version = Version(5, 14);
+pub const MIN_KERNEL: Version = Version(5, 14);
 
 /// Why netconfig does not start on a kernel.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FloorError {
+pub enum KernelVersionError {
     /// It is too old.
     #[error(
-        "this kernel is {release}, and netconfig needs Linux {FLOOR} or later (SO_NETNS_COOKIE, which tells a netns \
+        "this kernel is {release}, and netconfig needs Linux {MIN_KERNEL} or later (SO_NETNS_COOKIE, which tells a netns \
          from a later one of the same inode)"
     )]
     TooOld {
@@ -32,7 +32,7 @@ pub enum FloorError {
     },
     /// It does not say how old it is.
     #[error(
-        "this kernel says that it is {release:?}, which is no version; netconfig needs Linux {FLOOR} or later"
+        "this kernel says that it is {release:?}, which is no version; netconfig needs Linux {MIN_KERNEL} or later"
     )]
     Unknown {
         /// As uname(2) tells it.
@@ -50,10 +50,10 @@ pub struct Feature {
     /// Whether it is used where it is there.
     pub is_used: bool,
     /// What is done without it.
-    pub instead: &'static str,
+    pub fallback: &'static str,
     /// What stands in the sources where it is used, and nowhere otherwise.
     #[cfg(test)]
-    sign: &'static str,
+    source_marker: &'static str,
 }
 
 /// What came after the floor and has a use here.
@@ -62,53 +62,53 @@ pub const FEATURES: [Feature; 6] = [
         name: "`net.ipv4.tcp_migrate_req`",
         since: Version(5, 14),
         is_used: true,
-        instead: "Where the sysctl is missing it is left alone: a ztunnel that stops resets what waits to be accepted.",
+        fallback: "Where the sysctl is missing it is left alone: a ztunnel that stops resets what waits to be accepted.",
         #[cfg(test)]
-        sign: "tcp_migrate_req",
+        source_marker: "tcp_migrate_req",
     },
     Feature {
         name: "`IFA_PROTO` of an address",
         since: Version(5, 18),
         is_used: true,
-        instead: "That `::6` on `lo` is ours is known by our tables, which use it. Where those are lost before a \
+        fallback: "That `::6` on `lo` is ours is known by our tables, which use it. Where those are lost before a \
                   sidecar's redirection is removed, the address stays.",
         #[cfg(test)]
-        sign: "push_proto(",
+        source_marker: "push_proto(",
     },
     Feature {
         name: "nf_tables `destroy`",
         since: Version(6, 3),
         is_used: false,
-        instead: "What is deleted was read before, in the same generation of the tables; where somebody else was \
+        fallback: "What is deleted was read before, in the same generation of the tables; where somebody else was \
                   faster it is read again.",
         #[cfg(test)]
-        sign: "op_destroy",
+        source_marker: "op_destroy",
     },
     Feature {
         name: "`SO_PEERPIDFD`",
         since: Version(6, 5),
         is_used: true,
-        instead: "A caller is known by the pid of `SO_PEERCRED`. One that ends, and whose pid another process gets \
+        fallback: "A caller is known by the pid of `SO_PEERCRED`. One that ends, and whose pid another process gets \
                   between its connecting and the look at its cgroup, could be mistaken.",
         #[cfg(test)]
-        sign: "sockopt::PeerPidfd",
+        source_marker: "sockopt::PeerPidfd",
     },
     Feature {
         name: "nf_tables table flags `owner` and `persist`",
         since: Version(6, 9),
         is_used: false,
-        instead: "Whoever has NET_ADMIN in a pod may flush our tables; that is told as drift. An owner would have to \
+        fallback: "Whoever has NET_ADMIN in a pod may flush our tables; that is told as drift. An owner would have to \
                   hold a socket for every pod.",
         #[cfg(test)]
-        sign: "TableFlags::",
+        source_marker: "TableFlags::",
     },
     Feature {
         name: "`ioctl(NS_GET_ID)` of a netns",
         since: Version(6, 18),
         is_used: false,
-        instead: "A socket that is opened inside tells the cookie (`SO_NETNS_COOKIE`), which is the same number.",
+        fallback: "A socket that is opened inside tells the cookie (`SO_NETNS_COOKIE`), which is the same number.",
         #[cfg(test)]
-        sign: "NS_GET_ID",
+        source_marker: "NS_GET_ID",
     },
 ];
 
@@ -116,10 +116,10 @@ pub const FEATURES: [Feature; 6] = [
 ///
 /// # Errors
 ///
-/// See [`FloorError`].
-pub fn check() -> Result<Version, FloorError> {
+/// See [`KernelVersionError`].
+pub fn check() -> Result<Version, KernelVersionError> {
     let release = uname().map(|uname| uname.release().to_string_lossy().into_owned());
-    let running = judge(&release.unwrap_or_default())?;
+    let running = check_release(&release.unwrap_or_default())?;
     for feature in FEATURES {
         let Feature {
             name,
@@ -133,11 +133,11 @@ pub fn check() -> Result<Version, FloorError> {
     Ok(running)
 }
 
-fn judge(release: &str) -> Result<Version, FloorError> {
+fn check_release(release: &str) -> Result<Version, KernelVersionError> {
     let error = || release.to_owned();
-    let version = parse(release).ok_or_else(|| FloorError::Unknown { release: error() })?;
-    if version < FLOOR {
-        return Err(FloorError::TooOld { release: error() });
+    let version = parse(release).ok_or_else(|| KernelVersionError::Unknown { release: error() })?;
+    if version < MIN_KERNEL {
+        return Err(KernelVersionError::TooOld { release: error() });
     }
     Ok(version)
 }
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_at_the_floor_will_do_and_one_below_is_refused_by_its_name() {
+    fn a_kernel_at_the_minimum_will_do_and_one_below_is_refused_by_its_name() {
         for (release, wanted) in [
             ("5.14.0", Version(5, 14)),
             ("5.14.0-362.8.1.el9_3.x86_64", Version(5, 14)),
@@ -166,14 +166,14 @@ mod tests {
             ("6.18.44-fc-v595", Version(6, 18)),
             ("10.0.1", Version(10, 0)),
         ] {
-            assert_eq!(judge(release), Ok(wanted), "{release}");
+            assert_eq!(check_release(release), Ok(wanted), "{release}");
         }
         for release in ["5.13.19-generic", "5.4.0", "4.18.0-513.el8", "2.6.78"] {
-            let error = judge(release).unwrap_err();
+            let error = check_release(release).unwrap_err();
             let release = release.to_owned();
             assert_eq!(
                 error,
-                FloorError::TooOld {
+                KernelVersionError::TooOld {
                     release: release.clone()
                 }
             );
@@ -188,8 +188,11 @@ mod tests {
     #[test]
     fn what_is_no_version_is_refused_and_shown() {
         for release in ["", "6", "6.", "six.one", "6.x", "99999.1"] {
-            let error = judge(release).unwrap_err();
-            assert!(matches!(error, FloorError::Unknown { .. }), "{release}");
+            let error = check_release(release).unwrap_err();
+            assert!(
+                matches!(error, KernelVersionError::Unknown { .. }),
+                "{release}"
+            );
             assert!(
                 error.to_string().contains(&format!("{release:?}")),
                 "{error}"
@@ -198,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_that_runs_the_tests_is_above_the_floor() {
-        assert!(check().unwrap() >= FLOOR);
+    fn the_kernel_that_runs_the_tests_is_above_the_minimum() {
+        assert!(check().unwrap() >= MIN_KERNEL);
     }
 
     fn page() -> String {
@@ -210,18 +213,18 @@ mod tests {
     fn the_page_has_the_table_of_features() {
         let mut table = format!(
             "| Feature | Linux | Used | Without it |\n|---|---|---|---|\n\
-             | `SO_NETNS_COOKIE` | {FLOOR} | yes | netconfig does not start. |\n"
+             | `SO_NETNS_COOKIE` | {MIN_KERNEL} | yes | netconfig does not start. |\n"
         );
         for feature in FEATURES {
             let Feature {
                 name,
                 since,
                 is_used,
-                instead,
+                fallback,
                 ..
             } = feature;
             let used = if is_used { "yes" } else { "no" };
-            writeln!(table, "| {name} | {since} | {used} | {instead} |").unwrap();
+            writeln!(table, "| {name} | {since} | {used} | {fallback} |").unwrap();
         }
         assert!(
             page().contains(&table),
@@ -235,7 +238,7 @@ mod tests {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 sources(&path, found);
-            } else if path.file_name().unwrap() != "floor.rs" {
+            } else if path.file_name().unwrap() != "kernel_version.rs" {
                 *found += &fs::read_to_string(path).unwrap();
             }
         }
@@ -251,11 +254,11 @@ mod tests {
         for Feature {
             name,
             is_used,
-            sign,
+            source_marker,
             ..
         } in FEATURES
         {
-            assert_eq!(text.contains(sign), is_used, "{name}");
+            assert_eq!(text.contains(source_marker), is_used, "{name}");
         }
     }
 }

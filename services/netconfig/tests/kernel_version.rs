@@ -4,7 +4,7 @@ use std::process::Command;
 
 /// setarch(8) has the kernel say 2.6 to one process and its children.
 #[test]
-fn on_a_kernel_below_the_floor_netconfig_does_not_start_and_names_both() {
+fn on_a_kernel_below_the_minimum_netconfig_does_not_start_and_names_both() {
     let run_dir = tempfile::tempdir().unwrap();
     let output = Command::new("setarch")
         .args(["--uname-2.6", env!("CARGO_BIN_EXE_netconfig")])

@@ -1,8 +1,8 @@
 //! Which backend pods are written with: the one that is configured, or the one that this boot of the node was found to
 //! need. Found once per boot and kept with the evidence, so that a restart does not decide otherwise.
 
+mod cache;
 mod evidence;
-mod kept;
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -13,12 +13,12 @@ use crate::{
     netns_session::variant_of,
     sysctl::Sysctls,
 };
-use evidence::{Evidence, Trial};
-use kept::Kept;
+use cache::Detection;
+use evidence::{Evidence, TrialOutcome};
 
 /// What is configured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Setting {
+pub enum BackendSetting {
     /// What the node needs.
     Auto,
     /// This one, for every pod.
@@ -28,20 +28,20 @@ pub enum Setting {
 /// A setting that is none of those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is none of auto, nftables, iptables-nft and iptables-legacy")]
-pub struct NoSetting;
+pub struct InvalidBackendSetting;
 
-impl FromStr for Setting {
-    type Err = NoSetting;
+impl FromStr for BackendSetting {
+    type Err = InvalidBackendSetting;
 
-    fn from_str(text: &str) -> Result<Self, NoSetting> {
+    fn from_str(text: &str) -> Result<Self, InvalidBackendSetting> {
         let fixed = Backend::ALL.into_iter();
         let mut all = fixed.map(Self::Fixed).chain([Self::Auto]);
         all.find(|setting| setting.to_string() == text)
-            .ok_or(NoSetting)
+            .ok_or(InvalidBackendSetting)
     }
 }
 
-impl fmt::Display for Setting {
+impl fmt::Display for BackendSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
@@ -52,7 +52,7 @@ impl fmt::Display for Setting {
 
 /// What a choice came to.
 #[derive(Debug)]
-pub(crate) struct Chosen {
+pub(crate) struct SelectedBackend {
     pub(crate) writer: Writer,
     /// Why what was chosen cannot be used, and what to do about it.
     pub(crate) usable: Result<(), String>,
@@ -60,17 +60,19 @@ pub(crate) struct Chosen {
 
 /// Chooses. Reads and writes the evidence in a directory of netconfig's; blocks for as long as some programs of
 /// iptables take where the kernel refuses nf_tables.
-pub(crate) fn choose(setting: Setting, directory: &Path) -> Chosen {
+pub(crate) fn select_backend(setting: BackendSetting, directory: &Path) -> SelectedBackend {
     let programs = Programs::search(&directory.join("locks"));
     let (configured, detected, usable) = match setting {
-        Setting::Fixed(backend) => (Some(backend), backend, found(backend, &programs)),
-        Setting::Auto => {
-            let Kept { backend, evidence } = detect(directory, &programs);
-            (None, backend, tried(backend, &evidence))
+        BackendSetting::Fixed(backend) => {
+            (Some(backend), backend, check_programs(backend, &programs))
+        }
+        BackendSetting::Auto => {
+            let Detection { backend, evidence } = detect(directory, &programs);
+            (None, backend, check_usable(backend, &evidence))
         }
     };
     tracing::info!(%setting, backend = %detected, "Chose a backend");
-    Chosen {
+    SelectedBackend {
         writer: Writer {
             configured,
             detected,
@@ -83,10 +85,10 @@ pub(crate) fn choose(setting: Setting, directory: &Path) -> Chosen {
 
 /// nf_tables needs no program, takes no lock and changes everything at once. Where the kernel refuses it, iptables-nft
 /// can do no better: its rules are nf_tables' as well.
-fn decide(evidence: &Evidence) -> Backend {
-    if evidence.nftables == Trial::Usable {
+fn preferred_backend(evidence: &Evidence) -> Backend {
+    if evidence.nftables == TrialOutcome::Usable {
         Backend::Nftables
-    } else if evidence.of(Variant::Legacy).trial == Trial::Usable {
+    } else if evidence.of(Variant::Legacy).trial == TrialOutcome::Usable {
         Backend::IptablesLegacy
     } else {
         Backend::IptablesNft
@@ -95,24 +97,24 @@ fn decide(evidence: &Evidence) -> Backend {
 
 /// What was found once in this boot. Where nothing was found that can be used, the next start looks again: a module may
 /// be loaded by then, or a right be given.
-fn detect(directory: &Path, programs: &Programs) -> Kept {
-    let file = kept::File::in_directory(directory);
-    if let Some(kept) = file.read() {
-        return kept;
+fn detect(directory: &Path, programs: &Programs) -> Detection {
+    let file = cache::DetectionCache::in_directory(directory);
+    if let Some(detection) = file.read() {
+        return detection;
     }
-    let evidence = Evidence::gather(programs);
-    let kept = Kept {
-        backend: decide(&evidence),
+    let evidence = Evidence::collect(programs);
+    let detection = Detection {
+        backend: preferred_backend(&evidence),
         evidence,
     };
-    if tried(kept.backend, &kept.evidence).is_ok() {
-        file.write(&kept);
+    if check_usable(detection.backend, &detection.evidence).is_ok() {
+        file.write(&detection);
     }
-    kept
+    detection
 }
 
 /// Whether what is configured can be had.
-fn found(backend: Backend, programs: &Programs) -> Result<(), String> {
+fn check_programs(backend: Backend, programs: &Programs) -> Result<(), String> {
     let missing = variant_of(backend).map(|variant| programs.missing(variant));
     match missing {
         Some(missing) if !missing.is_empty() => Err(format!(
@@ -124,15 +126,15 @@ fn found(backend: Backend, programs: &Programs) -> Result<(), String> {
 }
 
 /// Whether what was detected can be used.
-fn tried(backend: Backend, evidence: &Evidence) -> Result<(), String> {
+fn check_usable(backend: Backend, evidence: &Evidence) -> Result<(), String> {
     let trial = match variant_of(backend) {
         None => &evidence.nftables,
         Some(variant) => &evidence.of(variant).trial,
     };
     match trial {
-        Trial::Usable => Ok(()),
-        Trial::Untried => Err(format!("whether {backend} can be used is not known")),
-        Trial::Refused(why) => Err(format!(
+        TrialOutcome::Usable => Ok(()),
+        TrialOutcome::Untried => Err(format!("whether {backend} can be used is not known")),
+        TrialOutcome::Refused(why) => Err(format!(
             "no backend can be used on this node; {backend}: {why}: load nf_tables, nft_chain_nat and nf_conntrack, or install iptables in netconfig's image"
         )),
     }
@@ -142,11 +144,11 @@ fn tried(backend: Backend, evidence: &Evidence) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn refused() -> Trial {
-        Trial::Refused("no".to_owned())
+    fn refused() -> TrialOutcome {
+        TrialOutcome::Refused("no".to_owned())
     }
 
-    fn evidence(nftables: Trial, nft: Trial, legacy: Trial) -> Evidence {
+    fn evidence(nftables: TrialOutcome, nft: TrialOutcome, legacy: TrialOutcome) -> Evidence {
         let mut evidence = Evidence {
             nftables,
             ..Evidence::default()
@@ -158,7 +160,7 @@ mod tests {
 
     #[test]
     fn nftables_is_chosen_unless_the_kernel_refuses_it() {
-        use Trial::{Untried, Usable};
+        use TrialOutcome::{Untried, Usable};
         for (nftables, nft, legacy, chosen) in [
             (Usable, Untried, Untried, Backend::Nftables),
             (Usable, Usable, Usable, Backend::Nftables),
@@ -170,52 +172,56 @@ mod tests {
             (Untried, Untried, Untried, Backend::IptablesNft),
         ] {
             let evidence = evidence(nftables, nft, legacy);
-            assert_eq!(decide(&evidence), chosen, "{evidence:?}");
+            assert_eq!(preferred_backend(&evidence), chosen, "{evidence:?}");
         }
     }
 
     #[test]
     fn legacy_tables_of_the_node_do_not_decide() {
-        let mut evidence = evidence(Trial::Usable, Trial::Untried, Trial::Usable);
+        let mut evidence = evidence(
+            TrialOutcome::Usable,
+            TrialOutcome::Untried,
+            TrialOutcome::Usable,
+        );
         evidence.node_has_legacy_tables = true;
-        assert_eq!(decide(&evidence), Backend::Nftables);
+        assert_eq!(preferred_backend(&evidence), Backend::Nftables);
     }
 
     #[test]
     fn settings_are_read_by_their_names_and_no_others() {
         for text in ["auto", "nftables", "iptables-nft", "iptables-legacy"] {
-            assert_eq!(text.parse::<Setting>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<BackendSetting>().unwrap().to_string(), text);
         }
         for bad in ["", "nft", "iptables", "Auto"] {
-            assert_eq!(bad.parse::<Setting>(), Err(NoSetting));
+            assert_eq!(bad.parse::<BackendSetting>(), Err(InvalidBackendSetting));
         }
     }
 
     #[test]
     fn what_cannot_be_used_is_told_with_what_to_do() {
         let none = Programs::default();
-        assert_eq!(found(Backend::Nftables, &none), Ok(()));
-        let why = found(Backend::IptablesLegacy, &none).unwrap_err();
+        assert_eq!(check_programs(Backend::Nftables, &none), Ok(()));
+        let why = check_programs(Backend::IptablesLegacy, &none).unwrap_err();
         assert!(why.contains("iptables-legacy-restore"), "{why}");
         assert!(why.contains("install iptables"), "{why}");
         let evidence = evidence(refused(), refused(), refused());
-        assert!(tried(Backend::IptablesNft, &evidence).is_err());
+        assert!(check_usable(Backend::IptablesNft, &evidence).is_err());
     }
 
     #[test]
     fn what_was_found_in_this_boot_is_found_again() {
         let directory = tempfile::tempdir().unwrap();
-        let file = kept::File::in_directory(directory.path());
+        let file = cache::DetectionCache::in_directory(directory.path());
         assert!(file.read().is_none());
-        let kept = Kept {
+        let detection = Detection {
             backend: Backend::IptablesLegacy,
-            evidence: evidence(refused(), Trial::Untried, Trial::Usable),
+            evidence: evidence(refused(), TrialOutcome::Untried, TrialOutcome::Usable),
         };
-        file.write(&kept);
-        assert_eq!(file.read().unwrap(), kept);
+        file.write(&detection);
+        assert_eq!(file.read().unwrap(), detection);
         let path = directory.path().join("backend.json");
         let text = std::fs::read_to_string(&path).unwrap();
-        let boot = kept::boot_id().unwrap();
+        let boot = cache::boot_id().unwrap();
         std::fs::write(&path, text.replace(&boot, "another-boot")).unwrap();
         assert!(file.read().is_none());
         std::fs::write(&path, "{").unwrap();
