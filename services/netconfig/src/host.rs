@@ -16,8 +16,8 @@ mod iptables;
 mod kubelet;
 mod nft;
 mod owners;
+mod preflight;
 pub(crate) mod programs;
-mod rehearsal;
 mod rules;
 mod selector;
 mod settings;
@@ -27,7 +27,7 @@ mod way;
 pub use error::{HostError, NotCleared, RunError, Unnamed};
 pub use guard::Guard;
 pub use iptables::Runner;
-pub(crate) use rehearsal::rehearse;
+pub(crate) use preflight::preflight;
 pub use selector::Unselected;
 pub use settings::{
     AwsBranchEni, CgroupPath, NoProbeMatch, ProbeMatch, Settings, SourceV4, SourceV6,

@@ -9,7 +9,6 @@ mod backend;
 mod claims;
 mod config;
 mod conntrack;
-mod departure;
 pub mod discover;
 pub mod error;
 mod events;
@@ -25,13 +24,14 @@ mod netns_session;
 mod netns_sock;
 mod nftables;
 mod plan;
+mod preflight;
 pub mod radar;
-mod rehearsal;
 mod routes;
 pub mod rules;
 pub mod selftest;
 mod server;
 mod sysctl;
+mod uninstall;
 mod watch;
 
 pub use backend::{
@@ -106,14 +106,14 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     tasks.spawn(vital("host", follows));
     let hands_over = netns_sock::serve(broker, claims, daemon.clone());
     tasks.spawn(vital("netns.sock", hands_over));
-    let doubt = rehearsal::start(&mut tasks, &writer, probes, daemon.readiness());
+    let recheck = preflight::start(&mut tasks, &writer, probes, daemon.readiness());
     let handler = Handler::new(
         reader,
         config.netns_roots,
         writer,
         probe_sources,
         host,
-        doubt,
+        recheck,
         &daemon,
     );
     let server = daemon.server();

@@ -119,10 +119,10 @@ pub fn run_after(
 /// # Errors
 ///
 /// When an ADD would be refused, or no netns could be made.
-pub(crate) fn rehearse(writer: &Writer, probes: &host::Settings) -> Result<(), SelfTestError> {
+pub(crate) fn preflight(writer: &Writer, probes: &host::Settings) -> Result<(), SelfTestError> {
     let node = world::bare()?;
     let by = host::programs::by(writer.backend(), &writer.programs);
-    node.within(|| host::rehearse(probes.clone(), by))
+    node.within(|| host::preflight(probes.clone(), by))
         .map_err(WorldError::from)??;
     let pod = world::bare()?;
     inspect::all_addresses(&pod)?;

@@ -1,7 +1,7 @@
 //! The gRPC face: parse, call, answer. Work in a netns is done by tasks of their own: a client that goes away takes
 //! its handler with it, and nothing may be left half done.
 
-mod look;
+mod inspect;
 mod probes;
 mod wire;
 mod work;
@@ -29,14 +29,15 @@ use tonic::{Request, Response, Status};
 use crate::{
     apply::{self, Applied, Planned, Removed, Writer},
     claims::{Claim, Claims, proof},
-    departure::Departure,
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     events::Reader,
     host::{self, Host},
     metrics::Metrics,
-    rehearsal::Doubt,
-    selftest, watch,
+    preflight::Recheck,
+    selftest,
+    uninstall::UninstallState,
+    watch,
 };
 use wire::{
     describe, describe_found, describe_report, invalid, phase_of, pod_of, redirection_of, refusal,
@@ -54,8 +55,8 @@ pub(crate) struct Handler {
     /// Held by the self-test that is under way.
     self_test: Arc<tokio::sync::Mutex<()>>,
     host: Arc<Host>,
-    doubt: Doubt,
-    departure: Departure,
+    recheck: Recheck,
+    uninstall: UninstallState,
     instance_id: String,
     shutdown: Shutdown,
     metrics: Metrics,
@@ -70,7 +71,7 @@ impl Handler {
         writer: Arc<Writer>,
         probe_sources: Vec<IpAddr>,
         host: Arc<Host>,
-        doubt: Doubt,
+        recheck: Recheck,
         daemon: &Daemon,
     ) -> Self {
         let claims = Arc::clone(reader.claims());
@@ -85,8 +86,8 @@ impl Handler {
             probe_sources,
             self_test: Arc::default(),
             host,
-            doubt,
-            departure: Departure::new(daemon),
+            recheck,
+            uninstall: UninstallState::new(daemon),
             instance_id: daemon.instance_id().to_owned(),
             shutdown: daemon.shutdown(),
             metrics,
@@ -146,7 +147,7 @@ impl NetconfigService for Handler {
         let claimed = detached(blocking(move || {
             claim(&claims, &roots, &sandbox, &wanted, expected)
         }));
-        let (claim, addresses) = self.doubt.about(claimed.await)?;
+        let (claim, addresses) = self.recheck.observe(claimed.await)?;
         Ok(Response::new(ClaimNetnsResponse {
             instance_id: self.instance_id.clone(),
             netns: Some(claim.netns.id().into()),
@@ -189,7 +190,7 @@ impl NetconfigService for Handler {
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let probed = probes::parse(&request.probe_addresses).map_err(invalid)?;
         let claim = self.claim_of(request.sandbox)?;
-        self.departure.is_off();
+        self.uninstall.cancel();
         let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
         let applied = self.in_turn("apply", claim, |applied: &Applied| applied.changed, move |claim| {
             let applied = probes::apply(&host, claim, &probed, || {
@@ -200,7 +201,7 @@ impl NetconfigService for Handler {
             tracing::info!(%sandbox, %fingerprint, %backend, changed, direct_flows, "Applied rules");
             Ok::<_, ApplyError>(applied)
         });
-        let applied = self.doubt.about(applied.await)?;
+        let applied = self.recheck.observe(applied.await)?;
         Ok(Response::new(ApplyRulesResponse {
             instance_id: self.instance_id.clone(),
             fingerprint: applied.fingerprint.to_string(),
@@ -252,7 +253,9 @@ impl NetconfigService for Handler {
         request: Request<ListListenersRequest>,
     ) -> Answer<ListListenersResponse> {
         let (peer, target) = (peer::of(&request), request.into_inner().target);
-        let answer = self.look_into(&peer, target, look::listeners).await?;
+        let answer = self
+            .inspect_target(&peer, target, inspect::listeners)
+            .await?;
         Ok(Response::new(ListListenersResponse {
             instance_id: self.instance_id.clone(),
             ..answer
@@ -275,7 +278,7 @@ impl NetconfigService for Handler {
     async fn leave_node(&self, _request: Request<LeaveNodeRequest>) -> Answer<LeaveNodeResponse> {
         let host = Arc::clone(&self.host);
         let changed = detached(blocking(move || host.clear())).await?;
-        self.departure.is_due();
+        self.uninstall.mark_complete();
         Ok(Response::new(LeaveNodeResponse {
             instance_id: self.instance_id.clone(),
             changed,
@@ -346,8 +349,8 @@ impl NetconfigService for Handler {
     ) -> Answer<InspectNetnsResponse> {
         let (peer, target) = (peer::of(&request), request.into_inner().target);
         let (claims, writer) = (Arc::clone(&self.claims), Arc::clone(&self.writer));
-        let look = move |subject: &_| look::inspect(subject, &claims, &writer);
-        let answer = self.look_into(&peer, target, look).await?;
+        let inspect = move |subject: &_| inspect::inspect(subject, &claims, &writer);
+        let answer = self.inspect_target(&peer, target, inspect).await?;
         Ok(Response::new(InspectNetnsResponse {
             instance_id: self.instance_id.clone(),
             ..answer

@@ -12,7 +12,7 @@ const ADDRESSES: [IpAddr; 2] = [
 ];
 
 /// Names addresses as [`super::Host::name`] does, in the calling thread's netns, which is to be made for it.
-pub(crate) fn rehearse(settings: Settings, by: By) -> Result<(), HostError> {
+pub(crate) fn preflight(settings: Settings, by: By) -> Result<(), HostError> {
     let opened = open(settings, by);
     let opened = opened.map_err(|error| KernelError::new("open a netlink socket", error))?;
     if let Some(mut state) = opened {

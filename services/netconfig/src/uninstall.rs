@@ -6,12 +6,12 @@ use crate::SERVICE;
 
 /// Whether the process is the last one here for now.
 #[derive(Debug)]
-pub(crate) struct Departure {
+pub(crate) struct UninstallState {
     daemon: Daemon,
     marker: Marker,
 }
 
-impl Departure {
+impl UninstallState {
     /// As it was before this start.
     pub(crate) fn new(daemon: &Daemon) -> Self {
         let marker = Marker::of(&daemon.directory(SERVICE.name));
@@ -23,7 +23,7 @@ impl Departure {
     }
 
     /// Nothing of ours is on the node's network or in a pod.
-    pub(crate) fn is_due(&self) {
+    pub(crate) fn mark_complete(&self) {
         if let Err(error) = self.marker.set(Leave::Uninstall) {
             tracing::warn!(%error, "Cannot remember that this node was left");
         }
@@ -31,7 +31,7 @@ impl Departure {
     }
 
     /// A pod is to be redirected.
-    pub(crate) fn is_off(&self) {
+    pub(crate) fn cancel(&self) {
         self.daemon.forget(false);
         if let Err(error) = self.marker.clear() {
             tracing::warn!(%error, "Cannot forget that this node was left");

@@ -53,13 +53,13 @@ impl From<list_listeners_request::Target> for Target {
 }
 
 /// A netns that may be looked into.
-pub(super) enum Subject {
+pub(super) enum InspectedNetns {
     Claimed(Arc<Claim>),
     /// Open for as long as this lives.
     Open(Netns),
 }
 
-impl Subject {
+impl InspectedNetns {
     fn netns(&self) -> &Netns {
         match self {
             Self::Claimed(claim) => &claim.netns,
@@ -77,35 +77,36 @@ impl Subject {
 
 impl Handler {
     /// Looks into a netns, for a peer that may.
-    pub(super) async fn look_into<T: Send + 'static>(
+    pub(super) async fn inspect_target<T: Send + 'static>(
         &self,
         peer: &Peer,
         target: Option<impl Into<Target>>,
-        look: impl FnOnce(&Subject) -> Result<T, ClaimError> + Send + 'static,
+        inspect: impl FnOnce(&InspectedNetns) -> Result<T, ClaimError> + Send + 'static,
     ) -> Result<T, Status> {
         match target.ok_or_else(|| missing("target"))?.into() {
             Target::Sandbox(sandbox) => {
                 let claim = self.claim_of(Some(sandbox))?;
-                blocking(move || look(&Subject::Claimed(claim))).await
+                blocking(move || inspect(&InspectedNetns::Claimed(claim))).await
             }
             Target::Netns(netns) => {
                 // A path is opened for whoever may claim it, and for nobody else.
                 peer.require(Class::Service)?;
                 let wanted = required("netns", Some(netns)).map_err(invalid)?;
                 let roots = Arc::clone(&self.roots);
-                blocking(move || look(&Subject::Open(proof::open(&wanted, &roots)?))).await
+                blocking(move || inspect(&InspectedNetns::Open(proof::open(&wanted, &roots)?)))
+                    .await
             }
         }
     }
 }
 
 /// Whose sockets are a sidecar's: what was seen last of what is claimed, which costs nothing.
-fn proxies(subject: &Subject, claims: &Claims, writer: &Writer) -> Proxies {
-    let told = match subject {
-        Subject::Claimed(claim) => claims.told(claim),
-        Subject::Open(_) => None,
+fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxies {
+    let published = match subject {
+        InspectedNetns::Claimed(claim) => claims.told(claim),
+        InspectedNetns::Open(_) => None,
     };
-    if let Some(state) = told {
+    if let Some(state) = published {
         return state.observation.proxies.clone();
     }
     let observed = writer.observe(subject.netns()).unwrap_or_else(|error| {
@@ -118,7 +119,7 @@ fn proxies(subject: &Subject, claims: &Claims, writer: &Writer) -> Proxies {
 
 /// Everything that InspectNetns tells.
 pub(super) fn inspect(
-    subject: &Subject,
+    subject: &InspectedNetns,
     claims: &Claims,
     writer: &Writer,
 ) -> Result<InspectNetnsResponse, ClaimError> {
@@ -128,8 +129,8 @@ pub(super) fn inspect(
     let processes = inspect::processes(netns, container_id)?;
     let addresses = inspect::addresses(netns)?;
     let given = match subject {
-        Subject::Claimed(claim) => &claim.addresses,
-        Subject::Open(_) => &addresses,
+        InspectedNetns::Claimed(claim) => &claim.addresses,
+        InspectedNetns::Open(_) => &addresses,
     };
     let findings = radar::look(netns, given)?;
     Ok(InspectNetnsResponse {
@@ -146,7 +147,7 @@ pub(super) fn inspect(
 }
 
 /// Everything that ListListeners tells.
-pub(super) fn listeners(subject: &Subject) -> Result<ListListenersResponse, ClaimError> {
+pub(super) fn listeners(subject: &InspectedNetns) -> Result<ListListenersResponse, ClaimError> {
     let listeners = inspect::listeners(subject.netns())?;
     Ok(ListListenersResponse {
         instance_id: String::new(),

@@ -1,5 +1,5 @@
 //! Whether the next ADD would be served, found out by doing what it would ask for. Readiness follows from that: what
-//! keeps this process from its work (an LSM, seccomp, a missing right) is not asked about but met, by the same doors.
+//! keeps this process from its work (an LSM, seccomp, a missing right) is not asked observe but met, by the same doors.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,21 +24,21 @@ use crate::{
 const CONDITION: &str = "apply";
 
 /// How long after one rehearsal the next may begin; after one that failed twice as long each time, up to the last.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// As long as an ADD has by default. What takes longer goes on, and counts as failed until it is done.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Reasons to look again whether the next ADD would be served. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Doubt(Arc<Notify>);
+pub(crate) struct Recheck(Arc<Notify>);
 
-impl Doubt {
+impl Recheck {
     /// Looks at what a call came to.
-    pub(crate) fn about<T>(&self, result: Result<T, Status>) -> Result<T, Status> {
+    pub(crate) fn observe<T>(&self, result: Result<T, Status>) -> Result<T, Status> {
         result.inspect_err(|status| {
-            if is_doubtful(inpod_proto::failure_of(status).reason) {
+            if may_affect_all_pods(inpod_proto::failure_of(status).reason) {
                 self.0.notify_one();
             }
         })
@@ -46,7 +46,7 @@ impl Doubt {
 }
 
 /// Whether it may be for a cause that every pod has.
-fn is_doubtful(reason: Reason) -> bool {
+fn may_affect_all_pods(reason: Reason) -> bool {
     [
         Reason::KernelRefused,
         Reason::BackendUnavailable,
@@ -61,20 +61,25 @@ pub(crate) fn start(
     writer: &Arc<Writer>,
     probes: host::Settings,
     readiness: &Readiness,
-) -> Doubt {
-    let doubt = Doubt::default();
+) -> Recheck {
+    let recheck = Recheck::default();
     readiness.require(CONDITION, "not tried yet");
-    let rehearses = run(Arc::clone(writer), probes, readiness.clone(), doubt.clone());
-    tasks.spawn(vital("rehearsal", rehearses));
-    doubt
+    let runs = run(
+        Arc::clone(writer),
+        probes,
+        readiness.clone(),
+        recheck.clone(),
+    );
+    tasks.spawn(vital("preflight", runs));
+    recheck
 }
 
-/// Rehearses: at once, after one that failed again, and whenever there is a doubt.
-async fn run(writer: Arc<Writer>, probes: host::Settings, readiness: Readiness, doubt: Doubt) {
+/// Rehearses: at once, after one that failed again, and whenever there is a recheck.
+async fn run(writer: Arc<Writer>, probes: host::Settings, readiness: Readiness, recheck: Recheck) {
     let mut failed = 0;
     loop {
         let (writer, probes) = (Arc::clone(&writer), probes.clone());
-        let work = spawn_blocking(move || selftest::rehearse(&writer, &probes));
+        let work = spawn_blocking(move || selftest::preflight(&writer, &probes));
         let outcome = outcome(work, &readiness).await;
         failed = if outcome.is_ok() { 0 } else { failed + 1 };
         if failed == 0 {
@@ -82,9 +87,9 @@ async fn run(writer: Arc<Writer>, probes: host::Settings, readiness: Readiness, 
             readiness.set(BACKEND, Ok(()));
         }
         readiness.set(CONDITION, outcome);
-        sleep(pause(failed)).await;
+        sleep(retry_interval(failed)).await;
         if failed == 0 {
-            doubt.0.notified().await;
+            recheck.0.notified().await;
         }
     }
 }
@@ -94,13 +99,16 @@ async fn outcome(
     mut work: JoinHandle<Result<(), SelfTestError>>,
     readiness: &Readiness,
 ) -> Result<(), String> {
-    let done = match timeout(PATIENCE, &mut work).await {
+    let done = match timeout(TIMEOUT, &mut work).await {
         Ok(done) => done,
         Err(_elapsed) => {
-            let late = format!("not done after {} s", PATIENCE.as_secs());
+            let late = format!("not done after {} s", TIMEOUT.as_secs());
             readiness.set(
                 CONDITION,
-                Err(told(Failure::new(Reason::DeadlineExceeded, late))),
+                Err(describe_failure(Failure::new(
+                    Reason::DeadlineExceeded,
+                    late,
+                ))),
             );
             work.await
         }
@@ -108,16 +116,16 @@ async fn outcome(
     let failure = match done {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) => error.into_failure(),
-        Err(panicked) => defect(&panicked),
+        Err(panicked) => panic_failure(&panicked),
     };
-    Err(told(failure))
+    Err(describe_failure(failure))
 }
 
-fn defect(panicked: &JoinError) -> Failure {
+fn panic_failure(panicked: &JoinError) -> Failure {
     Failure::new(Reason::Internal, format!("netconfig failed: {panicked}"))
 }
 
-fn told(failure: Failure) -> String {
+fn describe_failure(failure: Failure) -> String {
     let Failure {
         reason, message, ..
     } = failure;
@@ -126,9 +134,11 @@ fn told(failure: Failure) -> String {
 }
 
 /// After so many failures in a row.
-fn pause(failed: u32) -> Duration {
+fn retry_interval(failed: u32) -> Duration {
     let doublings = failed.saturating_sub(1).min(16);
-    PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE)
+    MIN_RETRY_INTERVAL
+        .saturating_mul(1 << doublings)
+        .min(MAX_RETRY_INTERVAL)
 }
 
 #[cfg(test)]
@@ -137,7 +147,8 @@ mod tests {
 
     #[test]
     fn after_failures_the_pauses_grow_to_a_bound_and_after_a_success_they_are_short_again() {
-        let seconds = [0, 1, 2, 3, 6, 7, 8, u32::MAX].map(|failed| pause(failed).as_secs());
+        let seconds =
+            [0, 1, 2, 3, 6, 7, 8, u32::MAX].map(|failed| retry_interval(failed).as_secs());
         assert_eq!(seconds, [1, 1, 2, 4, 32, 60, 60, 60]);
     }
 }
