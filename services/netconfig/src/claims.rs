@@ -1,9 +1,9 @@
 //! Which netns is held for which sandbox, and what was last seen in it. The one place where a netns gets a name that
 //! callers may use.
 
-mod paths;
-pub(crate) mod proof;
+mod path_watcher;
 pub(crate) mod sweep;
+pub(crate) mod validate;
 
 use std::{
     collections::BTreeMap,
@@ -17,12 +17,12 @@ use inpod_types::{NetnsId, SandboxRef};
 use tokio::sync::broadcast;
 
 use crate::{apply::Observation, error::ClaimError, events::Queue, inspect};
-use proof::Proven;
+use validate::ValidatedNetns;
 
 /// How many events a slow watcher may lag behind before it has to read everything again.
-const BACKLOG: usize = 1024;
+const EVENT_BACKLOG: usize = 1024;
 
-/// A proven netns, held for a sandbox.
+/// A validated netns, held for a sandbox.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) sandbox: SandboxRef,
@@ -30,7 +30,7 @@ pub(crate) struct Claim {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) since: SystemTime,
     /// Held by whoever changes the netns, so that changes of one netns come one after another.
-    pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// What was seen in a claimed netns.
@@ -39,7 +39,7 @@ pub(crate) struct State {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: NetnsId,
     pub(crate) observation: Observation,
-    /// Grows with everything that is told of any claim.
+    /// Grows with everything that is published of any claim.
     pub(crate) revision: u64,
 }
 
@@ -56,8 +56,8 @@ pub(crate) struct Released {
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// It is new, or was found at another path.
-    Placed(SandboxRef),
-    /// What is in its netns is not what was told last.
+    Claimed(SandboxRef),
+    /// What is in its netns is not what was published last.
     State(Arc<State>),
     /// It ended.
     Released(Released),
@@ -80,8 +80,8 @@ struct Table {
 #[derive(Debug)]
 struct Held {
     claim: Arc<Claim>,
-    /// What was told of it last.
-    told: Option<Arc<State>>,
+    /// What was published of it last.
+    published: Option<Arc<State>>,
 }
 
 impl Table {
@@ -102,37 +102,41 @@ impl Claims {
     pub(crate) fn new(queue: Arc<Queue>) -> Self {
         Self {
             table: Mutex::default(),
-            events: broadcast::Sender::new(BACKLOG),
+            events: broadcast::Sender::new(EVENT_BACKLOG),
             queue,
         }
     }
 
-    /// Holds a proven netns for a sandbox. One that the sandbox holds already is confirmed; another one takes its
+    /// Holds a validated netns for a sandbox. One that the sandbox holds already is confirmed; another one takes its
     /// place only when it is gone.
     ///
     /// May look through the node's processes, and hence block.
     pub(crate) fn claim(
         &self,
         sandbox: &SandboxRef,
-        proven: Proven,
+        validated: ValidatedNetns,
     ) -> Result<Arc<Claim>, ClaimError> {
         if let Some(held) = self.find(sandbox) {
-            if held.netns.same_as(&proven.netns) {
-                return self.confirm(held, proven);
+            if held.netns.same_as(&validated.netns) {
+                return self.confirm(held, validated);
             }
             if !is_gone(&held) {
                 return Err(ClaimError::Held {
                     held: held.netns.id(),
-                    found: proven.netns.id(),
+                    found: validated.netns.id(),
                 });
             }
             self.release(&held);
         }
-        self.insert(sandbox, proven)
+        self.insert(sandbox, validated)
     }
 
     /// Where the path that it was claimed at is gone, the claim goes on at the one that it was found at now.
-    fn confirm(&self, held: Arc<Claim>, proven: Proven) -> Result<Arc<Claim>, ClaimError> {
+    fn confirm(
+        &self,
+        held: Arc<Claim>,
+        validated: ValidatedNetns,
+    ) -> Result<Arc<Claim>, ClaimError> {
         if held.netns.path_intact() {
             return Ok(held);
         }
@@ -140,24 +144,28 @@ impl Claims {
         let Some(current) = table.current(&held) else {
             drop(table);
             // It ended since it was found.
-            return self.insert(&held.sandbox, proven);
+            return self.insert(&held.sandbox, validated);
         };
         let claim = Arc::new(Claim {
             sandbox: held.sandbox.clone(),
-            netns: proven.netns,
-            addresses: proven.addresses,
+            netns: validated.netns,
+            addresses: validated.addresses,
             since: held.since,
-            turn: Arc::clone(&held.turn),
+            change_lock: Arc::clone(&held.change_lock),
         });
         current.claim = Arc::clone(&claim);
-        self.announce(Event::Placed(claim.sandbox.clone()));
+        self.send_event(Event::Claimed(claim.sandbox.clone()));
         Ok(claim)
     }
 
-    fn insert(&self, sandbox: &SandboxRef, proven: Proven) -> Result<Arc<Claim>, ClaimError> {
+    fn insert(
+        &self,
+        sandbox: &SandboxRef,
+        validated: ValidatedNetns,
+    ) -> Result<Arc<Claim>, ClaimError> {
         let mut table = self.lock();
-        let found = proven.netns.id();
-        // Who else has it: another sandbox, or this one by a call that was faster.
+        let found = validated.netns.id();
+        // Who else has it: another sandbox, or this one by a call that was existing.
         let mut others = table.held.values().map(|held| &held.claim);
         if let Some(other) = others.find(|claim| claim.netns.id() == found) {
             return if other.sandbox == *sandbox {
@@ -167,24 +175,24 @@ impl Claims {
                 Err(ClaimError::InUse { found, other })
             };
         }
-        if let Some(faster) = table.held.get(sandbox) {
-            let held = faster.claim.netns.id();
+        if let Some(existing) = table.held.get(sandbox) {
+            let held = existing.claim.netns.id();
             return Err(ClaimError::Held { held, found });
         }
         let claim = Arc::new(Claim {
             sandbox: sandbox.clone(),
-            netns: proven.netns,
-            addresses: proven.addresses,
+            netns: validated.netns,
+            addresses: validated.addresses,
             since: SystemTime::now(),
-            turn: Arc::default(),
+            change_lock: Arc::default(),
         });
         let held = Held {
             claim: Arc::clone(&claim),
-            told: None,
+            published: None,
         };
         table.held.insert(sandbox.clone(), held);
         self.queue.add(sandbox);
-        self.announce(Event::Placed(sandbox.clone()));
+        self.send_event(Event::Claimed(sandbox.clone()));
         Ok(claim)
     }
 
@@ -226,7 +234,7 @@ impl Claims {
         table.held.remove(&claim.sandbox);
         let netns = claim.netns.id();
         self.queue.remove(&claim.sandbox, netns);
-        self.announce(Event::Released(Released {
+        self.send_event(Event::Released(Released {
             sandbox: claim.sandbox.clone(),
             netns,
             revision: table.next_revision(),
@@ -234,26 +242,27 @@ impl Claims {
         true
     }
 
-    /// What is in a claim's netns was changed through it: it is read, and watchers are told, also where they were told
+    /// What is in a claim's netns was changed through it: it is read, and watchers are published, also where they were published
     /// the same before. What was mended and then broken again is another thing than what was never mended.
-    pub(crate) fn touched(&self, claim: &Claim) {
+    pub(crate) fn republish(&self, claim: &Claim) {
         if let Some(held) = self.lock().current(claim) {
-            held.told = None;
+            held.published = None;
         }
         self.queue.mark(&claim.sandbox);
     }
 
-    /// What was seen in a claim's netns. Watchers are told where it is not what they were told last. Gives back what
+    /// What was seen in a claim's netns. Watchers are published where it is not what they were published last. Gives back what
     /// they know now, and whether it is new; `None` where the claim has ended.
-    pub(crate) fn tell(
+    pub(crate) fn publish(
         &self,
         claim: &Claim,
         observation: Observation,
     ) -> Option<(Arc<State>, bool)> {
         let mut table = self.lock();
-        let told = table.current(claim)?.told.clone();
-        if let Some(told) = told.filter(|told| told.observation == observation) {
-            return Some((told, false));
+        let published = table.current(claim)?.published.clone();
+        if let Some(published) = published.filter(|published| published.observation == observation)
+        {
+            return Some((published, false));
         }
         let state = Arc::new(State {
             sandbox: claim.sandbox.clone(),
@@ -261,14 +270,14 @@ impl Claims {
             observation,
             revision: table.next_revision(),
         });
-        table.current(claim)?.told = Some(Arc::clone(&state));
-        self.announce(Event::State(Arc::clone(&state)));
+        table.current(claim)?.published = Some(Arc::clone(&state));
+        self.send_event(Event::State(Arc::clone(&state)));
         Some((state, true))
     }
 
-    /// What watchers were told of a claim's netns last.
-    pub(crate) fn told(&self, claim: &Claim) -> Option<Arc<State>> {
-        self.lock().current(claim)?.told.clone()
+    /// What watchers were published of a claim's netns last.
+    pub(crate) fn last_published(&self, claim: &Claim) -> Option<Arc<State>> {
+        self.lock().current(claim)?.published.clone()
     }
 
     /// Whose claims there are, and every event from then on.
@@ -278,7 +287,7 @@ impl Claims {
         (sandboxes, self.events.subscribe())
     }
 
-    fn announce(&self, event: Event) {
+    fn send_event(&self, event: Event) {
         // An error says that nobody watches.
         drop(self.events.send(event));
     }

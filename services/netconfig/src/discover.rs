@@ -18,7 +18,7 @@ use inpod_types::{
 use crate::{
     claims::{
         Claim, Claims,
-        proof::{self, Proven},
+        validate::{self, ValidatedNetns},
     },
     error::{ClaimError, FindError},
     inspect::{self, PROC, Process},
@@ -29,18 +29,18 @@ const IFNAME: &str = "eth0";
 
 /// A pod's netns, held.
 #[derive(Debug)]
-pub struct Found {
+pub struct DiscoveredNetns {
     /// The pod's oldest process in it.
     pub process: Process,
     /// The container of that process.
     pub container_id: ContainerId,
-    proven: Proven,
+    validated: ValidatedNetns,
 }
 
-impl Found {
+impl DiscoveredNetns {
     /// The netns.
     pub fn netns(&self) -> &Netns {
-        &self.proven.netns
+        &self.validated.netns
     }
 }
 
@@ -52,11 +52,11 @@ impl Found {
 /// # Errors
 ///
 /// When there is none, processes cannot be listed, or one of the pod's netns cannot be looked into.
-pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Found, FindError> {
+pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
     let scan = scan(proc, pod).map_err(FindError::List)?;
     let (mut others, mut failure) = (Vec::new(), None);
     for netns in by_age(scan.members) {
-        match prove(netns, addresses) {
+        match validate_group(netns, addresses) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
@@ -82,13 +82,13 @@ pub(crate) fn find_and_claim(
     addresses: &[IpAddr],
 ) -> Result<(Arc<Claim>, Process), FindError> {
     let found = find(Path::new(PROC), pod, addresses)?;
-    let sandbox = match found_before(claims, found.netns()) {
+    let sandbox = match existing_discovery(claims, found.netns()) {
         Some(sandbox) => sandbox,
         None => discovered(found.container_id.clone())?,
     };
-    let claim = claims.claim(&sandbox, found.proven)?;
+    let claim = claims.claim(&sandbox, found.validated)?;
     let (netns, path) = (claim.netns.id(), claim.netns.path().display());
-    tracing::info!(%pod, %sandbox, %netns, %path, "Found and claimed");
+    tracing::info!(%pod, %sandbox, %netns, %path, "DiscoveredNetns and claimed");
     let process = Process {
         sandbox_own: claim.sandbox.container_id == found.container_id,
         ..found.process
@@ -174,7 +174,10 @@ fn by_age(mut members: Vec<Member>) -> Vec<Vec<Member>> {
 }
 
 /// Judges a netns, once: through the first of its processes that is still there. `None`: none is.
-fn prove(members: Vec<Member>, addresses: &[IpAddr]) -> Result<Option<Found>, ClaimError> {
+fn validate_group(
+    members: Vec<Member>,
+    addresses: &[IpAddr],
+) -> Result<Option<DiscoveredNetns>, ClaimError> {
     for member in members {
         let (device, inode) = member.netns;
         let wanted = NetnsRef {
@@ -182,12 +185,12 @@ fn prove(members: Vec<Member>, addresses: &[IpAddr]) -> Result<Option<Found>, Cl
             inode: Some(inode),
             ..NetnsRef::at(member.path.join("ns/net"))
         };
-        match proof::prove(&wanted, addresses.to_vec(), &[PROC.into()]) {
-            Ok(proven) if is_still(&member) => {
-                return Ok(Some(Found {
+        match validate::validate(&wanted, addresses.to_vec(), &[PROC.into()]) {
+            Ok(validated) if is_still(&member) => {
+                return Ok(Some(DiscoveredNetns {
                     process: member.process,
                     container_id: member.container_id,
-                    proven,
+                    validated,
                 }));
             }
             // The process has ended, or moved, or its number is another one's by now.
@@ -205,7 +208,7 @@ fn is_still(member: &Member) -> bool {
 }
 
 /// The sandbox for which an earlier search claimed a netns.
-fn found_before(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
+fn existing_discovery(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
     let held = claims.list();
     let held = held.iter().find(|claim| claim.netns.same_as(netns))?;
     let is_discovered = held.sandbox.network_name == NetworkName::default();

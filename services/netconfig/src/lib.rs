@@ -58,7 +58,7 @@ use crate::{
     claims::Claims,
     events::{Ears, Queue, Reader},
     host::Host,
-    metrics::Drift,
+    metrics::DriftMetrics,
     server::Handler,
 };
 
@@ -84,7 +84,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let writer = select_writer(config.backend, &daemon).await?;
     let queue = Arc::new(Queue::new(config.verify));
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
-    let counts = daemon.metrics().register(Drift::register);
+    let counts = daemon.metrics().register(DriftMetrics::register);
     let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
     let options = events::Options {
         shared: true,
@@ -104,8 +104,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     tasks.spawn(vital("sweep", sweep));
     let follows = host::follow::run(Arc::clone(&host), Arc::clone(&claims));
     tasks.spawn(vital("host", follows));
-    let hands_over = netns_sock::serve(broker, claims, daemon.clone());
-    tasks.spawn(vital("netns.sock", hands_over));
+    let netns_sock_task = netns_sock::serve(broker, claims, daemon.clone());
+    tasks.spawn(vital("netns.sock", netns_sock_task));
     let recheck = preflight::start(&mut tasks, &writer, probes, daemon.readiness());
     let handler = Handler::new(
         reader,

@@ -18,7 +18,7 @@ type ByOperationAndResult = [(&'static str, &'static str); 2];
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     operations: Family<ByOperationAndResult, Histogram, fn() -> Histogram>,
-    differing: Counter,
+    differences: Counter,
 }
 
 impl Metrics {
@@ -30,13 +30,13 @@ impl Metrics {
     ) -> Self {
         let metrics = Self {
             operations: Family::new_with_constructor(durations),
-            differing: Counter::default(),
+            differences: Counter::default(),
         };
         let help = "Work on the rules of a netns without the wait for its turn; the result is OK or a reason";
         let operations = metrics.operations.clone();
         registry.register_with_unit("rules_duration", help, Unit::Seconds, operations);
         let help = "Verifications that found other rules than there should be";
-        registry.register("rules_differing", help, metrics.differing.clone());
+        registry.register("rules_differing", help, metrics.differences.clone());
         let claims = Arc::clone(claims);
         let held = move || u64::try_from(claims.count()).unwrap_or(u64::MAX);
         let help = "Network namespaces held for sandboxes";
@@ -49,7 +49,7 @@ impl Metrics {
     }
 
     /// Something was done to the rules of a netns, or could not be.
-    pub(crate) fn done<T>(
+    pub(crate) fn record<T>(
         &self,
         operation: &'static str,
         result: &Result<T, Status>,
@@ -65,21 +65,21 @@ impl Metrics {
     }
 
     /// A verification found something.
-    pub(crate) fn differs(&self) {
-        self.differing.inc();
+    pub(crate) fn record_difference(&self) {
+        self.differences.inc();
     }
 }
 
 /// What was heard of netns, and what was done about it. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Drift {
+pub(crate) struct DriftMetrics {
     events: Family<ByOrigin, Counter>,
     overruns: Counter,
     reads: Counter,
-    told: Counter,
+    published: Counter,
 }
 
-impl Drift {
+impl DriftMetrics {
     /// Declares its metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let drift = Self::default();
@@ -90,12 +90,12 @@ impl Drift {
         let help = "How often a claimed netns was read to see what has become of it";
         registry.register("drift_reads", help, drift.reads.clone());
         let help = "How often watchers were told that a claimed netns is not as they knew it";
-        registry.register("drift_told", help, drift.told.clone());
+        registry.register("drift_told", help, drift.published.clone());
         drift
     }
 
     /// A message came.
-    pub(crate) fn heard(&self, is_claimed: bool) {
+    pub(crate) fn event(&self, is_claimed: bool) {
         let netns = if is_claimed { "claimed" } else { "other" };
         self.events.get_or_create(&[("netns", netns)]).inc();
     }
@@ -111,8 +111,8 @@ impl Drift {
     }
 
     /// Watchers were told.
-    pub(crate) fn told(&self) {
-        self.told.inc();
+    pub(crate) fn published(&self) {
+        self.published.inc();
     }
 }
 

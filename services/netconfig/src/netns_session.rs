@@ -15,7 +15,7 @@ use crate::{
     plan::State,
     routes::Routes,
     rules::{Ruleset, Table},
-    sysctl::{MIGRATES, Sysctls, Visit},
+    sysctl::{NetnsSysctls, Sysctls, TCP_MIGRATE_REQ_NAME},
 };
 
 /// The tables of iptables-legacy that are in use, a name a line; not there before the first one is (ip_tables.c and
@@ -48,7 +48,7 @@ pub enum ReachError {
     #[error("cannot open a netlink socket in the netns, or read its sysctls")]
     Socket(#[from] io::Error),
     /// A sysctl could not be written.
-    #[error("cannot write the sysctl {MIGRATES} of the netns")]
+    #[error("cannot write the sysctl {TCP_MIGRATE_REQ_NAME} of the netns")]
     Sysctl(#[source] io::Error),
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct NetnsSession<'a> {
     programs: &'a Programs,
     pub(crate) nftables: Nftables,
     pub(crate) routes: Routes,
-    sysctls: Visit,
+    sysctls: NetnsSysctls,
     facts: Facts,
 }
 
@@ -94,7 +94,7 @@ impl<'a> NetnsSession<'a> {
         programs: &'a Programs,
         sysctls: &Sysctls,
     ) -> Result<Self, ReachError> {
-        let sysctls = sysctls.visit()?;
+        let sysctls = sysctls.open_for_netns()?;
         let session = netns.within(|| {
             io::Result::Ok(Self {
                 netns,

@@ -35,25 +35,25 @@ use crate::{
 };
 
 /// For the whole exchange.
-const PATIENCE: Duration = Duration::from_secs(2);
+const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The longest request.
-const LONGEST: u32 = 4096;
+const MAX_REQUEST_BYTES: u32 = 4096;
 
 /// The byte beside which the descriptor travels.
-const DESCRIPTOR_FOLLOWS: [u8; 1] = [0];
+const DESCRIPTOR_BYTE: [u8; 1] = [0];
 
 /// Listens in a directory of its own, so that it can be shared with the broker alone.
 pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
-    uds::bind(&socket(daemon))
+    uds::bind(&socket_path(daemon))
 }
 
 /// Removes the socket when nobody listens any more.
 pub(crate) fn remove(daemon: &Daemon) -> Result<(), BindError> {
-    uds::remove(&socket(daemon), SockType::Stream)
+    uds::remove(&socket_path(daemon), SockType::Stream)
 }
 
-fn socket(daemon: &Daemon) -> PathBuf {
+fn socket_path(daemon: &Daemon) -> PathBuf {
     daemon.directory("netns").join("netns.sock")
 }
 
@@ -73,12 +73,12 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
             tracing::warn!(error = %refused, "Refused a connection");
             continue;
         }
-        tokio::spawn(converse(stream, Arc::clone(&claims)));
+        tokio::spawn(handle_connection(stream, Arc::clone(&claims)));
     }
 }
 
-async fn converse(stream: UnixStream, claims: Arc<Claims>) {
-    match timeout(PATIENCE, exchange(stream, &claims)).await {
+async fn handle_connection(stream: UnixStream, claims: Arc<Claims>) {
+    match timeout(EXCHANGE_TIMEOUT, exchange(stream, &claims)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "A request for a descriptor broke off"),
         Err(_) => tracing::warn!("A request for a descriptor took too long"),
@@ -90,26 +90,26 @@ async fn exchange(mut stream: UnixStream, claims: &Claims) -> io::Result<()> {
     match find(claims, request) {
         Ok(claim) => {
             let netns = claim.netns.id();
-            answer(
+            respond(
                 &mut stream,
                 fetch_netns_response::Result::Netns(netns.into()),
             )
             .await?;
-            hand_over(&stream, &claim).await
+            send_descriptor(&stream, &claim).await
         }
         Err(failure) => {
             let failure = FetchNetnsFailure {
                 failure: Some((&failure).into()),
                 message: failure.message,
             };
-            answer(&mut stream, fetch_netns_response::Result::Failure(failure)).await
+            respond(&mut stream, fetch_netns_response::Result::Failure(failure)).await
         }
     }
 }
 
 async fn receive(stream: &mut UnixStream) -> io::Result<FetchNetnsRequest> {
     let length = stream.read_u32().await?;
-    if length > LONGEST {
+    if length > MAX_REQUEST_BYTES {
         return Err(io::Error::other(format!("a request of {length} bytes")));
     }
     let mut bytes = Vec::new();
@@ -129,7 +129,7 @@ fn find(claims: &Claims, request: FetchNetnsRequest) -> Result<Arc<Claim>, Failu
     }
 }
 
-async fn answer(stream: &mut UnixStream, result: fetch_netns_response::Result) -> io::Result<()> {
+async fn respond(stream: &mut UnixStream, result: fetch_netns_response::Result) -> io::Result<()> {
     let response = FetchNetnsResponse {
         result: Some(result),
     };
@@ -140,11 +140,11 @@ async fn answer(stream: &mut UnixStream, result: fetch_netns_response::Result) -
 }
 
 /// The descriptor that the claim holds, opened O_RDONLY. The receiver's copy lives on when the claim ends.
-async fn hand_over(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
+async fn send_descriptor(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
     let descriptor = claim.netns.as_fd().as_raw_fd();
     loop {
         stream.ready(Interest::WRITABLE).await?;
-        match stream.send_with_fd(&DESCRIPTOR_FOLLOWS, &[descriptor]) {
+        match stream.send_with_fd(&DESCRIPTOR_BYTE, &[descriptor]) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             result => return result.map(drop),
         }

@@ -28,7 +28,7 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     apply::{self, Applied, Planned, Removed, Writer},
-    claims::{Claim, Claims, proof},
+    claims::{Claim, Claims, validate},
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
     events::Reader,
@@ -95,7 +95,7 @@ impl Handler {
     }
 
     /// Does something in a claimed netns when it is its turn, and tells watchers where it changed anything.
-    async fn in_turn<T, E>(
+    async fn with_change_lock<T, E>(
         &self,
         operation: &'static str,
         claim: Arc<Claim>,
@@ -108,7 +108,7 @@ impl Handler {
     {
         let (claims, metrics) = (Arc::clone(&self.claims), self.metrics.clone());
         detached(async move {
-            let _turn = claim.turn.lock().await;
+            let _guard = claim.change_lock.lock().await;
             if !claims.is_current(&claim) {
                 return Err(refusal(ClaimError::Unknown(claim.sandbox.clone())));
             }
@@ -118,9 +118,9 @@ impl Handler {
                 move || work(&claim)
             });
             let result = result.await;
-            metrics.done(operation, &result, began.elapsed());
+            metrics.record(operation, &result, began.elapsed());
             if result.as_ref().map_or(true, changed) {
-                claims.touched(&claim);
+                claims.republish(&claim);
             }
             result
         })
@@ -192,7 +192,7 @@ impl NetconfigService for Handler {
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();
         let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
-        let applied = self.in_turn("apply", claim, |applied: &Applied| applied.changed, move |claim| {
+        let applied = self.with_change_lock("apply", claim, |applied: &Applied| applied.changed, move |claim| {
             let applied = probes::apply(&host, claim, &probed, || {
                 writer.apply(&claim.netns, &redirection, &claim.sandbox)
             })?;
@@ -216,7 +216,7 @@ impl NetconfigService for Handler {
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let claim = self.claim_of(request.sandbox)?;
         let writer = Arc::clone(&self.writer);
-        let planned = self.in_turn(
+        let planned = self.with_change_lock(
             "plan",
             claim,
             |_| false,
@@ -266,7 +266,7 @@ impl NetconfigService for Handler {
         let (writer, sources) = (Arc::clone(&self.writer), self.probe_sources.clone());
         let turn = Arc::clone(&self.self_test);
         let report = detached(async move {
-            let _turn = turn.lock().await;
+            let _guard = turn.lock().await;
             blocking(move || selftest::run(&writer, &sources)).await
         });
         Ok(Response::new(SelfTestResponse {
@@ -297,7 +297,7 @@ impl NetconfigService for Handler {
             apply::Phase::Final => "remove",
         };
         let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
-        let removed = self.in_turn(
+        let removed = self.with_change_lock(
             operation,
             claim,
             |_| true,
@@ -326,7 +326,7 @@ impl NetconfigService for Handler {
         let claim = self.claim_of(request.sandbox)?;
         let writer = Arc::clone(&self.writer);
         // In turn, or an apply under way would look like drift.
-        let verified = self.in_turn(
+        let verified = self.with_change_lock(
             "verify",
             claim,
             |_| false,
@@ -334,7 +334,7 @@ impl NetconfigService for Handler {
         );
         let verified = verified.await?;
         if !verified.differences.is_empty() {
-            self.metrics.differs();
+            self.metrics.record_difference();
         }
         Ok(Response::new(VerifyRulesResponse {
             instance_id: self.instance_id.clone(),
@@ -375,9 +375,9 @@ fn claim(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,
 ) -> Result<(Arc<Claim>, Vec<IpAddr>), ClaimError> {
-    let proven = proof::prove(wanted, expected, roots)?;
-    let addresses = proven.addresses.clone();
-    let claim = claims.claim(sandbox, proven)?;
+    let validated = validate::validate(wanted, expected, roots)?;
+    let addresses = validated.addresses.clone();
+    let claim = claims.claim(sandbox, validated)?;
     let (netns, path) = (claim.netns.id(), claim.netns.path().display());
     tracing::info!(%sandbox, %netns, %path, "Claimed");
     Ok((claim, addresses))
@@ -388,7 +388,7 @@ async fn release(claims: &Claims, sandbox: &SandboxRef) -> bool {
     let Some(claim) = claims.find(sandbox) else {
         return false;
     };
-    let _turn = claim.turn.lock().await;
+    let _guard = claim.change_lock.lock().await;
     let released = claims.release(&claim);
     tracing::info!(%sandbox, released, "Released");
     released

@@ -27,38 +27,38 @@ use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, 
 const TCP_MIGRATE_REQ: &str = "sys/net/ipv4/tcp_migrate_req";
 
 /// As people name it.
-pub(crate) const MIGRATES: &str = "net.ipv4.tcp_migrate_req";
+pub(crate) const TCP_MIGRATE_REQ_NAME: &str = "net.ipv4.tcp_migrate_req";
 
 /// Whether IPv6 is switched off where it matters to us.
 const DISABLE_IPV6: &str = "sys/net/ipv6/conf/lo/disable_ipv6";
 
 /// Of every netns. To whom it belongs tells whose the netns is.
-const OWNED: &str = "sys/net/ipv4/ip_forward";
+const OWNERSHIP_PROBE_PATH: &str = "sys/net/ipv4/ip_forward";
 
 /// How often a mount is looked through. Making and unmounting one takes 20 to 30 us; each netns that was looked at
 /// through it makes the first look at another one 0.1 to 0.3 us longer per sysctl (measured, Linux 6.18).
-const VISITS: u32 = 32;
+const MAX_USES: u32 = 32;
 
 /// The way to the sysctls of any netns.
 #[derive(Clone, Debug, Default)]
-pub struct Sysctls(Arc<Mutex<Renewed<OwnedFd>>>);
+pub struct Sysctls(Arc<Mutex<Recycled<OwnedFd>>>);
 
 impl Sysctls {
     /// A look at the sysctls of one netns. The calling thread need not be in it yet.
-    pub(crate) fn visit(&self) -> io::Result<Visit> {
-        let mut renewed = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        renewed.get(procfs).map(Visit)
+    pub(crate) fn open_for_netns(&self) -> io::Result<NetnsSysctls> {
+        let mut recycled = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recycled.get(procfs).map(NetnsSysctls)
     }
 }
 
 /// What is used a few times and then made anew. What is in use meanwhile stays until its user is done.
 #[derive(Debug)]
-struct Renewed<T> {
+struct Recycled<T> {
     current: Option<Arc<T>>,
     uses_left: u32,
 }
 
-impl<T> Default for Renewed<T> {
+impl<T> Default for Recycled<T> {
     fn default() -> Self {
         Self {
             current: None,
@@ -67,12 +67,12 @@ impl<T> Default for Renewed<T> {
     }
 }
 
-impl<T> Renewed<T> {
+impl<T> Recycled<T> {
     fn get(&mut self, make: impl FnOnce() -> io::Result<T>) -> io::Result<Arc<T>> {
         let kept = self.current.take().filter(|_| self.uses_left > 0);
         let (value, uses_left) = match kept {
             Some(value) => (value, self.uses_left),
-            None => (Arc::new(make()?), VISITS),
+            None => (Arc::new(make()?), MAX_USES),
         };
         self.uses_left = uses_left.saturating_sub(1);
         self.current = Some(Arc::clone(&value));
@@ -94,18 +94,18 @@ fn procfs() -> io::Result<OwnedFd> {
 fn mount() -> io::Result<OwnedFd> {
     let context = fsopen("proc", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(context.as_fd())?;
-    let harmless = MountAttrFlags::MOUNT_ATTR_NOSUID
+    let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV
         | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let mounted = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, harmless)?;
+    let mounted = fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     Ok(mounted)
 }
 
 /// The sysctls of whichever netns the calling thread is in while it asks.
 #[derive(Debug)]
-pub(crate) struct Visit(Arc<OwnedFd>);
+pub(crate) struct NetnsSysctls(Arc<OwnedFd>);
 
-impl Visit {
+impl NetnsSysctls {
     /// Whether `tcp_migrate_req` is on. `None` where the kernel does not have it.
     pub(crate) fn migrates(&self) -> io::Result<Option<bool>> {
         match self.read(TCP_MIGRATE_REQ) {
@@ -133,7 +133,7 @@ impl Visit {
     /// Root of the user namespace that owns the netns, as the calling process numbers users: a netns's sysctls belong to
     /// it (`net_ctl_set_ownership` in net/sysctl_net.c).
     pub(crate) fn root(&self) -> io::Result<u32> {
-        let owned = self.open(OWNED, OFlag::O_RDONLY)?;
+        let owned = self.open(OWNERSHIP_PROBE_PATH, OFlag::O_RDONLY)?;
         Ok(owned.metadata()?.uid())
     }
 
@@ -176,14 +176,14 @@ mod tests {
     }
 
     fn switches_and_reads_its_own(sysctls: &Sysctls) {
-        let visit = sysctls.visit().unwrap();
+        let netns = sysctls.open_for_netns().unwrap();
         for on in [true, false] {
-            visit.set_migrates(on).unwrap();
-            assert_eq!(visit.migrates().unwrap(), Some(on));
+            netns.set_migrates(on).unwrap();
+            assert_eq!(netns.migrates().unwrap(), Some(on));
         }
         for (text, wanted) in [("1", false), ("0", true)] {
             std::fs::write(Path::new("/proc").join(DISABLE_IPV6), text).unwrap();
-            assert_eq!(visit.has_ipv6(), wanted);
+            assert_eq!(netns.has_ipv6(), wanted);
         }
     }
 
@@ -191,9 +191,16 @@ mod tests {
     fn one_mount_shows_each_netns_its_own_sysctls() {
         let sysctls = Sysctls::default();
         in_a_new_netns(|| {
-            sysctls.visit().unwrap().set_migrates(true).unwrap();
+            sysctls
+                .open_for_netns()
+                .unwrap()
+                .set_migrates(true)
+                .unwrap();
             in_a_new_netns(|| switches_and_reads_its_own(&sysctls));
-            assert_eq!(sysctls.visit().unwrap().migrates().unwrap(), Some(true));
+            assert_eq!(
+                sysctls.open_for_netns().unwrap().migrates().unwrap(),
+                Some(true)
+            );
         });
     }
 
@@ -209,25 +216,25 @@ mod tests {
 
     #[test]
     fn what_was_used_often_enough_is_made_anew() {
-        let (mut renewed, mut made) = (Renewed::default(), 0);
+        let (mut recycled, mut made) = (Recycled::default(), 0);
         let mut used = Vec::new();
-        for _ in 0..2 * VISITS + 1 {
+        for _ in 0..2 * MAX_USES + 1 {
             let make = || {
                 made += 1;
                 Ok(made)
             };
-            used.push(*renewed.get(make).unwrap());
+            used.push(*recycled.get(make).unwrap());
         }
         let times = |which| used.iter().filter(|used| **used == which).count();
-        let visits = usize::try_from(VISITS).unwrap();
+        let visits = usize::try_from(MAX_USES).unwrap();
         assert_eq!([1, 2, 3].map(times), [visits, visits, 1]);
     }
 
     #[test]
     fn what_could_not_be_made_is_tried_again() {
-        let mut renewed = Renewed::default();
-        let failed = renewed.get(|| Err(io::ErrorKind::PermissionDenied.into()));
+        let mut recycled = Recycled::default();
+        let failed = recycled.get(|| Err(io::ErrorKind::PermissionDenied.into()));
         assert!(failed.is_err());
-        assert_eq!(*renewed.get(|| Ok(7)).unwrap(), 7);
+        assert_eq!(*recycled.get(|| Ok(7)).unwrap(), 7);
     }
 }

@@ -14,25 +14,25 @@ use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Paths {
+pub(super) struct PathWatcher {
     events: EventStream<[u8; 4096]>,
-    /// The directories that are watched, by the id of the watch. Several paths may lead to one, `/run/netns` and
+    /// The directories that are watched, by the id of the watch. Several path_watcher may lead to one, `/run/netns` and
     /// `/var/run/netns` for example, and there are few: where runtimes keep names of netns.
     watched: BTreeMap<i32, Vec<PathBuf>>,
 }
 
 /// What was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(super) enum PathEvent {
     /// These names are gone, or stand for something else now. One and the same, where there are several.
-    Gone(Vec<PathBuf>),
+    Removed(Vec<PathBuf>),
     /// A directory is gone, or something was missed.
     Lost,
     /// Nothing that matters.
-    Nothing,
+    Irrelevant,
 }
 
-impl Paths {
+impl PathWatcher {
     pub(super) fn open() -> io::Result<Self> {
         Ok(Self {
             events: Inotify::init()?.into_event_stream([0; 4096])?,
@@ -55,20 +55,20 @@ impl Paths {
         let mask =
             WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO | WatchMask::ONLYDIR;
         let watch = self.events.watches().add(directory, mask)?;
-        let paths = self.watched.entry(watch.get_watch_descriptor_id());
-        paths.or_default().push(directory.to_owned());
+        let path_watcher = self.watched.entry(watch.get_watch_descriptor_id());
+        path_watcher.or_default().push(directory.to_owned());
         Ok(())
     }
 
     /// Waits until something is seen. Nothing is lost when it is not waited for to the end.
-    pub(super) async fn next(&mut self) -> io::Result<Sight> {
+    pub(super) async fn next(&mut self) -> io::Result<PathEvent> {
         match self.events.next().await {
-            Some(event) => Ok(self.sight(&event?)),
+            Some(event) => Ok(self.path_event(&event?)),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
-    fn sight(&mut self, event: &EventOwned) -> Sight {
+    fn path_event(&mut self, event: &EventOwned) -> PathEvent {
         let watch = event.wd.get_watch_descriptor_id();
         if event.mask.contains(EventMask::IGNORED) {
             self.watched.remove(&watch);
@@ -76,9 +76,9 @@ impl Paths {
         match (&event.name, self.watched.get(&watch)) {
             (Some(name), Some(directories)) => {
                 let names = directories.iter().map(|directory| directory.join(name));
-                Sight::Gone(names.collect())
+                PathEvent::Removed(names.collect())
             }
-            _ => Sight::Lost,
+            _ => PathEvent::Lost,
         }
     }
 }
@@ -91,8 +91,8 @@ mod tests {
 
     use super::*;
 
-    async fn next(paths: &mut Paths) -> Sight {
-        let seen = timeout(Duration::from_secs(5), paths.next()).await;
+    async fn next(path_watcher: &mut PathWatcher) -> PathEvent {
+        let seen = timeout(Duration::from_secs(5), path_watcher.next()).await;
         seen.unwrap().unwrap()
     }
 
@@ -105,17 +105,17 @@ mod tests {
         for name in ["a", "b"] {
             fs::write(real.join(name), "").unwrap();
         }
-        let mut paths = Paths::open().unwrap();
+        let mut path_watcher = PathWatcher::open().unwrap();
         for name in [real.join("a"), link.join("b"), real.join("b")] {
-            paths.watch(&name).unwrap();
+            path_watcher.watch(&name).unwrap();
         }
-        let both = |name: &str| Sight::Gone(vec![real.join(name), link.join(name)]);
+        let both = |name: &str| PathEvent::Removed(vec![real.join(name), link.join(name)]);
         fs::remove_file(real.join("a")).unwrap();
-        assert_eq!(next(&mut paths).await, both("a"));
+        assert_eq!(next(&mut path_watcher).await, both("a"));
         fs::rename(real.join("b"), place.path().join("b")).unwrap();
-        assert_eq!(next(&mut paths).await, both("b"));
+        assert_eq!(next(&mut path_watcher).await, both("b"));
         fs::rename(place.path().join("b"), real.join("c")).unwrap();
-        assert_eq!(next(&mut paths).await, both("c"));
+        assert_eq!(next(&mut path_watcher).await, both("c"));
     }
 
     #[tokio::test]
@@ -123,22 +123,25 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("netns");
         let name = directory.join("a");
-        let mut paths = Paths::open().unwrap();
+        let mut path_watcher = PathWatcher::open().unwrap();
         for _ in 0..2 {
             fs::create_dir(&directory).unwrap();
             fs::write(&name, "").unwrap();
-            paths.watch(&name).unwrap();
+            path_watcher.watch(&name).unwrap();
             fs::remove_dir_all(&directory).unwrap();
-            assert_eq!(next(&mut paths).await, Sight::Gone(vec![name.clone()]));
-            assert_eq!(next(&mut paths).await, Sight::Lost);
+            assert_eq!(
+                next(&mut path_watcher).await,
+                PathEvent::Removed(vec![name.clone()])
+            );
+            assert_eq!(next(&mut path_watcher).await, PathEvent::Lost);
         }
     }
 
     #[tokio::test]
     async fn procfs_is_not_watched_and_a_directory_that_is_not_there_is_an_error() {
-        let mut paths = Paths::open().unwrap();
-        paths.watch(Path::new("/proc/self/ns/net")).unwrap();
-        assert!(paths.watched.is_empty());
-        assert!(paths.watch(Path::new("/does/not/exist")).is_err());
+        let mut path_watcher = PathWatcher::open().unwrap();
+        path_watcher.watch(Path::new("/proc/self/ns/net")).unwrap();
+        assert!(path_watcher.watched.is_empty());
+        assert!(path_watcher.watch(Path::new("/does/not/exist")).is_err());
     }
 }

@@ -14,20 +14,20 @@ use crate::{
 };
 
 /// The node's own netns, where it can be seen (it takes SYS_PTRACE and the host's pids), and this process's own.
-const NEVER: [&str; 2] = ["/proc/1/ns/net", "/proc/self/ns/net"];
+const HOST_NETNS_PATHS: [&str; 2] = ["/proc/1/ns/net", "/proc/self/ns/net"];
 
 /// A netns that may be claimed.
 #[derive(Debug)]
-pub(crate) struct Proven {
+pub(crate) struct ValidatedNetns {
     pub(crate) netns: Netns,
     pub(crate) addresses: Vec<IpAddr>,
 }
 
 /// Opens a netns and proves that it is the one meant and not the node's.
 pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
-    let netns = Netns::open(&wanted.path, roots).map_err(|error| explain(error, wanted))?;
+    let netns = Netns::open(&wanted.path, roots).map_err(|error| open_error(error, wanted))?;
     let found = netns.id();
-    if NEVER
+    if HOST_NETNS_PATHS
         .iter()
         .any(|path| netns.is_at(Path::new(path)).unwrap_or(false))
     {
@@ -41,7 +41,7 @@ pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimE
 
 /// Nothing at a path says that the sandbox is gone, unless the netns lives: then the path leads elsewhere here than for
 /// the caller. A name in a directory that is mounted without propagation is an empty file.
-fn explain(error: OpenError, wanted: &NetnsRef) -> ClaimError {
+fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
     if is_absent && inspect::is_alive(wanted) {
         ClaimError::Unreachable(error)
@@ -52,18 +52,18 @@ fn explain(error: OpenError, wanted: &NetnsRef) -> ClaimError {
 
 /// Proves also that the netns is the pod's: it holds one of the addresses that the pod got. Where none are known it
 /// must hold one that could be a pod's, and those are given back.
-pub(crate) fn prove(
+pub(crate) fn validate(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,
     roots: &[PathBuf],
-) -> Result<Proven, ClaimError> {
+) -> Result<ValidatedNetns, ClaimError> {
     let netns = open(wanted, roots)?;
-    let addresses = prove_addresses(&netns, expected)?;
-    Ok(Proven { netns, addresses })
+    let addresses = validate_addresses(&netns, expected)?;
+    Ok(ValidatedNetns { netns, addresses })
 }
 
-fn prove_addresses(netns: &Netns, expected: Vec<IpAddr>) -> Result<Vec<IpAddr>, ClaimError> {
-    let (proven, found) = if expected.is_empty() {
+fn validate_addresses(netns: &Netns, expected: Vec<IpAddr>) -> Result<Vec<IpAddr>, ClaimError> {
+    let (validated, found) = if expected.is_empty() {
         let found = addresses(netns)?;
         (found.clone(), found)
     } else {
@@ -71,12 +71,12 @@ fn prove_addresses(netns: &Netns, expected: Vec<IpAddr>) -> Result<Vec<IpAddr>, 
         let holds_one = expected.iter().any(|address| found.contains(address));
         (if holds_one { expected } else { Vec::new() }, found)
     };
-    if proven.is_empty() {
+    if validated.is_empty() {
         return Err(ClaimError::Address {
             found: list(&found),
         });
     }
-    Ok(proven)
+    Ok(validated)
 }
 
 fn list(addresses: &[IpAddr]) -> String {

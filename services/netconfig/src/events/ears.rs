@@ -15,7 +15,7 @@ use super::{
     number::number_of,
     socket::{Subject, Unpolled},
 };
-use crate::{claims::Claim, metrics::Drift};
+use crate::{claims::Claim, metrics::DriftMetrics};
 
 /// For a socket in a claimed netns. It hears of that netns alone, and there are two for each.
 const OWN_ROOM: usize = 256 * 1024;
@@ -35,7 +35,7 @@ pub(crate) struct Options {
 pub(crate) struct Ears {
     options: Options,
     queue: Arc<Queue>,
-    counts: Drift,
+    counts: DriftMetrics,
     shared: Result<Shared, String>,
     open: BTreeMap<SandboxRef, Ear>,
 }
@@ -63,7 +63,7 @@ enum Way {
 impl Ears {
     /// Opens the shared sockets. To be called in a task, on a thread in the netns from which the claimed ones are
     /// heard.
-    pub(crate) fn open(options: Options, queue: Arc<Queue>, counts: Drift) -> Self {
+    pub(crate) fn open(options: Options, queue: Arc<Queue>, counts: DriftMetrics) -> Self {
         let shared = if options.shared {
             Shared::open(options.room, &queue, &counts).map_err(|error| error.to_string())
         } else {
@@ -159,7 +159,7 @@ impl Ears {
 }
 
 impl Shared {
-    fn open(room: usize, queue: &Arc<Queue>, counts: &Drift) -> io::Result<Self> {
+    fn open(room: usize, queue: &Arc<Queue>, counts: &DriftMetrics) -> io::Result<Self> {
         let numbers = Arc::<Numbers>::default();
         let hearer = || Hearer {
             whose: Whose::Numbered(Arc::clone(&numbers)),
@@ -198,7 +198,7 @@ mod tests {
             room: 4096,
         };
         let queue = Arc::new(Queue::new(std::time::Duration::from_secs(1)));
-        let ears = Ears::open(options, queue, Drift::default());
+        let ears = Ears::open(options, queue, DriftMetrics::default());
         let why = ears.are_shared().unwrap_err();
         assert!(why.ends_with("switched off"), "{why}");
     }

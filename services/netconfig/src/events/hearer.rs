@@ -13,7 +13,7 @@ use super::{
     Queue, RETRY,
     socket::{Heard, Socket, Unpolled},
 };
-use crate::metrics::Drift;
+use crate::metrics::DriftMetrics;
 
 /// How many messages are taken before others get their turn on the thread.
 const AT_ONCE: usize = 64;
@@ -81,7 +81,7 @@ pub(super) enum Whose {
 pub(super) struct Hearer {
     pub(super) whose: Whose,
     pub(super) queue: Arc<Queue>,
-    pub(super) counts: Drift,
+    pub(super) counts: DriftMetrics,
 }
 
 impl Hearer {
@@ -128,7 +128,7 @@ impl Hearer {
             Whose::One(sandbox) => Some(sandbox.clone()),
             Whose::Numbered(numbers) => number.and_then(|number| numbers.get(number)),
         };
-        self.counts.heard(claimed.is_some());
+        self.counts.event(claimed.is_some());
         if let Some(sandbox) = claimed {
             self.queue.mark(&sandbox);
         }

@@ -1,4 +1,4 @@
-//! Reads what is in a claimed netns, in its turn, and tells watchers where it is not what they were told last.
+//! Reads what is in a claimed netns, in its change_lock, and tells watchers where it is not what they were published last.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     apply::{Observation, Writer},
     claims::{Claim, Claims, State},
     error::VerifyError,
-    metrics::Drift,
+    metrics::DriftMetrics,
 };
 
 /// See the module. Cheap to clone.
@@ -17,7 +17,7 @@ use crate::{
 pub(crate) struct Reader {
     claims: Arc<Claims>,
     writer: Arc<Writer>,
-    counts: Drift,
+    counts: DriftMetrics,
 }
 
 /// What became of a read.
@@ -27,12 +27,12 @@ pub(super) enum Attempt {
     Busy,
     /// It was read, or is not claimed any more.
     Read,
-    /// The kernel did not tell, or others were faster again and again.
+    /// The kernel did not publish, or others were faster again and again.
     Failed,
 }
 
 impl Reader {
-    pub(crate) fn new(claims: Arc<Claims>, writer: Arc<Writer>, counts: Drift) -> Self {
+    pub(crate) fn new(claims: Arc<Claims>, writer: Arc<Writer>, counts: DriftMetrics) -> Self {
         Self {
             claims,
             writer,
@@ -44,31 +44,31 @@ impl Reader {
         &self.claims
     }
 
-    /// Reads when it is its turn. `None` where nothing is claimed for the sandbox.
+    /// Reads when it is its change_lock. `None` where nothing is claimed for the sandbox.
     pub(crate) async fn read(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
         let claim = self.claims.find(sandbox)?;
-        let turn = Arc::clone(&claim.turn).lock_owned().await;
-        self.read_in(turn, claim).await.0
+        let change_lock = Arc::clone(&claim.change_lock).lock_owned().await;
+        self.read_locked(change_lock, claim).await.0
     }
 
-    /// Reads if it is its turn.
+    /// Reads if it is its change_lock.
     pub(super) async fn try_read(&self, claim: Arc<Claim>) -> Attempt {
-        let Ok(turn) = Arc::clone(&claim.turn).try_lock_owned() else {
+        let Ok(change_lock) = Arc::clone(&claim.change_lock).try_lock_owned() else {
             return Attempt::Busy;
         };
-        self.read_in(turn, claim).await.1
+        self.read_locked(change_lock, claim).await.1
     }
 
-    /// The turn is given back when the kernel has answered, even if nobody waits for that any more.
-    async fn read_in(
+    /// The change_lock is given back when the kernel has answered, even if nobody waits for that any more.
+    async fn read_locked(
         &self,
-        turn: OwnedMutexGuard<()>,
+        change_lock: OwnedMutexGuard<()>,
         claim: Arc<Claim>,
     ) -> (Option<Arc<State>>, Attempt) {
         let reader = self.clone();
         let read = spawn_blocking(move || {
             let found = reader.read_now(&claim);
-            drop(turn);
+            drop(change_lock);
             found
         });
         read.await.unwrap_or_else(|error| {
@@ -80,27 +80,27 @@ impl Reader {
     fn read_now(&self, claim: &Claim) -> (Option<Arc<State>>, Attempt) {
         self.counts.read();
         match self.writer.observe(&claim.netns) {
-            Ok(observation) => (self.tell(claim, observation), Attempt::Read),
+            Ok(observation) => (self.publish(claim, observation), Attempt::Read),
             Err(error) => {
                 let text = with_causes(&error);
                 tracing::warn!(sandbox = %claim.sandbox, error = text, "Cannot read a netns");
-                (self.tell_failure(claim, &error), Attempt::Failed)
+                (self.publish_failure(claim, &error), Attempt::Failed)
             }
         }
     }
 
     /// A netns that cannot be read has no rules to vouch for. But one that others keep changing while it is read is as
     /// it was, as far as is known.
-    fn tell_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
+    fn publish_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
         let is_race = matches!(error, VerifyError::Backend(error) if error.is_race());
-        let known = self.claims.told(claim).filter(|_| is_race);
-        known.or_else(|| self.tell(claim, Observation::default()))
+        let known = self.claims.last_published(claim).filter(|_| is_race);
+        known.or_else(|| self.publish(claim, Observation::default()))
     }
 
-    fn tell(&self, claim: &Claim, observation: Observation) -> Option<Arc<State>> {
-        let (state, is_new) = self.claims.tell(claim, observation)?;
+    fn publish(&self, claim: &Claim, observation: Observation) -> Option<Arc<State>> {
+        let (state, is_new) = self.claims.publish(claim, observation)?;
         if is_new {
-            self.counts.told();
+            self.counts.published();
         }
         Some(state)
     }

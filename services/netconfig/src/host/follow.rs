@@ -29,7 +29,7 @@ pub(crate) async fn run(host: Arc<Host>, claims: Arc<Claims>) {
                     release(&host, &claims, released.sandbox).await;
                 }
                 // What was missed is found when nobody claims it.
-                Ok(Event::Placed(_) | Event::State(_)) | Err(RecvError::Lagged(_)) => {}
+                Ok(Event::Claimed(_) | Event::State(_)) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             },
             _ = ticks.tick() => sweep(&host, &claims).await,

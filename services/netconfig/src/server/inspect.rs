@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     apply::{Observation, Writer},
-    claims::{Claim, Claims, proof},
+    claims::{Claim, Claims, validate},
     error::ClaimError,
     inspect::{self, Proxies},
     radar,
@@ -93,7 +93,7 @@ impl Handler {
                 peer.require(Class::Service)?;
                 let wanted = required("netns", Some(netns)).map_err(invalid)?;
                 let roots = Arc::clone(&self.roots);
-                blocking(move || inspect(&InspectedNetns::Open(proof::open(&wanted, &roots)?)))
+                blocking(move || inspect(&InspectedNetns::Open(validate::open(&wanted, &roots)?)))
                     .await
             }
         }
@@ -103,7 +103,7 @@ impl Handler {
 /// Whose sockets are a sidecar's: what was seen last of what is claimed, which costs nothing.
 fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxies {
     let published = match subject {
-        InspectedNetns::Claimed(claim) => claims.told(claim),
+        InspectedNetns::Claimed(claim) => claims.last_published(claim),
         InspectedNetns::Open(_) => None,
     };
     if let Some(state) = published {
