@@ -16,7 +16,7 @@ use inpod_linux::Netns;
 use inpod_types::{NetnsId, SandboxRef};
 use tokio::sync::broadcast;
 
-use crate::{apply::Observation, error::ClaimError, events::Queue, inspect};
+use crate::{apply::Observation, error::ClaimError, inspect, notifications::Queue};
 use validate::ValidatedNetns;
 
 /// How many events a slow watcher may lag behind before it has to read everything again.
@@ -248,7 +248,7 @@ impl Claims {
         if let Some(held) = self.lock().current(claim) {
             held.published = None;
         }
-        self.queue.mark(&claim.sandbox);
+        self.queue.mark_changed(&claim.sandbox);
     }
 
     /// What was seen in a claim's netns. Watchers are published where it is not what they were published last. Gives back what

@@ -11,7 +11,6 @@ mod config;
 mod conntrack;
 pub mod discover;
 pub mod error;
-mod events;
 mod family;
 pub mod host;
 pub mod inspect;
@@ -23,6 +22,7 @@ mod netlink;
 mod netns_session;
 mod netns_sock;
 mod nftables;
+mod notifications;
 mod plan;
 mod preflight;
 pub mod radar;
@@ -56,9 +56,9 @@ use crate::{
     apply::Writer,
     backend::detect::{SelectedBackend, select_backend},
     claims::Claims,
-    events::{Ears, Queue, Reader},
     host::Host,
     metrics::DriftMetrics,
+    notifications::{Queue, Reader, Subscriptions},
     server::Handler,
 };
 
@@ -86,12 +86,14 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let claims = Arc::new(Claims::new(Arc::clone(&queue)));
     let counts = daemon.metrics().register(DriftMetrics::register);
     let reader = Reader::new(Arc::clone(&claims), Arc::clone(&writer), counts.clone());
-    let options = events::Options {
+    let options = notifications::Options {
         shared: true,
-        room: config.event_buffer_bytes,
+        buffer_bytes: config.event_buffer_bytes,
     };
-    let ears = Ears::open(options, Arc::clone(&queue), counts);
-    daemon.readiness().set("shared-events", ears.are_shared());
+    let subscriptions = Subscriptions::open(options, Arc::clone(&queue), counts);
+    daemon
+        .readiness()
+        .set("shared-events", subscriptions.are_shared());
     let broker = netns_sock::listen(&daemon)?;
     let probe_sources = probes.sources();
     let by = host::programs::by(writer.backend(), &writer.programs);
@@ -99,7 +101,10 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let host = Arc::new(host.context("cannot open a netlink socket")?);
     let _guard = host.guard().context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(vital("events", events::run(queue, reader.clone(), ears)));
+    tasks.spawn(vital(
+        "notifications",
+        notifications::run(queue, reader.clone(), subscriptions),
+    ));
     let sweep = claims::sweep::run(Arc::clone(&claims), config.sweep);
     tasks.spawn(vital("sweep", sweep));
     let follows = host::follow::run(Arc::clone(&host), Arc::clone(&claims));

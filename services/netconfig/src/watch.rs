@@ -14,7 +14,7 @@ use watch_drift_response::Event as ResponseEvent;
 use crate::{
     apply::Observation,
     claims::{Event, Released, State},
-    events::Reader,
+    notifications::Reader,
 };
 
 type Item = Result<WatchDriftResponse, Status>;

@@ -14,16 +14,16 @@ use nix::{libc, sys::socket::SockProtocol};
 use crate::netlink::{KernelError, Socket};
 
 /// NETNSA_NSID (linux/net_namespace.h).
-const NUMBER: u16 = 1;
+const NETNSA_NSID: u16 = 1;
 /// NETNSA_FD.
-const DESCRIPTOR: u16 = 3;
+const NETNSA_FD: u16 = 3;
 /// NETNSA_NSID_NOT_ASSIGNED: in a request, any that is free; in an answer, none.
-const NONE: i32 = -1;
+const NSID_NOT_ASSIGNED: i32 = -1;
 /// Of struct rtgenmsg with its padding, all of it zero (AF_UNSPEC).
 const HEADER: [u8; 4] = [0; 4];
 
 /// The number by which this process's netns knows another one. One that it has already is kept.
-pub(super) fn number_of(netns: &Netns) -> Result<i32, KernelError> {
+pub(super) fn nsid_of(netns: &Netns) -> Result<i32, KernelError> {
     let act = "number the netns";
     let socket = Socket::open(SockProtocol::NetlinkRoute);
     let mut socket = socket.map_err(|error| KernelError::new(act, error))?;
@@ -33,13 +33,13 @@ pub(super) fn number_of(netns: &Netns) -> Result<i32, KernelError> {
     }
     let act = "read the number of the netns";
     let answer = socket.get(act, &Request::new(libc::RTM_GETNSID, netns))?;
-    number_in(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
+    parse_nsid(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
 }
 
-fn number_in(answer: &[u8]) -> Option<i32> {
-    let bytes = find_attr(answer.get(HEADER.len()..)?, NUMBER)?;
-    let number = i32::from_ne_bytes(*bytes.first_chunk()?);
-    (number != NONE).then_some(number)
+fn parse_nsid(answer: &[u8]) -> Option<i32> {
+    let bytes = find_attr(answer.get(HEADER.len()..)?, NETNSA_NSID)?;
+    let nsid = i32::from_ne_bytes(*bytes.first_chunk()?);
+    (nsid != NSID_NOT_ASSIGNED).then_some(nsid)
 }
 
 /// RTM_NEWNSID or RTM_GETNSID for the netns of a descriptor.
@@ -52,8 +52,8 @@ impl Request {
     fn new(kind: u16, netns: &Netns) -> Self {
         let mut payload = HEADER.to_vec();
         let descriptor = netns.as_fd().as_raw_fd();
-        payload.extend(attribute(DESCRIPTOR, descriptor.to_ne_bytes()));
-        payload.extend(attribute(NUMBER, NONE.to_ne_bytes()));
+        payload.extend(attribute(NETNSA_FD, descriptor.to_ne_bytes()));
+        payload.extend(attribute(NETNSA_NSID, NSID_NOT_ASSIGNED.to_ne_bytes()));
         Self { kind, payload }
     }
 }
@@ -98,18 +98,18 @@ mod tests {
 
     #[test]
     fn the_number_is_found_among_the_attributes() {
-        assert_eq!(number_in(&answer(NUMBER, 7)), Some(7));
-        let after_another = [answer(DESCRIPTOR, 3), answer(NUMBER, 0)[4..].to_vec()].concat();
-        assert_eq!(number_in(&after_another), Some(0));
+        assert_eq!(parse_nsid(&answer(NETNSA_NSID, 7)), Some(7));
+        let after_another = [answer(NETNSA_FD, 3), answer(NETNSA_NSID, 0)[4..].to_vec()].concat();
+        assert_eq!(parse_nsid(&after_another), Some(0));
     }
 
     #[test]
     fn a_netns_without_a_number_or_an_answer_that_is_cut_off_has_none() {
-        assert_eq!(number_in(&answer(NUMBER, NONE)), None);
-        assert_eq!(number_in(&answer(DESCRIPTOR, 7)), None);
-        let whole = answer(NUMBER, 7);
+        assert_eq!(parse_nsid(&answer(NETNSA_NSID, NSID_NOT_ASSIGNED)), None);
+        assert_eq!(parse_nsid(&answer(NETNSA_FD, 7)), None);
+        let whole = answer(NETNSA_NSID, 7);
         for length in 0..whole.len() {
-            assert_eq!(number_in(&whole[..length]), None, "{length}");
+            assert_eq!(parse_nsid(&whole[..length]), None, "{length}");
         }
     }
 }

@@ -9,14 +9,14 @@ use inpod_types::{NetnsId, SandboxRef};
 
 /// How long after the first sign of a change a netns is read. What comes until then is read with it: a transaction is
 /// told in several events, and an apply in several steps.
-const DELAY: Duration = Duration::from_millis(20);
+const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
 /// How long after a read of a netns the next one is at the earliest, whatever goes on in it: who may change his own
 /// netns must not keep us busy.
-const REST: Duration = Duration::from_millis(200);
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The same of reading all of them.
-const REST_OF_ALL: Duration = Duration::from_secs(1);
+const MIN_FULL_READ_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,34 +30,34 @@ pub(crate) enum Work {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Schedule {
-    claims: BTreeMap<SandboxRef, Times>,
+    claims: BTreeMap<SandboxRef, ReadTimes>,
     ended: VecDeque<(SandboxRef, NetnsId)>,
     /// How often each is read when nothing is heard of it.
     period: Duration,
     /// When all of them were, or are, to be read.
-    all: Option<Instant>,
+    full_read: Option<Instant>,
 }
 
 /// Of one claim.
 #[derive(Debug)]
-struct Times {
+struct ReadTimes {
     /// When it is to be read because of something.
-    wanted: Option<Instant>,
+    requested: Option<Instant>,
     /// When it is to be read because of nothing.
-    regular: Instant,
-    read: Option<Instant>,
+    periodic: Instant,
+    last_read: Option<Instant>,
 }
 
-impl Times {
+impl ReadTimes {
     fn due(&self) -> Instant {
-        let wanted = self.wanted.unwrap_or(self.regular);
-        wanted.min(self.regular)
+        let requested = self.requested.unwrap_or(self.periodic);
+        requested.min(self.periodic)
     }
 
     /// Has it read at a time, or earlier if it was to be. Whether that is earlier than before.
-    fn want(&mut self, at: Instant) -> bool {
+    fn request_read(&mut self, at: Instant) -> bool {
         let before = self.due();
-        self.wanted = Some(self.wanted.map_or(at, |wanted| wanted.min(at)));
+        self.requested = Some(self.requested.map_or(at, |requested| requested.min(at)));
         self.due() < before
     }
 }
@@ -68,17 +68,17 @@ impl Schedule {
             claims: BTreeMap::new(),
             ended: VecDeque::new(),
             period,
-            all: None,
+            full_read: None,
         }
     }
 
     /// A claim is new: it is read soon, and from then on regularly at a time of its own, `phase` of a thousand parts
     /// of the period from now.
     pub(super) fn add(&mut self, sandbox: SandboxRef, phase: u32, now: Instant) {
-        let times = Times {
-            wanted: Some(now + DELAY),
-            regular: now + self.period / 1000 * phase,
-            read: None,
+        let times = ReadTimes {
+            requested: Some(now + COALESCE_DELAY),
+            periodic: now + self.period / 1000 * phase,
+            last_read: None,
         };
         self.claims.insert(sandbox, times);
     }
@@ -90,52 +90,52 @@ impl Schedule {
     }
 
     /// Something may have changed in a netns. Whether there is work earlier than before.
-    pub(super) fn mark(&mut self, sandbox: &SandboxRef, now: Instant) -> bool {
+    pub(super) fn mark_changed(&mut self, sandbox: &SandboxRef, now: Instant) -> bool {
         let Some(times) = self.claims.get_mut(sandbox) else {
             return false;
         };
-        let rested = times.read.map_or(now, |read| read + REST);
-        times.want(rested.max(now + DELAY))
+        let earliest = times.last_read.map_or(now, |read| read + MIN_READ_INTERVAL);
+        times.request_read(earliest.max(now + COALESCE_DELAY))
     }
 
     /// A netns is to be read at a time. Whether there is work earlier than before.
-    pub(super) fn want(&mut self, sandbox: &SandboxRef, at: Instant) -> bool {
+    pub(super) fn request_read(&mut self, sandbox: &SandboxRef, at: Instant) -> bool {
         let times = self.claims.get_mut(sandbox);
-        times.is_some_and(|times| times.want(at))
+        times.is_some_and(|times| times.request_read(at))
     }
 
     /// Something may have changed in any netns.
-    pub(super) fn mark_all(&mut self, now: Instant) {
-        let at = match self.all {
+    pub(super) fn mark_all_changed(&mut self, now: Instant) {
+        let at = match self.full_read {
             Some(pending) if pending > now => pending,
-            Some(last) => (last + REST_OF_ALL).max(now + DELAY),
-            None => now + DELAY,
+            Some(last) => (last + MIN_FULL_READ_INTERVAL).max(now + COALESCE_DELAY),
+            None => now + COALESCE_DELAY,
         };
-        self.all = Some(at);
+        self.full_read = Some(at);
         for times in self.claims.values_mut() {
-            times.want(at);
+            times.request_read(at);
         }
     }
 
     /// What is to be done now, the longest due first. It is not to be done again unless something comes.
-    pub(super) fn take(&mut self, now: Instant) -> Option<Work> {
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<Work> {
         if let Some((sandbox, netns)) = self.ended.pop_front() {
             return Some(Work::Ended(sandbox, netns));
         }
         let due = self.claims.iter_mut();
         let due = due.filter(|(_, times)| times.due() <= now);
         let (sandbox, times) = due.min_by_key(|(_, times)| times.due())?;
-        times.wanted = None;
-        times.read = Some(now);
-        if times.regular <= now {
-            times.regular = now + self.period;
+        times.requested = None;
+        times.last_read = Some(now);
+        if times.periodic <= now {
+            times.periodic = now + self.period;
         }
         Some(Work::Read(sandbox.clone()))
     }
 
     /// When there is something to do next, where nothing comes.
-    pub(super) fn next(&self) -> Option<Instant> {
-        self.claims.values().map(Times::due).min()
+    pub(super) fn next_due_at(&self) -> Option<Instant> {
+        self.claims.values().map(ReadTimes::due).min()
     }
 }
 

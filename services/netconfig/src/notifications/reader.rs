@@ -22,7 +22,7 @@ pub(crate) struct Reader {
 
 /// What became of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Attempt {
+pub(super) enum ReadOutcome {
     /// Somebody is at work in the netns.
     Busy,
     /// It was read, or is not claimed any more.
@@ -52,9 +52,9 @@ impl Reader {
     }
 
     /// Reads if it is its change_lock.
-    pub(super) async fn try_read(&self, claim: Arc<Claim>) -> Attempt {
+    pub(super) async fn try_read(&self, claim: Arc<Claim>) -> ReadOutcome {
         let Ok(change_lock) = Arc::clone(&claim.change_lock).try_lock_owned() else {
-            return Attempt::Busy;
+            return ReadOutcome::Busy;
         };
         self.read_locked(change_lock, claim).await.1
     }
@@ -64,7 +64,7 @@ impl Reader {
         &self,
         change_lock: OwnedMutexGuard<()>,
         claim: Arc<Claim>,
-    ) -> (Option<Arc<State>>, Attempt) {
+    ) -> (Option<Arc<State>>, ReadOutcome) {
         let reader = self.clone();
         let read = spawn_blocking(move || {
             let found = reader.read_now(&claim);
@@ -73,18 +73,18 @@ impl Reader {
         });
         read.await.unwrap_or_else(|error| {
             tracing::error!(%error, "The read of a netns failed");
-            (None, Attempt::Failed)
+            (None, ReadOutcome::Failed)
         })
     }
 
-    fn read_now(&self, claim: &Claim) -> (Option<Arc<State>>, Attempt) {
+    fn read_now(&self, claim: &Claim) -> (Option<Arc<State>>, ReadOutcome) {
         self.counts.read();
         match self.writer.observe(&claim.netns) {
-            Ok(observation) => (self.publish(claim, observation), Attempt::Read),
+            Ok(observation) => (self.publish(claim, observation), ReadOutcome::Read),
             Err(error) => {
                 let text = with_causes(&error);
                 tracing::warn!(sandbox = %claim.sandbox, error = text, "Cannot read a netns");
-                (self.publish_failure(claim, &error), Attempt::Failed)
+                (self.publish_failure(claim, &error), ReadOutcome::Failed)
             }
         }
     }

@@ -18,7 +18,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 sockopt_impl!(
     /// Messages from every netns that has a number here come too, with that number (netlink(7)).
-    AllNumbers,
+    ListenAllNsids,
     SetOnly,
     libc::SOL_NETLINK,
     libc::NETLINK_LISTEN_ALL_NSID,
@@ -27,14 +27,14 @@ sockopt_impl!(
 
 /// What can be heard on one socket.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Subject {
+pub(super) enum Topic {
     /// Transactions of nf_tables, iptables-nft's too.
     Filter,
     /// Routes and ip rules, IPv4 and IPv6.
     Routing,
 }
 
-impl Subject {
+impl Topic {
     pub(super) const ALL: [Self; 2] = [Self::Filter, Self::Routing];
 
     fn protocol(self) -> SockProtocol {
@@ -60,32 +60,32 @@ impl Subject {
 
 /// What one look at a socket came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
+pub(super) enum Received {
     /// Something changed in the netns of that number; without one, in the socket's own.
     Change(Option<i32>),
-    /// The kernel had more to tell than there was room for, and dropped it (ENOBUFS).
+    /// The kernel had more to tell than there was buffer_bytes for, and dropped it (ENOBUFS).
     Overrun,
     /// Nothing yet.
-    Nothing,
+    Empty,
 }
 
 /// See the module. While it is open it keeps the netns that it was opened in.
 #[derive(Debug)]
-pub(super) struct Unpolled(OwnedFd);
+pub(super) struct UnpolledSocket(OwnedFd);
 
-impl Unpolled {
-    /// Opens one in the calling thread's netns, with room for so many bytes of what was not taken yet.
-    pub(super) fn open(subject: Subject, room: usize, all_numbers: bool) -> io::Result<Self> {
+impl UnpolledSocket {
+    /// Opens one in the calling thread's netns, with buffer_bytes for so many bytes of what was not taken yet.
+    pub(super) fn open(topic: Topic, buffer_bytes: usize, all_nsids: bool) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let protocol = subject.protocol();
+        let protocol = topic.protocol();
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
-        if all_numbers {
-            setsockopt(&fd, AllNumbers, &true)?;
+        if all_nsids {
+            setsockopt(&fd, ListenAllNsids, &true)?;
         }
         // Above net.core.rmem_max, where the process may; a user namespace's root may not.
-        setsockopt(&fd, sockopt::RcvBufForce, &room)
-            .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &room))?;
-        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, subject.groups()))?;
+        setsockopt(&fd, sockopt::RcvBufForce, &buffer_bytes)
+            .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &buffer_bytes))?;
+        bind(fd.as_raw_fd(), &NetlinkAddr::new(0, topic.groups()))?;
         Ok(Self(fd))
     }
 
@@ -94,7 +94,7 @@ impl Unpolled {
         deprecated,
         reason = "its successor is an unsafe function; what that demands, a descriptor that stays open and the same, an OwnedFd is"
     )]
-    pub(super) fn polled(self) -> io::Result<Socket> {
+    pub(super) fn register(self) -> io::Result<Socket> {
         let interest = Interest::READABLE | Interest::ERROR;
         AsyncFd::with_interest(self.0, interest).map(Socket)
     }
@@ -114,18 +114,18 @@ impl Socket {
     }
 
     /// Takes what is there.
-    pub(super) fn take(&self) -> io::Result<Heard> {
-        match receive(self.0.get_ref()) {
-            Ok(number) => Ok(Heard::Change(number)),
-            Err(nix::Error::ENOBUFS) => Ok(Heard::Overrun),
-            Err(nix::Error::EAGAIN) => Ok(Heard::Nothing),
+    pub(super) fn receive(&self) -> io::Result<Received> {
+        match receive_message(self.0.get_ref()) {
+            Ok(nsid) => Ok(Received::Change(nsid)),
+            Err(nix::Error::ENOBUFS) => Ok(Received::Overrun),
+            Err(nix::Error::EAGAIN) => Ok(Received::Empty),
             Err(errno) => Err(errno.into()),
         }
     }
 }
 
 /// Takes one message. The rest of it is dropped by the kernel.
-fn receive(fd: &OwnedFd) -> nix::Result<Option<i32>> {
+fn receive_message(fd: &OwnedFd) -> nix::Result<Option<i32>> {
     let mut byte = [0; 1];
     let mut control = cmsg_space!(i32);
     loop {
@@ -135,7 +135,7 @@ fn receive(fd: &OwnedFd) -> nix::Result<Option<i32>> {
             Err(nix::Error::EINTR) => {}
             Err(errno) => return Err(errno),
             Ok(message) => {
-                let found = message.cmsgs()?.find_map(|control| number_in(&control));
+                let found = message.cmsgs()?.find_map(|control| parse_nsid(&control));
                 return Ok(found);
             }
         }
@@ -143,15 +143,15 @@ fn receive(fd: &OwnedFd) -> nix::Result<Option<i32>> {
 }
 
 /// The number that a control message carries.
-fn number_in(control: &ControlMessageOwned) -> Option<i32> {
+fn parse_nsid(control: &ControlMessageOwned) -> Option<i32> {
     let ControlMessageOwned::Unknown(unknown) = control else {
         return None;
     };
     let header = unknown.cmsg_header;
-    let is_number =
+    let is_nsid =
         (header.cmsg_level, header.cmsg_type) == (libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID);
     let bytes = unknown.data_bytes.first_chunk()?;
-    is_number.then(|| i32::from_ne_bytes(*bytes))
+    is_nsid.then(|| i32::from_ne_bytes(*bytes))
 }
 
 #[cfg(test)]
@@ -175,12 +175,12 @@ mod tests {
     fn the_number_of_a_message_is_in_its_control_message_of_that_kind() {
         let (level, kind) = (libc::SOL_NETLINK, libc::NETLINK_LISTEN_ALL_NSID);
         let data = 7_i32.to_ne_bytes();
-        assert_eq!(number_in(&control(level, kind, &data)), Some(7));
-        assert_eq!(number_in(&control(level, kind, &data[..3])), None);
-        assert_eq!(number_in(&control(level, kind + 1, &data)), None);
-        assert_eq!(number_in(&control(libc::SOL_SOCKET, kind, &data)), None);
+        assert_eq!(parse_nsid(&control(level, kind, &data)), Some(7));
+        assert_eq!(parse_nsid(&control(level, kind, &data[..3])), None);
+        assert_eq!(parse_nsid(&control(level, kind + 1, &data)), None);
+        assert_eq!(parse_nsid(&control(libc::SOL_SOCKET, kind, &data)), None);
         let another = ControlMessageOwned::ScmRights(Vec::new());
-        assert_eq!(number_in(&another), None);
+        assert_eq!(parse_nsid(&another), None);
     }
 
     #[test]
@@ -188,7 +188,7 @@ mod tests {
         let routing = libc::RTMGRP_IPV4_ROUTE | libc::RTMGRP_IPV4_RULE | libc::RTMGRP_IPV6_ROUTE;
         let ipv6_rule = 1 << (libc::RTNLGRP_IPV6_RULE - 1);
         let wanted = u32::try_from(routing).unwrap() | ipv6_rule;
-        assert_eq!(Subject::Routing.groups(), wanted);
-        assert_eq!(Subject::Filter.groups(), 1 << (libc::NFNLGRP_NFTABLES - 1));
+        assert_eq!(Topic::Routing.groups(), wanted);
+        assert_eq!(Topic::Filter.groups(), 1 << (libc::NFNLGRP_NFTABLES - 1));
     }
 }

@@ -16,7 +16,7 @@ use super::schedule::{Schedule, Work};
 #[derive(Debug)]
 pub(crate) struct Queue {
     schedule: Mutex<Schedule>,
-    earlier: Notify,
+    wakeup: Notify,
     random: RandomState,
 }
 
@@ -25,7 +25,7 @@ impl Queue {
     pub(crate) fn new(period: Duration) -> Self {
         Self {
             schedule: Mutex::new(Schedule::new(period)),
-            earlier: Notify::new(),
+            wakeup: Notify::new(),
             random: RandomState::new(),
         }
     }
@@ -37,50 +37,50 @@ impl Queue {
         let phase = self.random.hash_one((sandbox, now)) % 1000;
         let phase = u32::try_from(phase).unwrap_or_default();
         self.lock().add(sandbox.clone(), phase, now);
-        self.earlier.notify_one();
+        self.wakeup.notify_one();
     }
 
     /// A claim ended.
     pub(crate) fn remove(&self, sandbox: &SandboxRef, netns: NetnsId) {
         self.lock().remove(sandbox, netns);
-        self.earlier.notify_one();
+        self.wakeup.notify_one();
     }
 
     /// Something may have changed in a claimed netns.
-    pub(crate) fn mark(&self, sandbox: &SandboxRef) {
-        let is_earlier = self.lock().mark(sandbox, Instant::now());
-        if is_earlier {
-            self.earlier.notify_one();
+    pub(crate) fn mark_changed(&self, sandbox: &SandboxRef) {
+        let is_sooner = self.lock().mark_changed(sandbox, Instant::now());
+        if is_sooner {
+            self.wakeup.notify_one();
         }
     }
 
     /// Something may have changed in any claimed netns.
-    pub(crate) fn mark_all(&self) {
-        self.lock().mark_all(Instant::now());
-        self.earlier.notify_one();
+    pub(crate) fn mark_all_changed(&self) {
+        self.lock().mark_all_changed(Instant::now());
+        self.wakeup.notify_one();
     }
 
     /// A claimed netns is to be read again after a time.
     pub(super) fn retry(&self, sandbox: &SandboxRef, after: Duration) {
-        let is_earlier = self.lock().want(sandbox, Instant::now() + after);
-        if is_earlier {
-            self.earlier.notify_one();
+        let is_sooner = self.lock().request_read(sandbox, Instant::now() + after);
+        if is_sooner {
+            self.wakeup.notify_one();
         }
     }
 
-    /// Waits until there is something to do.
+    /// Waits sleep_until there is something to do.
     pub(super) async fn next(&self) -> Work {
         loop {
             let (work, next) = {
                 let mut schedule = self.lock();
-                (schedule.take(Instant::now()), schedule.next())
+                (schedule.pop_due(Instant::now()), schedule.next_due_at())
             };
             if let Some(work) = work {
                 return work;
             }
             tokio::select! {
-                () = self.earlier.notified() => {}
-                () = until(next) => {}
+                () = self.wakeup.notified() => {}
+                () = sleep_until(next) => {}
             }
         }
     }
@@ -91,7 +91,7 @@ impl Queue {
     }
 }
 
-async fn until(time: Option<Instant>) {
+async fn sleep_until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time.into()).await,
         None => std::future::pending().await,
