@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use inpod_service::Readiness;
 use inpod_types::SandboxRef;
-use netconfig::host::{By, Host, Settings};
+use netconfig::probes::{ProbeSet, ProbeSettings, SetBackendKind};
 use nix::sched::{CloneFlags, unshare};
 
 /// How many pods are there already.
@@ -37,10 +37,14 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn measure(others: u16, count: u16) -> anyhow::Result<()> {
-    let host = Host::start(Settings::default(), By::Nftables, Readiness::default())?;
+    let host = ProbeSet::start(
+        ProbeSettings::default(),
+        SetBackendKind::Nftables,
+        Readiness::default(),
+    )?;
     ipset(&["create", "others", "hash:ip", "family", "inet", "comment"])?;
     for n in 0..others {
-        host.name(&sandbox(n)?, &[address(n)].into())?;
+        host.set_addresses(&sandbox(n)?, &[address(n)].into())?;
         add(n)?;
     }
     let (mut named, mut again, mut released, mut executed) = (vec![], vec![], vec![], vec![]);
@@ -49,7 +53,7 @@ fn measure(others: u16, count: u16) -> anyhow::Result<()> {
     for times in [&mut named, &mut again] {
         for n in numbers() {
             let (sandbox, addresses) = (sandbox(n)?, [address(n)].into());
-            times.push(timed(|| host.name(&sandbox, &addresses))?);
+            times.push(timed(|| host.set_addresses(&sandbox, &addresses))?);
         }
     }
     for n in numbers() {

@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 use crate::{
     backend::detect::BackendSetting,
-    host::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
+    probes::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
 };
 
 /// The settings of this service alone.
@@ -88,8 +88,8 @@ pub struct Config {
 
 impl Config {
     /// What is done with probes.
-    pub(crate) fn probes(&self) -> host::Settings {
-        host::Settings {
+    pub(crate) fn probes(&self) -> probes::ProbeSettings {
+        probes::ProbeSettings {
             probe_match: self.probe_match.clone(),
             source_v4: self.probe_source_v4,
             source_v6: self.probe_source_v6,

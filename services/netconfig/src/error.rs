@@ -9,10 +9,10 @@ use inpod_types::{InvalidIdentifier, NetnsId, PodUid, SandboxRef};
 
 pub(crate) use self::failure::{IntoFailure, reason_of_program};
 pub use crate::{
-    apply::NoIpv6, backend::BackendError, host::HostError, iptables::ProgramError,
-    netlink::KernelError,
+    apply::NoIpv6, backend::BackendError, iptables::ProgramError, netlink::KernelError,
+    probes::ProbeSetError,
 };
-use crate::{host::Unnamed, netns_session::ReachError};
+use crate::{netns_session::ReachError, probes::SetAddressesError};
 
 /// Why a redirection could not be applied.
 #[derive(Debug, thiserror::Error)]
@@ -29,11 +29,11 @@ pub enum ApplyError {
     /// The connections that go past ztunnel could not be counted; the rules are there.
     #[error("the rules are applied")]
     Inspect(#[from] InspectError),
-    /// The pod's addresses could not be named in the node's probe set; nothing else was tried.
+    /// The pod's addresses could not be set_addresses in the node's probe set; nothing else was tried.
     #[error("cannot apply the rules")]
-    Host {
+    ProbeSet {
         /// Why.
-        source: HostError,
+        source: ProbeSetError,
         /// What could not be put back after that.
         undo_failures: Vec<String>,
     },
@@ -64,13 +64,13 @@ impl From<BackendError> for ApplyError {
     }
 }
 
-impl From<Unnamed> for ApplyError {
-    fn from(unnamed: Unnamed) -> Self {
-        let Unnamed {
+impl From<SetAddressesError> for ApplyError {
+    fn from(unnamed: SetAddressesError) -> Self {
+        let SetAddressesError {
             cause,
             undo_failures,
         } = unnamed;
-        Self::Host {
+        Self::ProbeSet {
             source: cause,
             undo_failures,
         }
@@ -95,7 +95,7 @@ impl ApplyError {
         match &mut self {
             Self::Backend { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
-            | Self::Host { undo_failures, .. } => undo_failures.extend(failures),
+            | Self::ProbeSet { undo_failures, .. } => undo_failures.extend(failures),
             Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => {
                 for failure in failures {
                     tracing::warn!(failure, "Cannot undo a failed apply");
@@ -137,7 +137,7 @@ pub enum RemoveError {
     Drain(#[source] Box<ApplyError>),
     /// The pod's addresses are still in the node's probe set; the rules are gone.
     #[error("the rules are removed")]
-    Host(#[from] HostError),
+    ProbeSet(#[from] ProbeSetError),
     /// What failed and what is left when it is read back, a sentence each.
     #[error("the rules are not all removed: {}", .0.join("; "))]
     Left(Vec<String>),
@@ -192,7 +192,7 @@ pub enum ClaimError {
     Inspect(#[from] InspectError),
     /// It is the node's own, or netconfig's.
     #[error("{0} is the node's own netns")]
-    Host(NetnsId),
+    HostNetns(NetnsId),
     /// It is not what the caller means.
     #[error("found {found}, which is not the netns that was meant")]
     Mismatch {

@@ -2,7 +2,7 @@
 //!
 //! [`apply`] is the heart: what [`rules`] says as data becomes so in the kernel, is read back, or is taken away. A
 //! caller names a netns by the claim that it holds; this process alone resolves a path. It holds no credential,
-//! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's, but for [`host`].
+//! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's, but for [`probe_set`].
 
 pub mod apply;
 mod backend;
@@ -12,7 +12,6 @@ mod conntrack;
 pub mod discover;
 pub mod error;
 mod family;
-pub mod host;
 pub mod inspect;
 mod iptables;
 pub mod kernel_version;
@@ -25,6 +24,7 @@ mod nftables;
 mod notifications;
 mod plan;
 mod preflight;
+pub mod probes;
 pub mod radar;
 mod routes;
 pub mod rules;
@@ -56,9 +56,9 @@ use crate::{
     apply::Writer,
     backend::detect::{SelectedBackend, select_backend},
     claims::Claims,
-    host::Host,
     metrics::DriftMetrics,
     notifications::{Queue, Reader, Subscriptions},
+    probes::ProbeSet,
     server::Handler,
 };
 
@@ -96,10 +96,12 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         .set("shared-events", subscriptions.are_shared());
     let broker = netns_sock::listen(&daemon)?;
     let probe_sources = probes.sources();
-    let by = host::programs::by(writer.backend(), &writer.programs);
-    let host = Host::start(probes.clone(), by, daemon.readiness().clone());
-    let host = Arc::new(host.context("cannot open a netlink socket")?);
-    let _guard = host.guard().context("cannot start a thread")?;
+    let backend = probes::programs::backend_kind_for(writer.backend(), &writer.programs);
+    let probe_set = ProbeSet::start(probes.clone(), backend, daemon.readiness().clone());
+    let probe_set = Arc::new(probe_set.context("cannot open a netlink socket")?);
+    let _guard = probe_set
+        .start_reconciler()
+        .context("cannot start a thread")?;
     let mut tasks = JoinSet::new();
     tasks.spawn(vital(
         "notifications",
@@ -107,8 +109,8 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     ));
     let sweep = claims::sweep::run(Arc::clone(&claims), config.sweep);
     tasks.spawn(vital("sweep", sweep));
-    let follows = host::follow::run(Arc::clone(&host), Arc::clone(&claims));
-    tasks.spawn(vital("host", follows));
+    let release_task = probes::release::run(Arc::clone(&probe_set), Arc::clone(&claims));
+    tasks.spawn(vital("probe-set", release_task));
     let netns_sock_task = netns_sock::serve(broker, claims, daemon.clone());
     tasks.spawn(vital("netns.sock", netns_sock_task));
     let recheck = preflight::start(&mut tasks, &writer, probes, daemon.readiness());
@@ -117,7 +119,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
         config.netns_roots,
         writer,
         probe_sources,
-        host,
+        probe_set,
         recheck,
         &daemon,
     );

@@ -9,7 +9,7 @@ use prometheus_client::{
 };
 use tonic::Status;
 
-use crate::{claims::Claims, host::Host, inspect};
+use crate::{claims::Claims, inspect, probes::ProbeSet};
 
 type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
@@ -26,7 +26,7 @@ impl Metrics {
     pub(crate) fn register(
         registry: &mut Registry,
         claims: &Arc<Claims>,
-        host: &Arc<Host>,
+        probe_set: &Arc<ProbeSet>,
     ) -> Self {
         let metrics = Self {
             operations: Family::new_with_constructor(durations),
@@ -44,7 +44,7 @@ impl Metrics {
         let help =
             "How often the node's processes were gone through, to find a netns or what runs in one";
         registry.register_collector(Watched::one("process_walks", help, inspect::walks));
-        register_probes(registry, host);
+        register_probes(registry, probe_set);
         metrics
     }
 
@@ -116,18 +116,18 @@ impl DriftMetrics {
     }
 }
 
-fn register_probes(registry: &mut Registry, host: &Arc<Host>) {
+fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {
     let help = "Repairs of the node's probe set after somebody else changed it";
-    registry.register("probe_restores", help, host.restores_counter());
+    registry.register("probe_restores", help, probe_set.restores_counter());
     let elements = {
-        let host = Arc::clone(host);
-        move || host.elements()
+        let probe_set = Arc::clone(probe_set);
+        move || probe_set.elements()
     };
     let help = "Addresses in the node's probe set";
     registry.register_collector(Watched::one("probe_elements", help, elements));
-    let host = Arc::clone(host);
+    let probe_set = Arc::clone(probe_set);
     let user = move || {
-        let user = host.kubelets_user();
+        let user = probe_set.kubelet_user();
         user.map(|user| ("kubelet", u64::from(user)))
     };
     let help = "The user that the kubelet runs as, where probes are told by it and it was found";

@@ -16,7 +16,7 @@ use crate::{
     BACKEND,
     apply::Writer,
     error::IntoFailure as _,
-    host,
+    probes,
     selftest::{self, SelfTestError},
 };
 
@@ -59,7 +59,7 @@ fn may_affect_all_pods(reason: Reason) -> bool {
 pub(crate) fn start(
     tasks: &mut JoinSet<()>,
     writer: &Arc<Writer>,
-    probes: host::Settings,
+    probes: probes::ProbeSettings,
     readiness: &Readiness,
 ) -> Recheck {
     let recheck = Recheck::default();
@@ -75,7 +75,12 @@ pub(crate) fn start(
 }
 
 /// Rehearses: at once, after one that failed again, and whenever there is a recheck.
-async fn run(writer: Arc<Writer>, probes: host::Settings, readiness: Readiness, recheck: Recheck) {
+async fn run(
+    writer: Arc<Writer>,
+    probes: probes::ProbeSettings,
+    readiness: Readiness,
+    recheck: Recheck,
+) {
     let mut failed = 0;
     loop {
         let (writer, probes) = (Arc::clone(&writer), probes.clone());

@@ -14,10 +14,11 @@ use inpod_types::SandboxRef;
 use crate::{
     apply::Writer,
     backend::Backend,
-    error::{ApplyError, HostError, InspectError},
+    error::{ApplyError, InspectError, ProbeSetError},
     family::Family,
-    host, inspect,
+    inspect,
     marks::{DNS_PORT, INBOUND_HBONE_PORT},
+    probes,
     rules::{Ambient, Ipv6, Redirection},
 };
 use listeners::{At, Listeners};
@@ -51,9 +52,9 @@ pub enum SelfTestError {
     /// The rules could not be written.
     #[error("cannot test")]
     Apply(#[from] ApplyError),
-    /// A pod's addresses could not be named.
+    /// A pod's addresses could not be set_addresses.
     #[error("cannot test")]
-    Host(#[from] HostError),
+    ProbeSet(#[from] ProbeSetError),
     /// A netns could not be looked into.
     #[error("cannot test")]
     Inspect(#[from] InspectError),
@@ -119,10 +120,13 @@ pub fn run_after(
 /// # Errors
 ///
 /// When an ADD would be refused, or no netns could be made.
-pub(crate) fn preflight(writer: &Writer, probes: &host::Settings) -> Result<(), SelfTestError> {
+pub(crate) fn preflight(
+    writer: &Writer,
+    probes: &probes::ProbeSettings,
+) -> Result<(), SelfTestError> {
     let node = world::bare()?;
-    let by = host::programs::by(writer.backend(), &writer.programs);
-    node.within(|| host::preflight(probes.clone(), by))
+    let backend = probes::programs::backend_kind_for(writer.backend(), &writer.programs);
+    node.within(|| probes::preflight(probes.clone(), backend))
         .map_err(WorldError::from)??;
     let pod = world::bare()?;
     inspect::all_addresses(&pod)?;

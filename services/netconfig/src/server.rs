@@ -2,7 +2,7 @@
 //! its handler with it, and nothing may be left half done.
 
 mod inspect;
-mod probes;
+mod probe_addresses;
 mod wire;
 mod work;
 
@@ -31,10 +31,10 @@ use crate::{
     claims::{Claim, Claims, validate},
     discover,
     error::{ApplyError, ClaimError, IntoFailure, RemoveError},
-    host::{self, Host},
     metrics::Metrics,
     notifications::Reader,
     preflight::Recheck,
+    probes::{self, ProbeSet},
     selftest,
     uninstall::UninstallState,
     watch,
@@ -54,7 +54,7 @@ pub(crate) struct Handler {
     probe_sources: Vec<IpAddr>,
     /// Held by the self-test that is under way.
     self_test: Arc<tokio::sync::Mutex<()>>,
-    host: Arc<Host>,
+    probe_set: Arc<ProbeSet>,
     recheck: Recheck,
     uninstall: UninstallState,
     instance_id: String,
@@ -70,14 +70,14 @@ impl Handler {
         roots: Vec<PathBuf>,
         writer: Arc<Writer>,
         probe_sources: Vec<IpAddr>,
-        host: Arc<Host>,
+        probe_set: Arc<ProbeSet>,
         recheck: Recheck,
         daemon: &Daemon,
     ) -> Self {
         let claims = Arc::clone(reader.claims());
         let metrics = daemon
             .metrics()
-            .register(|registry| Metrics::register(registry, &claims, &host));
+            .register(|registry| Metrics::register(registry, &claims, &probe_set));
         Self {
             claims,
             reader,
@@ -85,7 +85,7 @@ impl Handler {
             writer,
             probe_sources,
             self_test: Arc::default(),
-            host,
+            probe_set,
             recheck,
             uninstall: UninstallState::new(daemon),
             instance_id: daemon.instance_id().to_owned(),
@@ -161,10 +161,10 @@ impl NetconfigService for Handler {
     ) -> Answer<ReleaseNetnsResponse> {
         let request = request.into_inner();
         let sandbox: SandboxRef = required("sandbox", request.sandbox).map_err(invalid)?;
-        let (claims, host) = (Arc::clone(&self.claims), Arc::clone(&self.host));
+        let (claims, probe_set) = (Arc::clone(&self.claims), Arc::clone(&self.probe_set));
         let released = detached(async move {
             let released = release(&claims, &sandbox).await;
-            host::follow::release(&host, &claims, sandbox).await;
+            probes::release::release(&probe_set, &claims, sandbox).await;
             Ok(released)
         });
         let released = released.await?;
@@ -188,12 +188,12 @@ impl NetconfigService for Handler {
     async fn apply_rules(&self, request: Request<ApplyRulesRequest>) -> Answer<ApplyRulesResponse> {
         let request = request.into_inner();
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
-        let probed = probes::parse(&request.probe_addresses).map_err(invalid)?;
+        let probed = probe_addresses::parse(&request.probe_addresses).map_err(invalid)?;
         let claim = self.claim_of(request.sandbox)?;
         self.uninstall.cancel();
-        let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
+        let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
         let applied = self.with_change_lock("apply", claim, |applied: &Applied| applied.changed, move |claim| {
-            let applied = probes::apply(&host, claim, &probed, || {
+            let applied = probe_addresses::apply(&probe_set, claim, &probed, || {
                 writer.apply(&claim.netns, &redirection, &claim.sandbox)
             })?;
             let Applied { fingerprint, backend, changed, direct_flows } = applied;
@@ -276,8 +276,8 @@ impl NetconfigService for Handler {
     }
 
     async fn leave_node(&self, _request: Request<LeaveNodeRequest>) -> Answer<LeaveNodeResponse> {
-        let host = Arc::clone(&self.host);
-        let changed = detached(blocking(move || host.clear())).await?;
+        let probe_set = Arc::clone(&self.probe_set);
+        let changed = detached(blocking(move || probe_set.clear())).await?;
         self.uninstall.mark_complete();
         Ok(Response::new(LeaveNodeResponse {
             instance_id: self.instance_id.clone(),
@@ -296,7 +296,7 @@ impl NetconfigService for Handler {
             apply::Phase::Drain => "drain",
             apply::Phase::Final => "remove",
         };
-        let (writer, host) = (Arc::clone(&self.writer), Arc::clone(&self.host));
+        let (writer, probe_set) = (Arc::clone(&self.writer), Arc::clone(&self.probe_set));
         let removed = self.with_change_lock(
             operation,
             claim,
@@ -305,7 +305,7 @@ impl NetconfigService for Handler {
                 let Removed { captured_flows } =
                     writer.remove(&claim.netns, &claim.sandbox, phase)?;
                 if phase == apply::Phase::Final {
-                    host.release(&claim.sandbox)?;
+                    probe_set.release(&claim.sandbox)?;
                 }
                 tracing::info!(sandbox = %claim.sandbox, ?phase, captured_flows, "Removed rules");
                 Ok::<_, RemoveError>(captured_flows)

@@ -31,7 +31,7 @@ pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimE
         .iter()
         .any(|path| netns.is_at(Path::new(path)).unwrap_or(false))
     {
-        return Err(ClaimError::Host(found));
+        return Err(ClaimError::HostNetns(found));
     }
     if !wanted.agrees_with(&found) {
         return Err(ClaimError::Mismatch { found });

@@ -7,7 +7,7 @@ use super::{
     ApplyError, BackendError, ClaimError, FindError, InspectError, ProgramError, RemoveError,
     VerifyError,
 };
-use crate::{host::NotCleared, selftest::SelfTestError};
+use crate::{probes::ClearError, selftest::SelfTestError};
 
 /// How an error looks to a caller.
 pub(crate) trait IntoFailure: std::error::Error + Sized {
@@ -40,7 +40,7 @@ impl IntoFailure for ApplyError {
                 Reason::KernelRefused
             }
             Self::NoIpv6(_) => Reason::Ipv6Unavailable,
-            Self::Host { source, .. } => source.reason(),
+            Self::ProbeSet { source, .. } => source.reason(),
             Self::Backend { source, .. } => reason_of_backend(source),
         }
     }
@@ -50,7 +50,7 @@ impl IntoFailure for ApplyError {
             Self::Reach(_) | Self::LoopbackDown(_) | Self::NoIpv6(_) | Self::Inspect(_) => &[],
             Self::Backend { undo_failures, .. }
             | Self::Differs { undo_failures, .. }
-            | Self::Host { undo_failures, .. } => undo_failures,
+            | Self::ProbeSet { undo_failures, .. } => undo_failures,
         }
     }
 }
@@ -71,7 +71,7 @@ impl IntoFailure for RemoveError {
             Self::Reach(_) | Self::Inspect(_) | Self::Left(_) => Reason::KernelRefused,
             Self::Backend(error) => reason_of_backend(error),
             Self::Drain(error) => error.reason(),
-            Self::Host(error) => error.reason(),
+            Self::ProbeSet(error) => error.reason(),
         }
     }
 
@@ -79,16 +79,16 @@ impl IntoFailure for RemoveError {
         match self {
             Self::Left(left) => left,
             Self::Drain(error) => error.undo_failures(),
-            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::Host(_) => &[],
+            Self::Reach(_) | Self::Inspect(_) | Self::Backend(_) | Self::ProbeSet(_) => &[],
         }
     }
 }
 
-impl IntoFailure for NotCleared {
+impl IntoFailure for ClearError {
     fn reason(&self) -> Reason {
         match self {
             Self::Held(_) => Reason::NetnsInUse,
-            Self::Host(error) => error.reason(),
+            Self::ProbeSet(error) => error.reason(),
         }
     }
 }
@@ -98,7 +98,7 @@ impl IntoFailure for SelfTestError {
         match self {
             Self::World(_) | Self::Inspect(_) => Reason::KernelRefused,
             Self::Apply(error) => error.reason(),
-            Self::Host(error) => error.reason(),
+            Self::ProbeSet(error) => error.reason(),
             Self::Name(_) => Reason::Internal,
         }
     }
@@ -118,7 +118,7 @@ impl IntoFailure for ClaimError {
             Self::Open(error) => reason_of_open(error),
             Self::Unreachable(_) => Reason::NetnsUnreachable,
             Self::Inspect(_) => Reason::KernelRefused,
-            Self::Host(_) => Reason::NetnsIsHost,
+            Self::HostNetns(_) => Reason::NetnsIsHost,
             Self::Mismatch { .. } | Self::Held { .. } => Reason::NetnsMismatch,
             Self::InUse { .. } => Reason::NetnsInUse,
             Self::Address { .. } => Reason::AddressMismatch,
@@ -130,7 +130,7 @@ impl IntoFailure for ClaimError {
         match self {
             Self::Open(_) | Self::Unreachable(_) => "netns.path",
             Self::Address { .. } => "addresses",
-            Self::Host(_) | Self::Mismatch { .. } | Self::Held { .. } | Self::InUse { .. } => {
+            Self::HostNetns(_) | Self::Mismatch { .. } | Self::Held { .. } | Self::InUse { .. } => {
                 "netns"
             }
             Self::Unknown(_) => "sandbox",

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use netconfig::host::Settings;
+use netconfig::probes::ProbeSettings;
 
 use crate::{
     place::{Kind, OnNode, POD},
@@ -59,9 +59,9 @@ fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
         let node = Arc::new(Fresh::new());
         with_a_stranger(&node, kind);
         let before = everything(&node, kind);
-        let host = OnNode::start(&node, Settings::default(), kind);
-        let guard = host.guard();
-        host.name("c1", &POD);
+        let host = OnNode::start(&node, ProbeSettings::default(), kind);
+        let guard = host.start_reconciler();
+        host.set_addresses("c1", &POD);
         assert_ne!(everything(&node, kind), before, "{kind:?}");
         let held = host.clear().unwrap_err();
         assert!(held.contains("2 addresses of pods"), "{held}");
@@ -76,7 +76,7 @@ fn nothing_is_left_on_a_node_that_is_left_and_nothing_of_others_goes() {
         drop(guard);
         assert_eq!(everything(&node, kind), before, "{kind:?}");
         // It is no farewell for ever.
-        assert!(host.name("c1", &POD), "{kind:?}");
+        assert!(host.set_addresses("c1", &POD), "{kind:?}");
         assert_eq!(shown(&node, kind).len(), 2, "{kind:?}");
     }
 }

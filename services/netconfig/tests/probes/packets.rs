@@ -14,7 +14,7 @@ use std::{
 };
 
 use netconfig::{
-    host::{ProbeMatch, Settings},
+    probes::{ProbeMatch, ProbeSettings},
     rules::{Ambient, Ipv6},
 };
 
@@ -23,10 +23,10 @@ use crate::{
     support::{Fresh, ambient, plain, sandbox},
 };
 
-fn settings(probe_match: &str) -> Settings {
-    Settings {
+fn settings(probe_match: &str) -> ProbeSettings {
+    ProbeSettings {
         probe_match: probe_match.parse().unwrap(),
-        ..Settings::default()
+        ..ProbeSettings::default()
     }
 }
 
@@ -34,7 +34,7 @@ fn settings(probe_match: &str) -> Settings {
 fn a_probe_of_the_node_reaches_the_application_and_a_strangers_call_is_captured() {
     for kind in Kind::ALL {
         let place = Place::new();
-        let host = OnNode::start(&place.node, Settings::default(), kind);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
         for (index, to) in POD.into_iter().enumerate() {
             assert_eq!(
                 place.probe(0, to),
@@ -42,7 +42,7 @@ fn a_probe_of_the_node_reaches_the_application_and_a_strangers_call_is_captured(
                 "{kind:?} not named yet"
             );
         }
-        host.name("c1", &POD);
+        host.set_addresses("c1", &POD);
         for (index, to) in POD.into_iter().enumerate() {
             assert_eq!(place.probe(0, to), spared(to), "{kind:?}");
             assert_eq!(place.probe(4711, to), spared(to), "{kind:?}");
@@ -62,8 +62,8 @@ fn other_source_nat_of_the_node_does_not_hide_that_it_is_a_probe() {
         let masquerade = "table inet theirs { chain post { \
                           type nat hook postrouting priority 100; masquerade; }; }";
         place.node.nft(masquerade);
-        let host = OnNode::start(&place.node, Settings::default(), kind);
-        host.name("c1", &POD);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+        host.set_addresses("c1", &POD);
         for to in POD {
             if kind == Kind::Nft {
                 assert_eq!(place.probe(0, to), spared(to));
@@ -90,7 +90,7 @@ fn with_a_user_only_that_users_connections_are_probes() {
     for kind in Kind::ALL {
         let place = Place::new();
         let host = OnNode::start(&place.node, settings("uid:4711"), kind);
-        host.name("c1", &POD);
+        host.set_addresses("c1", &POD);
         for (index, to) in POD.into_iter().enumerate() {
             assert_eq!(place.probe(4711, to), spared(to), "{kind:?}");
             assert_eq!(place.probe(0, to), captured(index)[0], "{kind:?}");
@@ -147,7 +147,7 @@ fn with_a_cgroup_only_connections_from_it_or_below_are_probes() {
             settings(&format!("cgroup:{}", chosen.name)),
             kind,
         );
-        host.name("c1", &POD);
+        host.set_addresses("c1", &POD);
         for (index, to) in POD.into_iter().enumerate() {
             chosen.dial(&place.node, to);
             assert_eq!(place.arrival(), spared(to), "{kind:?}");
@@ -173,8 +173,8 @@ fn a_cgroup_that_is_made_anew_is_found_again() {
         let chosen = Cgroup::new("anew");
         let text = format!("cgroup:{}", chosen.name);
         let host = OnNode::start(&place.node, settings(&text), kind);
-        host.name("c1", &POD);
-        let _guard = host.guard();
+        host.set_addresses("c1", &POD);
+        let _guard = host.start_reconciler();
         fs::remove_dir(&chosen.path).unwrap();
         within(PATIENCE, "its absence is told", || {
             !host.is_ok("probe-match")
@@ -242,17 +242,17 @@ fn the_kubelets_user_is_found_and_found_again_and_without_one_nothing_is_named()
     assert_eq!(place.node.nft("list ruleset"), "");
     let first = Kubelet::start(&place.node, 4711);
     // Asked for, it is looked for at once.
-    host.name("c1", &POD);
-    let _guard = host.guard();
+    host.set_addresses("c1", &POD);
+    let _guard = host.start_reconciler();
     within(PATIENCE, "it is told", || host.is_ok("probe-match"));
-    assert_eq!(host.host.kubelets_user(), Some(4711));
+    assert_eq!(host.host.kubelet_user(), Some(4711));
     assert_eq!(place.probe(4711, POD[0]), spared(POD[0]));
     assert_eq!(place.probe(0, POD[0]), captured(0)[0]);
     drop(first);
     let _second = Kubelet::start(&place.node, 4712);
     let patience = Duration::from_secs(15);
     within(patience, "the new one is found", || {
-        host.host.kubelets_user() == Some(4712)
+        host.host.kubelet_user() == Some(4712)
     });
     within(PATIENCE, "its connections are probes", || {
         place.probe(4712, POD[0]) == spared(POD[0])
@@ -265,8 +265,8 @@ fn off_writes_nothing_and_lets_nothing_through() {
     for kind in Kind::ALL {
         let place = Place::new();
         let host = OnNode::start(&place.node, settings("off"), kind);
-        let _guard = host.guard();
-        assert!(!host.name("c1", &POD));
+        let _guard = host.start_reconciler();
+        assert!(!host.set_addresses("c1", &POD));
         host.release("c1");
         assert_eq!(place.node.nft("list ruleset"), "");
         assert_eq!(place.node.command("ipset", &["list", "-n"]), "");
@@ -285,8 +285,8 @@ fn a_pod_of_both_families_is_probed_at_both_where_ipv6_is_not_captured() {
             ipv6: Ipv6::Off,
             ..Ambient::default()
         });
-        let host = OnNode::start(&place.node, Settings::default(), kind);
-        host.name("c1", &POD);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+        host.set_addresses("c1", &POD);
         for to in POD {
             assert_eq!(place.probe(0, to), spared(to), "{kind:?}");
         }
@@ -302,10 +302,10 @@ fn a_pod_of_both_families_is_named_and_released_on_a_node_without_ipv6() {
         place
             .node
             .command("sysctl", &["-qw", "net.ipv6.conf.all.disable_ipv6=1"]);
-        let host = OnNode::start(&place.node, Settings::default(), kind);
-        host.name("c1", &POD);
+        let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+        host.set_addresses("c1", &POD);
         assert_eq!(place.probe(0, POD[0]), spared(POD[0]), "{kind:?}");
-        assert!(!host.name("c1", &POD), "{kind:?}");
+        assert!(!host.set_addresses("c1", &POD), "{kind:?}");
         host.release("c1");
         assert_eq!(place.probe(0, POD[0]), captured(0)[0], "{kind:?}");
     }
@@ -329,7 +329,7 @@ fn probe_until(stop: &AtomicBool, probes: &AtomicU32, place: &Place) {
 fn a_prober_at_constant_rate_sees_no_gap_while_the_host_is_started_again_and_again() {
     for kind in Kind::ALL {
         let place = Arc::new(Place::new());
-        OnNode::start(&place.node, Settings::default(), kind).name("c1", &POD);
+        OnNode::start(&place.node, ProbeSettings::default(), kind).set_addresses("c1", &POD);
         let (stop, probes) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(AtomicU32::new(0)),

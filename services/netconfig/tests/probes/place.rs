@@ -13,7 +13,7 @@ use inpod_service::Readiness;
 use inpod_types::Reason;
 use netconfig::{
     Family, Variant,
-    host::{By, Guard, Host, RunError, Runner, Settings},
+    probes::{ProbeSet, ProbeSettings, ReconcilerGuard, RunError, Runner, SetBackendKind},
     rules::{Ambient, Redirection},
 };
 use nix::unistd::{Uid, setfsuid};
@@ -39,13 +39,13 @@ pub(crate) enum Kind {
 impl Kind {
     pub(crate) const ALL: [Self; 3] = [Self::Nft, Self::IptablesNft, Self::IptablesLegacy];
 
-    pub(crate) fn by(self) -> By {
-        let by = |variant, name| By::Iptables {
+    pub(crate) fn by(self) -> SetBackendKind {
+        let by = |variant, name| SetBackendKind::Iptables {
             variant,
             runner: Box::new(Programs(name)),
         };
         match self {
-            Self::Nft => By::Nftables,
+            Self::Nft => SetBackendKind::Nftables,
             Self::IptablesNft => by(Variant::Nft, "nft"),
             Self::IptablesLegacy => by(Variant::Legacy, "legacy"),
         }
@@ -111,19 +111,21 @@ impl Runner for Programs {
 #[derive(Clone)]
 pub(crate) struct OnNode {
     pub(crate) node: Arc<Fresh>,
-    pub(crate) host: Arc<Host>,
+    pub(crate) host: Arc<ProbeSet>,
     pub(crate) readiness: Readiness,
 }
 
 impl OnNode {
-    pub(crate) fn start(node: &Arc<Fresh>, settings: Settings, kind: Kind) -> Self {
+    pub(crate) fn start(node: &Arc<Fresh>, settings: ProbeSettings, kind: Kind) -> Self {
         Self::start_by(node, settings, kind.by())
     }
 
-    pub(crate) fn start_by(node: &Arc<Fresh>, settings: Settings, by: By) -> Self {
+    pub(crate) fn start_by(node: &Arc<Fresh>, settings: ProbeSettings, by: SetBackendKind) -> Self {
         let readiness = Readiness::default();
         let told = readiness.clone();
-        let host = node.run(move || Host::start(settings, by, told)).unwrap();
+        let host = node
+            .run(move || ProbeSet::start(settings, by, told))
+            .unwrap();
         Self {
             node: Arc::clone(node),
             host: Arc::new(host),
@@ -131,19 +133,21 @@ impl OnNode {
         }
     }
 
-    pub(crate) fn guard(&self) -> Guard {
+    pub(crate) fn start_reconciler(&self) -> ReconcilerGuard {
         let host = Arc::clone(&self.host);
-        self.node.run(move || host.guard()).unwrap()
+        self.node.run(move || host.start_reconciler()).unwrap()
     }
 
     /// Names what must be nameable; whether it had to be written.
-    pub(crate) fn name(&self, name: &'static str, addresses: &[&str]) -> bool {
+    pub(crate) fn set_addresses(&self, name: &'static str, addresses: &[&str]) -> bool {
         self.try_name(name, addresses).unwrap()
     }
 
     pub(crate) fn try_name(&self, name: &'static str, texts: &[&str]) -> Result<bool, String> {
         let (host, addresses) = (Arc::clone(&self.host), addresses(texts));
-        let named = self.node.run(move || host.name(&sandbox(name), &addresses));
+        let named = self
+            .node
+            .run(move || host.set_addresses(&sandbox(name), &addresses));
         let named = named.map_err(|unnamed| {
             assert_eq!(unnamed.undo_failures, [""; 0]);
             unnamed.to_string()
@@ -207,7 +211,7 @@ impl Place {
             STRANGER,
         );
         let redirection = Redirection::Ambient(Ambient {
-            probe_sources: Settings::default().sources(),
+            probe_sources: ProbeSettings::default().sources(),
             ..ambient
         });
         let applied = plain().apply(&pod.netns, &redirection, &sandbox("c1"));
@@ -286,7 +290,7 @@ pub(crate) enum Arrival {
 
 /// The source that a probe to an address is to have.
 pub(crate) fn spared(to: &str) -> Arrival {
-    let [v4, v6] = Settings::default().sources()[..] else {
+    let [v4, v6] = ProbeSettings::default().sources()[..] else {
         panic!("two sources");
     };
     Arrival::Direct(if to.contains(':') { v6 } else { v4 })

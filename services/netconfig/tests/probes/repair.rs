@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use netconfig::host::{Guard, Settings};
+use netconfig::probes::{ProbeSettings, ReconcilerGuard};
 
 use crate::{
     place::{Kind, OnNode, POD, Place, spared, within},
@@ -26,18 +26,18 @@ fn within_a_second(what: &str, took: impl Fn() -> Duration) {
 }
 
 /// A host that is watched over, on a node that nothing else happens on.
-fn guarded(kind: Kind) -> (Arc<Fresh>, OnNode, Guard) {
+fn guarded(kind: Kind) -> (Arc<Fresh>, OnNode, ReconcilerGuard) {
     let (node, host) = filled(kind);
-    let guard = host.guard();
+    let guard = host.start_reconciler();
     (node, host, guard)
 }
 
 /// The same, before anybody watches.
 fn filled(kind: Kind) -> (Arc<Fresh>, OnNode) {
     let node = Arc::new(Fresh::new());
-    let host = OnNode::start(&node, Settings::default(), kind);
-    host.name("c1", &POD);
-    host.name("c2", &["10.9.0.8"]);
+    let host = OnNode::start(&node, ProbeSettings::default(), kind);
+    host.set_addresses("c1", &POD);
+    host.set_addresses("c2", &["10.9.0.8"]);
     (node, host)
 }
 
@@ -76,13 +76,13 @@ fn is_repaired(kind: Kind, damages: &[&[&'static str]]) {
 /// How long a repair takes. Between steps nothing is to be put right: of damage in several the watch begins after it.
 fn repair(kind: Kind, damage: &[&'static str], what: &str) -> Duration {
     let (node, host) = filled(kind);
-    let guard = (damage.len() == 1).then(|| host.guard());
+    let guard = (damage.len() == 1).then(|| host.start_reconciler());
     let wanted = (everything(&node, kind), shown(&node, kind));
     for command in damage {
         let words: Vec<_> = command.split(' ').collect();
         node.command(words[0], &words[1..]);
     }
-    let _guard = guard.unwrap_or_else(|| host.guard());
+    let _guard = guard.unwrap_or_else(|| host.start_reconciler());
     let took = within(AT_LAST, what, || is_whole(&node, kind, &wanted));
     let counted = || host.host.restores() == 1 && host.is_ok("probe-set");
     within(AT_LAST, what, counted);
@@ -175,9 +175,9 @@ fn probes_go_through_again_after_a_flush() {
     ] {
         within_a_second(&flush.join(" "), || {
             let place = Place::new();
-            let host = OnNode::start(&place.node, Settings::default(), kind);
-            host.name("c1", &POD);
-            let _guard = host.guard();
+            let host = OnNode::start(&place.node, ProbeSettings::default(), kind);
+            host.set_addresses("c1", &POD);
+            let _guard = host.start_reconciler();
             assert_eq!(place.probe(0, POD[0]), spared(POD[0]));
             place.node.command(flush[0], &flush[1..]);
             within(AT_LAST, "probes go through", || {
@@ -197,7 +197,7 @@ fn what_does_not_concern_it_is_not_written_for() {
         let before = handles();
         for n in 0..20 {
             node.nft(&format!("add table inet theirs-{n}"));
-            host.name("c3", &["10.9.0.9"]);
+            host.set_addresses("c3", &["10.9.0.9"]);
             host.release("c3");
             node.nft(&format!("delete table inet theirs-{n}"));
         }

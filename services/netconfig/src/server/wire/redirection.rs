@@ -19,7 +19,7 @@ use crate::{
 /// How many entries a list may have: each is a rule that every new connection passes.
 const MOST_EXCLUSIONS: usize = 64;
 
-/// How many interfaces may be named.
+/// How many interfaces may be set_addresses.
 const MOST_INTERFACES: usize = 16;
 
 const INBOUND_CAPTURE: &str = "redirection.ambient.inbound_capture";

@@ -13,37 +13,37 @@ use crate::{
 
 /// The programs of one variant.
 #[derive(Debug)]
-struct AtHome {
+struct HostPrograms {
     programs: Programs,
     variant: Variant,
 }
 
-impl Runner for AtHome {
+impl Runner for HostPrograms {
     fn save(&self, family: Family) -> Result<String, RunError> {
         let saved = self.programs.save_at_home(self.variant, family);
-        saved.map_err(|error| failed(&error))
+        saved.map_err(|error| run_error(&error))
     }
 
     fn restore(&self, family: Family, script: &str) -> Result<(), RunError> {
         let restored = self.programs.restore_at_home(self.variant, family, script);
-        restored.map_err(|error| failed(&error))
+        restored.map_err(|error| run_error(&error))
     }
 }
 
-fn failed(error: &ProgramError) -> RunError {
+fn run_error(error: &ProgramError) -> RunError {
     RunError {
         reason: reason_of_program(error),
         message: with_causes(error),
     }
 }
 
-/// The way that goes with what pods' rules are written with.
-pub(crate) fn by(backend: Backend, programs: &Programs) -> super::By {
+/// The backend that goes with what pods' rules are written with.
+pub(crate) fn backend_kind_for(backend: Backend, programs: &Programs) -> super::SetBackendKind {
     match variant_of(backend) {
-        None => super::By::Nftables,
-        Some(variant) => super::By::Iptables {
+        None => super::SetBackendKind::Nftables,
+        Some(variant) => super::SetBackendKind::Iptables {
             variant,
-            runner: Box::new(AtHome {
+            runner: Box::new(HostPrograms {
                 programs: programs.clone(),
                 variant,
             }),

@@ -6,12 +6,12 @@ mod text;
 use std::{collections::BTreeMap, fmt, fs, io, net::IpAddr, time::Duration};
 
 use super::{
-    HostError, RunError,
+    ProbeSetError, RunError,
+    backend::{DesiredOwner, Intervals, ObservedSet, SetBackend, UpdateOutcome},
     ipset::Ipset,
-    owners::{Action, Elements, decide},
+    refcount::{Action, Elements, decide_action},
     selector::Selected,
-    settings::Settings,
-    way::{Found, Pace, Settled, Way, Wish},
+    settings::ProbeSettings,
 };
 use crate::{family::Family, iptables::Variant};
 use text::{Saved, clearing, rule, script};
@@ -35,14 +35,14 @@ const PROTOCOL_FAMILIES: [u8; 2] = [2, 10];
 const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
 
 /// How often sets are looked at: what flushes iptables-legacy or a set tells nobody.
-const GLANCE: Duration = Duration::from_millis(250);
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often rules are read that tell nobody when they change.
-const READ: Duration = Duration::from_millis(500);
+const MIN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The part of a processor that this reading takes at most: iptables-legacy reads all rules that there are, which on a
 /// node with thousands takes long.
-const SHARE: u32 = 25;
+const READ_COST_FACTOR: u32 = 25;
 
 /// Runs programs of iptables in the node's netns: those of the variant that the node uses. The lock that they share
 /// with others (`/run/xtables.lock`) is waited for.
@@ -71,7 +71,7 @@ pub(crate) struct Iptables {
     families: &'static [Family],
     /// For a rule of ours, how this version of iptables prints it.
     printed: BTreeMap<String, String>,
-    /// The cgroup that a family's rule was written for. A rule names it by its path and holds on to what was there:
+    /// The cgroup that a family's rule was written for. A rule names it owner its path and holds on to what was there:
     /// one that is made anew looks the same and is another.
     cgroups: BTreeMap<Family, u64>,
 }
@@ -94,7 +94,7 @@ impl Iptables {
         })
     }
 
-    fn saved(&self, family: Family) -> Result<Saved, HostError> {
+    fn saved(&self, family: Family) -> Result<Saved, ProbeSetError> {
         Ok(Saved::parse(&self.runner.save(family)?))
     }
 
@@ -129,7 +129,7 @@ impl Iptables {
         family: Family,
         rule: &str,
         selected: &Selected,
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ProbeSetError> {
         let before = self.saved(family)?;
         let differences = self.differences(family, rule, selected, &before);
         if differences.is_empty() {
@@ -143,10 +143,10 @@ impl Iptables {
         if let Some(cgroup) = cgroup_of(selected) {
             self.cgroups.insert(family, cgroup);
         }
-        HostError::unless_empty(self.differences(family, rule, selected, &after))
+        ProbeSetError::unless_empty(self.differences(family, rule, selected, &after))
     }
 
-    fn fill(&mut self, family: Family, elements: &Elements) -> Result<(), HostError> {
+    fn write_elements(&mut self, family: Family, elements: &Elements) -> Result<(), ProbeSetError> {
         let set = set_of(family);
         self.sets.create(set, family)?;
         let found = self.sets.elements(set)?.unwrap_or_default();
@@ -161,7 +161,11 @@ impl Iptables {
     }
 
     /// `None` where there is no set.
-    fn wish(&mut self, by: &str, (address, wanted): Wish<'_>) -> Result<Option<bool>, HostError> {
+    fn update_owner(
+        &mut self,
+        requester: &str,
+        (address, wanted): DesiredOwner<'_>,
+    ) -> Result<Option<bool>, ProbeSetError> {
         let set = set_of(Family::of(address));
         if let Some(owner) = wanted {
             match self.sets.add(set, address, owner) {
@@ -175,7 +179,7 @@ impl Iptables {
             return Ok(None);
         };
         let found = elements.get(&address).map(String::as_str);
-        match (decide(found, wanted, by), wanted) {
+        match (decide_action(found, wanted, requester), wanted) {
             (Some(Action::Add | Action::Rename), Some(owner)) => {
                 self.sets.rename(set, address, owner)?;
             }
@@ -186,7 +190,7 @@ impl Iptables {
     }
 }
 
-impl Way for Iptables {
+impl SetBackend for Iptables {
     fn families(&self) -> &'static [Family] {
         self.families
     }
@@ -195,9 +199,9 @@ impl Way for Iptables {
     fn read(
         &mut self,
         selected: &Selected,
-        settings: &Settings,
-    ) -> Result<Option<Found>, HostError> {
-        let mut found = Found::default();
+        settings: &ProbeSettings,
+    ) -> Result<Option<ObservedSet>, ProbeSetError> {
+        let mut found = ObservedSet::default();
         let mut missing = Vec::new();
         for family in self.families {
             match self.sets.elements(set_of(*family))? {
@@ -222,18 +226,18 @@ impl Way for Iptables {
     fn write(
         &mut self,
         selected: &Selected,
-        settings: &Settings,
+        settings: &ProbeSettings,
         elements: &Elements,
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ProbeSetError> {
         for family in self.families {
-            self.fill(*family, elements)?;
+            self.write_elements(*family, elements)?;
             self.write_rule(*family, &rule(selected, settings, *family), selected)?;
         }
         Ok(())
     }
 
     /// The rule before the sets: it holds on to them.
-    fn clear(&mut self) -> Result<bool, HostError> {
+    fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let mut cleared = false;
         let mut left = Vec::new();
         for family in self.families {
@@ -242,37 +246,45 @@ impl Way for Iptables {
                 self.runner.restore(*family, &clearing(&saved))?;
                 cleared = true;
                 if self.saved(*family)?.exists {
-                    left.push(format!("the {family} chain {CHAIN} is there again"));
+                    left.push(format!("the {family} chain {CHAIN} is there retry_on_race"));
                 }
             }
             cleared |= self.sets.destroy(set_of(*family))?;
         }
         self.printed.clear();
         self.cgroups.clear();
-        HostError::unless_empty(left)?;
+        ProbeSetError::unless_empty(left)?;
         Ok(cleared)
     }
 
     /// What is wished for is tried first anyway.
-    fn add(&mut self, by: &str, addresses: &[IpAddr]) -> Result<Option<Settled>, HostError> {
-        let wish = |address: &IpAddr| (*address, Some(by));
-        let wishes: Vec<_> = addresses.iter().map(wish).collect();
-        self.settle(by, &wishes).map(Some)
+    fn add(
+        &mut self,
+        requester: &str,
+        addresses: &[IpAddr],
+    ) -> Result<Option<UpdateOutcome>, ProbeSetError> {
+        let entry = |address: &IpAddr| (*address, Some(requester));
+        let desired: Vec<_> = addresses.iter().map(entry).collect();
+        self.update_owners(requester, &desired).map(Some)
     }
 
-    fn settle(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<Settled, HostError> {
+    fn update_owners(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<UpdateOutcome, ProbeSetError> {
         let mut changed = false;
-        for wish in wishes {
-            match self.wish(by, *wish)? {
-                None => return Ok(Settled::Gone),
+        for entry in desired {
+            match self.update_owner(requester, *entry)? {
+                None => return Ok(UpdateOutcome::SetMissing),
                 Some(written) => changed |= written,
             }
         }
-        Ok(Settled::Done { changed })
+        Ok(UpdateOutcome::Done { changed })
     }
 
     /// Whether a set is gone or empty, or no rule names it.
-    fn is_suspicious(&mut self, elements: &Elements) -> bool {
+    fn needs_read(&mut self, elements: &Elements) -> bool {
         let families = self.families.iter();
         let mut headers = families.map(|family| {
             let wanted = elements
@@ -282,20 +294,22 @@ impl Way for Iptables {
             let header = self.sets.header(set_of(*family)).ok().flatten();
             header.is_some_and(|header| header.references > 0 && header.elements == wanted)
         });
-        !headers.all(|is_right| is_right)
+        !headers.all(|is_in_sync| is_in_sync)
     }
 
-    fn hears(&self, family: u8, table: &str, _port: u32) -> bool {
+    fn is_relevant(&self, family: u8, table: &str, _port: u32) -> bool {
         self.variant == Variant::Nft && table == "nat" && PROTOCOL_FAMILIES.contains(&family)
     }
 
-    fn pace(&self, took: Duration) -> Pace {
+    fn intervals(&self, read_duration: Duration) -> Intervals {
         let read = match self.variant {
             Variant::Nft => Duration::from_secs(60),
-            Variant::Legacy => READ.max(took.saturating_mul(SHARE)),
+            Variant::Legacy => {
+                MIN_READ_INTERVAL.max(read_duration.saturating_mul(READ_COST_FACTOR))
+            }
         };
-        Pace {
-            glance: GLANCE,
+        Intervals {
+            check: CHECK_INTERVAL,
             read,
         }
     }
@@ -323,6 +337,9 @@ mod tests {
     #[test]
     fn reading_rules_that_nobody_tells_of_takes_no_more_than_its_share() {
         let slow = Duration::from_millis(200);
-        assert_eq!(READ.max(slow.saturating_mul(SHARE)), Duration::from_secs(5));
+        assert_eq!(
+            MIN_READ_INTERVAL.max(slow.saturating_mul(READ_COST_FACTOR)),
+            Duration::from_secs(5)
+        );
     }
 }

@@ -30,7 +30,7 @@ impl Kernel {
         Socket::open(SockProtocol::NetlinkRoute).map(Self)
     }
 
-    /// The ip rules that lead to a table by nothing but the interface or the one address.
+    /// The ip rules that route to a table by nothing but the interface or the one address.
     pub(super) fn rules(&mut self) -> Result<Vec<Rule>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
@@ -144,13 +144,15 @@ fn describe<P: Pusher>(rule: &Rule, attributes: PushFibRuleAttrs<P>) {
     drop(attributes);
 }
 
-/// `None` for one that asks for more, or does something else than to lead to a table.
+/// `None` for one that asks for more, or does something else than to route to a table.
 fn rule(family: Family, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<Rule> {
     let to: Option<IpAddr> = attributes.get_dst().ok();
     let is_plain = header.action == TO_TABLE
         && (header.src_len, header.tos) == (0, 0)
         && header.dst_len == to.map_or(0, |_| bits(family))
-        && !attributes.flatten().any(|attribute| narrows(&attribute));
+        && !attributes
+            .flatten()
+            .any(|attribute| has_other_selector(&attribute));
     let arrives_by = attributes.get_iifname().ok();
     is_plain.then(|| Rule {
         family,
@@ -165,7 +167,7 @@ fn rule(family: Family, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_
     })
 }
 
-fn narrows(attribute: &FibRuleAttrs<'_>) -> bool {
+fn has_other_selector(attribute: &FibRuleAttrs<'_>) -> bool {
     matches!(
         attribute,
         FibRuleAttrs::Src(_)

@@ -1,5 +1,5 @@
 //! Pods with an interface of AWS's own ("branch ENI", for security groups of pods; shared facts: services/docs/facts/istio-ambient.md,
-//! 6.8). What the node sends to such a pod leaves the node, by an ip rule of AWS's that sees no address, and comes back
+//! 6.8). What the node sends to such a pod leaves the node, by an ip rule of AWS's that sees no address, and comes return_path
 //! as a stranger's. Two ip rules keep probes on the node: packets to the pod use the pod's own route table, and what
 //! the pod answers is for the node. They are needed, and AWS's agent is set up for probes of this kind at all, where
 //! `net.ipv4.tcp_early_demux` is 0.
@@ -12,7 +12,7 @@ use std::{
     net::IpAddr,
 };
 
-use super::{HostError, settings::AwsBranchEni};
+use super::{ProbeSetError, settings::AwsBranchEni};
 use crate::{
     family::Family,
     netlink::{KernelError, route::PROTOCOL},
@@ -51,12 +51,12 @@ struct Route {
     interface: String,
 }
 
-/// How probes of an address are led.
+/// How probes of an address are routed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Branch {
     table: u32,
     /// The node's end of the pod's veth, and the priority of the rule for it. `None` where that rule was not found.
-    back: Option<(String, u32)>,
+    return_path: Option<(String, u32)>,
 }
 
 impl Branch {
@@ -71,7 +71,7 @@ impl Branch {
             arrives_by: None,
             to: Some(address),
         };
-        let back = self.back.iter().map(|(veth, priority)| Rule {
+        let return_path = self.return_path.iter().map(|(veth, priority)| Rule {
             family,
             priority: *priority,
             table: LOCAL,
@@ -79,11 +79,11 @@ impl Branch {
             arrives_by: Some(veth.clone()),
             to: None,
         });
-        [to].into_iter().chain(back).collect()
+        [to].into_iter().chain(return_path).collect()
     }
 }
 
-/// How probes of an address are to be led: by the table to which an ip rule of others leads what arrives by the
+/// How probes of an address are to be routed: by the table to which an ip rule of others leads what arrives by the
 /// interface that the table has the address at. `None` where there is no such.
 fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
     let of_others = rules.iter().filter(|rule| {
@@ -98,56 +98,60 @@ fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
         };
         routes.any(leads).then(|| Branch {
             table: rule.table,
-            back: Some((veth.clone(), rule.priority.saturating_sub(1))),
+            return_path: Some((veth.clone(), rule.priority.saturating_sub(1))),
         })
     })
 }
 
-/// What an earlier run led, by its rules in the kernel. Whose veth it was is told by AWS's rules, while they are there.
-fn recall(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
+/// What an earlier run routed, by its rules in the kernel. Whose veth it was is told by AWS's rules, while they are there.
+fn recover(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
     let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
-    let led = ours.clone().filter_map(|to| {
-        let is_back = |back: &&Rule| {
+    let routed = ours.clone().filter_map(|to| {
+        let is_back = |return_path: &&Rule| {
             let veths = rules.iter().filter(|rule| {
                 (rule.family, rule.table) == (to.family, to.table) && rule.protocol != PROTOCOL
             });
             let mut veths = veths.filter_map(|rule| rule.arrives_by.as_ref());
-            back.family == to.family && veths.any(|veth| back.arrives_by.as_ref() == Some(veth))
+            return_path.family == to.family
+                && veths.any(|veth| return_path.arrives_by.as_ref() == Some(veth))
         };
-        let back = ours.clone().find(is_back);
-        let back = back.and_then(|back| Some((back.arrives_by.clone()?, back.priority)));
+        let return_path = ours.clone().find(is_back);
+        let return_path = return_path
+            .and_then(|return_path| Some((return_path.arrives_by.clone()?, return_path.priority)));
         let table = to.table;
-        Some((to.to?, Branch { table, back }))
+        Some((to.to?, Branch { table, return_path }))
     });
-    led.collect()
+    routed.collect()
 }
 
-/// Rules of ours that belong to nothing that is led.
-fn strays(rules: &[Rule], led: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
-    let families = led.iter().filter(|(_, branch)| branch.back.is_none());
+/// Rules of ours that belong to nothing that is routed.
+fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
+    let families = routed
+        .iter()
+        .filter(|(_, branch)| branch.return_path.is_none());
     let uncertain: BTreeSet<_> = families.map(|(address, _)| Family::of(*address)).collect();
-    let wanted: Vec<_> = led
+    let wanted: Vec<_> = routed
         .iter()
         .flat_map(|(address, branch)| branch.rules(*address))
         .collect();
     let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
-    // A way back whose address is not known may be that of one whose way back is not.
-    let strays = ours.filter(|rule| {
+    // A backend return_path whose address is not known may be that of one whose backend return_path is not.
+    let stale = ours.filter(|rule| {
         let may_be_needed = rule.to.is_none() && uncertain.contains(&rule.family);
         !wanted.contains(rule) && !may_be_needed
     });
-    strays.cloned().collect()
+    stale.cloned().collect()
 }
 
 /// Leads probes, and remembers which.
 #[derive(Debug)]
 pub(super) struct Eni {
     kernel: Kernel,
-    led: BTreeMap<IpAddr, Branch>,
+    routed: BTreeMap<IpAddr, Branch>,
 }
 
 impl Eni {
-    /// In the calling thread's netns. Recalls what an earlier run led.
+    /// In the calling thread's netns. Recalls what an earlier run routed.
     pub(super) fn open(setting: AwsBranchEni) -> io::Result<Option<Self>> {
         match setting {
             AwsBranchEni::Off => return Ok(None),
@@ -155,46 +159,50 @@ impl Eni {
         }
         let mut kernel = Kernel::open()?;
         let rules = kernel.rules().unwrap_or_else(|error| {
-            tracing::warn!(%error, "Cannot recall ip rules for probes");
+            tracing::warn!(%error, "Cannot recover ip rules for probes");
             Vec::new()
         });
         let mut eni = Self {
-            led: recall(&rules),
+            routed: recover(&rules),
             kernel,
         };
-        if let Err(error) = eni.clean(&rules) {
+        if let Err(error) = eni.delete_stale(&rules) {
             tracing::warn!(%error, "Cannot clear ip rules for probes");
         }
         Ok(Some(eni))
     }
 
-    /// Leads probes of the named addresses, where that is needed, and no longer those of the ones that are gone.
+    /// Leads probes of the current addresses, where that is needed, and no longer those of the ones that are gone.
     /// Whether anything had to be written.
-    pub(super) fn settle(
+    pub(super) fn update(
         &mut self,
-        named: &BTreeSet<IpAddr>,
+        current: &BTreeSet<IpAddr>,
         gone: &BTreeSet<IpAddr>,
-    ) -> Result<bool, HostError> {
+    ) -> Result<bool, ProbeSetError> {
         let mut changed = false;
         for address in gone {
-            changed |= self.lead(*address, None)?;
+            changed |= self.route(*address, None)?;
         }
-        let is_set_up = is_set_up();
-        let Some(first) = named.first().copied() else {
+        let is_enabled = is_enabled();
+        let Some(first) = current.first().copied() else {
             return Ok(changed);
         };
-        if !is_set_up && named.iter().all(|address| !self.led.contains_key(address)) {
+        if !is_enabled
+            && current
+                .iter()
+                .all(|address| !self.routed.contains_key(address))
+        {
             return Ok(changed);
         }
-        let read = |source| failed(first, source);
+        let read = |source| branch_error(first, source);
         let (rules, routes) = (
             self.kernel.rules().map_err(read)?,
             self.kernel.routes().map_err(read)?,
         );
-        for address in named {
-            let branch = detect(*address, &rules, &routes).filter(|_| is_set_up);
+        for address in current {
+            let branch = detect(*address, &rules, &routes).filter(|_| is_enabled);
             self.forget_if_broken(*address, &rules);
-            changed |= self.lead(*address, branch)?;
+            changed |= self.route(*address, branch)?;
         }
         Ok(changed)
     }
@@ -202,19 +210,19 @@ impl Eni {
     /// What others deleted is added again.
     fn forget_if_broken(&mut self, address: IpAddr, rules: &[Rule]) {
         let is_there = |rule: &Rule| rules.contains(rule);
-        let known = self.led.get(&address);
+        let known = self.routed.get(&address);
         if known.is_some_and(|branch| !branch.rules(address).iter().all(is_there)) {
-            self.led.remove(&address);
+            self.routed.remove(&address);
         }
     }
 
-    /// From how an address was led to how it is to be.
-    fn lead(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<bool, HostError> {
-        if self.led.get(&address) == wanted.as_ref() {
+    /// From how an address was routed to how it is to be.
+    fn route(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<bool, ProbeSetError> {
+        if self.routed.get(&address) == wanted.as_ref() {
             return Ok(false);
         }
         let result = self.change(address, wanted);
-        result.map_err(|source| failed(address, source))?;
+        result.map_err(|source| branch_error(address, source))?;
         Ok(true)
     }
 
@@ -223,25 +231,25 @@ impl Eni {
         match wanted {
             Some(branch) => {
                 self.kernel.add(&branch.rules(address))?;
-                self.led.insert(address, branch);
+                self.routed.insert(address, branch);
             }
-            None => drop(self.led.remove(&address)),
+            None => drop(self.routed.remove(&address)),
         }
         let rules = self.kernel.rules()?;
-        self.clean(&rules)
+        self.delete_stale(&rules)
     }
 
-    fn clean(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
-        self.kernel.delete(&strays(rules, &self.led))
+    fn delete_stale(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
+        self.kernel.delete(&stale_rules(rules, &self.routed))
     }
 }
 
-fn failed(address: IpAddr, source: KernelError) -> HostError {
-    HostError::BranchEni { address, source }
+fn branch_error(address: IpAddr, source: KernelError) -> ProbeSetError {
+    ProbeSetError::BranchEni { address, source }
 }
 
 /// Not where it cannot be read: a node of AWS has it.
-fn is_set_up() -> bool {
+fn is_enabled() -> bool {
     fs::read_to_string(TCP_EARLY_DEMUX).is_ok_and(|text| text.trim() == "0")
 }
 
@@ -291,7 +299,7 @@ mod tests {
     fn branch(table: u32, veth: &str) -> Branch {
         Branch {
             table,
-            back: Some((veth.to_owned(), 9)),
+            return_path: Some((veth.to_owned(), 9)),
         }
     }
 
@@ -319,7 +327,7 @@ mod tests {
         let (mut rules, mut routes) = node();
         assert_eq!(detect(ip("10.0.0.7"), &rules, &routes), None);
         assert_eq!(detect(ip("10.0.0.8"), &rules, &routes), None);
-        // A way to the main table is nobody's own, and ours are not AWS's.
+        // A backend to the main table is nobody's own, and ours are not AWS's.
         rules.push(of_aws(MAIN, "eni7"));
         rules.push(Rule {
             protocol: PROTOCOL,
@@ -335,7 +343,7 @@ mod tests {
         let (mut rules, routes) = node();
         rules[1].priority = 0;
         let found = detect(ip("10.0.0.5"), &rules, &routes).unwrap();
-        assert_eq!(found.back, Some(("vlana".to_owned(), 0)));
+        assert_eq!(found.return_path, Some(("vlana".to_owned(), 0)));
     }
 
     #[test]
@@ -344,9 +352,9 @@ mod tests {
         let (a, b) = (branch(101, "vlana"), branch(102, "vlanb"));
         rules.extend(a.rules(ip("10.0.0.5")));
         rules.extend(b.rules(ip("10.0.0.6")));
-        let led = recall(&rules);
-        assert_eq!(led, [(ip("10.0.0.5"), a), (ip("10.0.0.6"), b)].into());
-        assert_eq!(strays(&rules, &led), []);
+        let routed = recover(&rules);
+        assert_eq!(routed, [(ip("10.0.0.5"), a), (ip("10.0.0.6"), b)].into());
+        assert_eq!(stale_rules(&rules, &routed), []);
     }
 
     #[test]
@@ -354,11 +362,11 @@ mod tests {
         let a = branch(101, "vlana");
         // AWS's rules went with the pod.
         let rules = a.rules(ip("10.0.0.5"));
-        let mut led = recall(&rules);
-        assert_eq!(led[&ip("10.0.0.5")].back, None);
-        assert_eq!(strays(&rules, &led), []);
-        led.clear();
-        assert_eq!(strays(&rules, &led), rules);
+        let mut routed = recover(&rules);
+        assert_eq!(routed[&ip("10.0.0.5")].return_path, None);
+        assert_eq!(stale_rules(&rules, &routed), []);
+        routed.clear();
+        assert_eq!(stale_rules(&rules, &routed), rules);
     }
 
     #[test]
@@ -366,9 +374,9 @@ mod tests {
         let a = branch(101, "vlana");
         let mut rules = a.rules(ip("10.0.0.5"));
         rules.extend(a.rules(ip("10.0.0.9")).into_iter().take(1));
-        let led = [(ip("10.0.0.9"), a)].into();
-        let strays = strays(&rules, &led);
-        assert_eq!(strays.len(), 1);
-        assert_eq!(strays[0].to, Some(ip("10.0.0.5")));
+        let routed = [(ip("10.0.0.9"), a)].into();
+        let stale_rules = stale_rules(&rules, &routed);
+        assert_eq!(stale_rules.len(), 1);
+        assert_eq!(stale_rules[0].to, Some(ip("10.0.0.5")));
     }
 }

@@ -1,4 +1,4 @@
-//! Takes addresses out of the probe set when the claim that they were named with ends.
+//! Takes addresses out of the probe set when the claim that they were set_addresses with ends.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -8,41 +8,41 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use super::Host;
+use super::ProbeSet;
 use crate::{
     claims::{Claims, Event},
     rules::name_of,
 };
 
 /// How often elements are looked through for those that nobody claims.
-const SWEEP: Duration = Duration::from_secs(30);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Follows claims for as long as there are any to come.
-pub(crate) async fn run(host: Arc<Host>, claims: Arc<Claims>) {
+pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
     let (_, mut events) = claims.subscribe();
-    let mut ticks = interval(SWEEP);
+    let mut ticks = interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             event = events.recv() => match event {
                 Ok(Event::Released(released)) => {
-                    release(&host, &claims, released.sandbox).await;
+                    release(&probe_set, &claims, released.sandbox).await;
                 }
                 // What was missed is found when nobody claims it.
                 Ok(Event::Claimed(_) | Event::State(_)) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             },
-            _ = ticks.tick() => sweep(&host, &claims).await,
+            _ = ticks.tick() => sweep(&probe_set, &claims).await,
         }
     }
 }
 
-/// Takes a sandbox's addresses out once its claim has ended. One that has another claim by now has named its addresses
+/// Takes a sandbox's addresses out once its claim has ended. One that has another claim by now has set_addresses its addresses
 /// anew, or will. What fails is found again when nobody claims it.
-pub(crate) async fn release(host: &Arc<Host>, claims: &Arc<Claims>, sandbox: SandboxRef) {
-    let (host, claims) = (Arc::clone(host), Arc::clone(claims));
+pub(crate) async fn release(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>, sandbox: SandboxRef) {
+    let (probe_set, claims) = (Arc::clone(probe_set), Arc::clone(claims));
     let work = move || {
-        let result = host.release_unless(&sandbox, || claims.find(&sandbox).is_some());
+        let result = probe_set.release_unless(&sandbox, || claims.find(&sandbox).is_some());
         if let Err(error) = result {
             let error = with_causes(&error);
             tracing::warn!(%sandbox, error, "Addresses of a released sandbox stay in the probe set");
@@ -51,12 +51,12 @@ pub(crate) async fn release(host: &Arc<Host>, claims: &Arc<Claims>, sandbox: San
     blocking(work).await;
 }
 
-async fn sweep(host: &Arc<Host>, claims: &Arc<Claims>) {
-    let (host, claims) = (Arc::clone(host), Arc::clone(claims));
+async fn sweep(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>) {
+    let (probe_set, claims) = (Arc::clone(probe_set), Arc::clone(claims));
     let work = move || {
         let claims = claims.list();
         let claimed: BTreeSet<_> = claims.iter().map(|claim| name_of(&claim.sandbox)).collect();
-        host.forget_unclaimed(&claimed);
+        probe_set.remove_unclaimed(&claimed);
     };
     blocking(work).await;
 }

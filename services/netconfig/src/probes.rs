@@ -5,32 +5,32 @@
 //! it is for. The kernel's elements are the memory: a restart reads them, and empties nothing. What writes here is the
 //! only part of netconfig that changes the netns that it runs in.
 
+mod backend;
 mod cgroup;
 mod eni;
 mod error;
-mod events;
-pub(crate) mod follow;
-mod guard;
 mod ipset;
 mod iptables;
 mod kubelet;
 mod nft;
-mod owners;
+mod notifications;
 mod preflight;
 pub(crate) mod programs;
+mod reconciler;
+mod refcount;
+pub(crate) mod release;
 mod rules;
 mod selector;
 mod settings;
 mod state;
-mod way;
 
-pub use error::{HostError, NotCleared, RunError, Unnamed};
-pub use guard::Guard;
+pub use error::{ClearError, ProbeSetError, RunError, SetAddressesError};
 pub use iptables::Runner;
 pub(crate) use preflight::preflight;
-pub use selector::Unselected;
+pub use reconciler::ReconcilerGuard;
+pub use selector::SelectError;
 pub use settings::{
-    AwsBranchEni, CgroupPath, NoProbeMatch, ProbeMatch, Settings, SourceV4, SourceV6,
+    AwsBranchEni, CgroupPath, InvalidProbeMatch, ProbeMatch, ProbeSettings, SourceV4, SourceV6,
 };
 
 use std::{
@@ -49,10 +49,10 @@ use inpod_types::{SandboxRef, with_causes};
 use prometheus_client::metrics::counter::Counter;
 
 use crate::{iptables::Variant, rules::name_of};
+use backend::{Intervals, SetBackend};
 use eni::Eni;
-use guard::{Budget, Orphans, Spent};
+use reconciler::{Orphans, RepairBudget, RepairDecision};
 use state::State;
-use way::{Pace, Way};
 
 /// Whether the set and the rule are as they should be.
 const SET_CONDITION: &str = "probe-set";
@@ -62,10 +62,10 @@ const MATCH_CONDITION: &str = "probe-match";
 
 /// What the set and the rule are written with.
 #[derive(Debug)]
-pub enum By {
+pub enum SetBackendKind {
     /// nf_tables, over netlink.
     Nftables,
-    /// ipset over netlink, and a rule by programs of iptables.
+    /// ipset over netlink, and a rule owner programs of iptables.
     Iptables {
         /// Which ones the node uses.
         variant: Variant,
@@ -77,10 +77,10 @@ pub enum By {
 /// The probe set of the node. Everything that it does happens in the netns of the thread that started it, and takes
 /// its turn.
 #[derive(Debug)]
-pub struct Host {
+pub struct ProbeSet {
     /// `None` where nothing is to be done about probes.
     state: Option<Mutex<State>>,
-    budget: Mutex<Budget>,
+    budget: Mutex<RepairBudget>,
     orphans: Mutex<Orphans>,
     readiness: Readiness,
     counts: Counts,
@@ -90,62 +90,68 @@ pub struct Host {
 struct Counts {
     elements: AtomicU64,
     restores: Counter,
-    kubelets_user: AtomicI64,
+    kubelet_user: AtomicI64,
 }
 
 /// Why the set may not be as it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Because {
+enum Trigger {
     /// An earlier run wrote it otherwise, or other packets are probes now.
-    OfUs,
+    Own,
     /// Somebody changed it.
-    OfOthers,
+    External,
 }
 
 /// What naming a sandbox's addresses came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Named {
+pub struct AddressChange {
     /// Whether anything had to be written.
     pub changed: bool,
-    /// What the sandbox had named before.
+    /// What the sandbox had set_addresses before.
     before: BTreeSet<IpAddr>,
 }
 
 /// Opens what the set is written through, in the calling thread's netns. `None` where nothing is to be done about probes.
-fn open(settings: Settings, by: By) -> io::Result<Option<State>> {
+fn open(settings: ProbeSettings, kind: SetBackendKind) -> io::Result<Option<State>> {
     if settings.probe_match == ProbeMatch::Off {
         return Ok(None);
     }
-    let way: Box<dyn Way> = match by {
-        By::Nftables => Box::new(nft::Nft::open()?),
-        By::Iptables { variant, runner } => Box::new(iptables::Iptables::open(variant, runner)?),
+    let backend: Box<dyn SetBackend> = match kind {
+        SetBackendKind::Nftables => Box::new(nft::Nft::open()?),
+        SetBackendKind::Iptables { variant, runner } => {
+            Box::new(iptables::Iptables::open(variant, runner)?)
+        }
     };
     let eni = Eni::open(settings.aws_branch_eni)?;
-    Ok(Some(State::new(way, settings, eni)))
+    Ok(Some(State::new(backend, settings, eni)))
 }
 
-impl Host {
-    /// Reads what is there and puts it right. Where nothing is there nothing is written before a pod is named.
+impl ProbeSet {
+    /// Reads what is there and puts it right. Where nothing is there nothing is written before a pod is set_addresses.
     ///
     /// # Errors
     ///
-    /// When a socket cannot be had. What else is wrong is told by the conditions `probe-set` and `probe-match`, and
+    /// When a socket cannot be had. What else is wrong is describe_error owner the conditions `probe-set` and `probe-match`, and
     /// tried again.
-    pub fn start(settings: Settings, by: By, readiness: Readiness) -> io::Result<Self> {
-        let state = open(settings, by)?.map(Mutex::new);
-        let host = Self {
+    pub fn start(
+        settings: ProbeSettings,
+        kind: SetBackendKind,
+        readiness: Readiness,
+    ) -> io::Result<Self> {
+        let state = open(settings, kind)?.map(Mutex::new);
+        let set = Self {
             state,
             budget: Mutex::default(),
             orphans: Mutex::default(),
             readiness,
             counts: Counts {
-                kubelets_user: AtomicI64::new(-1),
+                kubelet_user: AtomicI64::new(-1),
                 ..Counts::default()
             },
         };
-        host.reselect();
-        host.check(Instant::now(), Because::OfUs);
-        Ok(host)
+        set.refresh_selection();
+        set.reconcile(Instant::now(), Trigger::Own);
+        Ok(set)
     }
 
     /// Watches over the set in a thread of its own, which belongs to the calling thread's netns.
@@ -153,8 +159,8 @@ impl Host {
     /// # Errors
     ///
     /// When no thread can be had.
-    pub fn guard(self: &Arc<Self>) -> io::Result<Guard> {
-        guard::start(Arc::clone(self))
+    pub fn start_reconciler(self: &Arc<Self>) -> io::Result<ReconcilerGuard> {
+        reconciler::start(Arc::clone(self))
     }
 
     /// Makes the addresses at which a sandbox is probed exactly these. Where that fails everything is as before.
@@ -162,13 +168,13 @@ impl Host {
     /// # Errors
     ///
     /// When the kernel or a program refuses, or it is not known whose packets are probes.
-    pub fn name(
+    pub fn set_addresses(
         &self,
         sandbox: &SandboxRef,
         addresses: &BTreeSet<IpAddr>,
-    ) -> Result<Named, Unnamed> {
+    ) -> Result<AddressChange, SetAddressesError> {
         let Some(mut state) = self.lock() else {
-            return Ok(Named::default());
+            return Ok(AddressChange::default());
         };
         let name = name_of(sandbox);
         let before = state.owners.addresses_of(&name);
@@ -176,48 +182,48 @@ impl Host {
         let result = result.map_err(|cause| {
             let undone = state.set(&name, &before);
             let undo_failures = undone.err().map(|error| with_causes(&error));
-            Unnamed {
+            SetAddressesError {
                 cause,
                 undo_failures: undo_failures.into_iter().collect(),
             }
         });
         self.count(&state);
         drop(state);
-        Ok(Named {
+        Ok(AddressChange {
             changed: result?,
             before,
         })
     }
 
-    /// Undoes what was named. What could not be undone, a sentence each.
-    pub fn take_back(&self, sandbox: &SandboxRef, named: &Named) -> Vec<String> {
-        let result = self.name(sandbox, &named.before);
+    /// Undoes what was set_addresses. What could not be undone, a sentence each.
+    pub fn undo(&self, sandbox: &SandboxRef, change: &AddressChange) -> Vec<String> {
+        let result = self.set_addresses(sandbox, &change.before);
         let failure = result.err().map(|error| error.to_string());
         failure.into_iter().collect()
     }
 
-    /// Takes everything that a sandbox named out of the set.
+    /// Takes everything that a sandbox set_addresses out of the set.
     ///
     /// # Errors
     ///
-    /// As of [`Self::name`].
-    pub fn release(&self, sandbox: &SandboxRef) -> Result<(), HostError> {
+    /// As of [`Self::set_addresses`].
+    pub fn release(&self, sandbox: &SandboxRef) -> Result<(), ProbeSetError> {
         self.release_unless(sandbox, || false)
     }
 
-    /// The same, unless something holds that can only cease to hold before the next [`Self::name`].
+    /// The same, unless something holds that can only cease to hold before the next [`Self::set_addresses`].
     pub(crate) fn release_unless(
         &self,
         sandbox: &SandboxRef,
         holds: impl FnOnce() -> bool,
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ProbeSetError> {
         let Some(mut state) = self.lock() else {
             return Ok(());
         };
         if holds() {
             return Ok(());
         }
-        self.forget(&mut state, &name_of(sandbox))
+        self.remove_owner(&mut state, &name_of(sandbox))
     }
 
     /// Takes all of it off the node, unless an address is in it. Whether anything was there.
@@ -225,13 +231,13 @@ impl Host {
     /// # Errors
     ///
     /// When an address is in it, or the kernel or a program refuses.
-    pub fn clear(&self) -> Result<bool, NotCleared> {
+    pub fn clear(&self) -> Result<bool, ClearError> {
         let Some(mut state) = self.lock() else {
             return Ok(false);
         };
         let held = state.owners.count();
         if held > 0 {
-            return Err(NotCleared::Held(held));
+            return Err(ClearError::Held(held));
         }
         let cleared = state.clear();
         self.count(&state);
@@ -244,14 +250,14 @@ impl Host {
     }
 
     /// Takes out what no claim has been held for, for so long that none will be.
-    pub(crate) fn forget_unclaimed(&self, claimed: &BTreeSet<String>) {
+    pub(crate) fn remove_unclaimed(&self, claimed: &BTreeSet<String>) {
         let Some(mut state) = self.lock() else {
             return;
         };
         let names = state.owners.names();
         let mut orphans = self.orphans.lock().unwrap_or_else(PoisonError::into_inner);
         for name in orphans.due(names, claimed, Instant::now()) {
-            match self.forget(&mut state, &name) {
+            match self.remove_owner(&mut state, &name) {
                 Ok(()) => {
                     tracing::info!(
                         sandbox = name,
@@ -267,7 +273,7 @@ impl Host {
     }
 
     /// One that fails is still wanted, so that it is tried again.
-    fn forget(&self, state: &mut State, name: &str) -> Result<(), HostError> {
+    fn remove_owner(&self, state: &mut State, name: &str) -> Result<(), ProbeSetError> {
         let before = state.owners.addresses_of(name);
         let result = state.set(name, &BTreeSet::new());
         if result.is_err() {
@@ -277,22 +283,27 @@ impl Host {
         result.map(drop)
     }
 
-    /// Reads all of it, and puts right what is not as it should be. Whether it is by then.
-    fn check(&self, now: Instant, because: Because) -> bool {
+    /// Reads all of it, and puts right what is not as it should be. Whether it is owner then.
+    fn reconcile(&self, now: Instant, trigger: Trigger) -> bool {
         let Some(mut state) = self.lock() else {
             return true;
         };
-        let checked = self.checked(&mut state, now, because);
+        let result = self.try_reconcile(&mut state, now, trigger);
         self.count(&state);
         drop(state);
-        let is_right = checked.is_ok();
-        self.readiness.set(SET_CONDITION, checked);
-        is_right
+        let is_in_sync = result.is_ok();
+        self.readiness.set(SET_CONDITION, result);
+        is_in_sync
     }
 
-    fn checked(&self, state: &mut State, now: Instant, because: Because) -> Result<(), String> {
-        let told = |error: HostError| with_causes(&error);
-        let differences = match state.read().map_err(told)? {
+    fn try_reconcile(
+        &self,
+        state: &mut State,
+        now: Instant,
+        trigger: Trigger,
+    ) -> Result<(), String> {
+        let describe_error = |error: ProbeSetError| with_causes(&error);
+        let differences = match state.read().map_err(describe_error)? {
             Some(differences) => differences,
             None if state.in_use => vec!["all of it is gone".to_owned()],
             None => return Ok(()),
@@ -301,21 +312,21 @@ impl Host {
             return Ok(());
         }
         let differences = differences.join("; ");
-        let spent = self
+        let decision = self
             .budget
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .spend(now);
-        if spent != Spent::Yes {
-            if spent == Spent::NoMore {
+            .decide(now);
+        if decision != RepairDecision::Allowed {
+            if decision == RepairDecision::LimitReached {
                 tracing::error!(differences, "Something keeps changing the node's probe set");
             }
             return Err(format!("something keeps changing it: {differences}"));
         }
-        state.write().map_err(told)?;
-        match because {
-            Because::OfUs => tracing::info!(differences, "Rewrote the node's probe set"),
-            Because::OfOthers => {
+        state.write().map_err(describe_error)?;
+        match trigger {
+            Trigger::Own => tracing::info!(differences, "Rewrote the node's probe set"),
+            Trigger::External => {
                 self.counts.restores.inc();
                 tracing::warn!(differences, "Put the node's probe set right");
             }
@@ -324,39 +335,40 @@ impl Host {
     }
 
     /// Looks again whose packets are probes. Whether that is another than was known.
-    fn reselect(&self) -> bool {
+    fn refresh_selection(&self) -> bool {
         let Some(mut state) = self.lock() else {
             return false;
         };
-        let selected = state.reselect();
-        let user = state.selector.kubelets_user();
+        let selected = state.refresh_selection();
+        let user = state.selector.kubelet_user();
         drop(state);
         self.counts
-            .kubelets_user
+            .kubelet_user
             .store(user.map_or(-1, i64::from), Ordering::Relaxed);
         let Some(selected) = selected else {
             return false;
         };
-        let told = selected.as_ref().map(drop).map_err(ToString::to_string);
-        self.readiness.set(MATCH_CONDITION, told);
+        let condition = selected.as_ref().map(drop).map_err(ToString::to_string);
+        self.readiness.set(MATCH_CONDITION, condition);
         selected.unwrap_or(false)
     }
 
-    fn is_suspicious(&self) -> bool {
-        self.lock().is_some_and(|mut state| state.is_suspicious())
+    fn needs_read(&self) -> bool {
+        self.lock().is_some_and(|mut state| state.needs_read())
     }
 
-    fn hears(&self, family: u8, table: &str, port: u32) -> bool {
+    fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
         self.lock()
-            .is_some_and(|state| state.in_use && state.way.hears(family, table, port))
+            .is_some_and(|state| state.in_use && state.backend.is_relevant(family, table, port))
     }
 
-    fn pace(&self, took: Duration) -> Pace {
-        const IDLE: Pace = Pace {
-            glance: Duration::from_secs(60),
+    fn intervals(&self, read_duration: Duration) -> Intervals {
+        const WHEN_OFF: Intervals = Intervals {
+            check: Duration::from_secs(60),
             read: Duration::from_secs(60),
         };
-        self.lock().map_or(IDLE, |state| state.pace(took))
+        self.lock()
+            .map_or(WHEN_OFF, |state| state.intervals(read_duration))
     }
 
     /// How many addresses are in the set.
@@ -374,9 +386,9 @@ impl Host {
         self.counts.restores.clone()
     }
 
-    /// The user that the kubelet runs as, where probes are told by that and it was found.
-    pub fn kubelets_user(&self) -> Option<u32> {
-        u32::try_from(self.counts.kubelets_user.load(Ordering::Relaxed)).ok()
+    /// The user that the kubelet runs as, where probes are describe_error owner that and it was found.
+    pub fn kubelet_user(&self) -> Option<u32> {
+        u32::try_from(self.counts.kubelet_user.load(Ordering::Relaxed)).ok()
     }
 
     fn count(&self, state: &State) {
@@ -384,7 +396,7 @@ impl Host {
         self.counts.elements.store(elements, Ordering::Relaxed);
     }
 
-    /// A panic while it was held cannot have left it in a way that the next read does not mend.
+    /// A panic while it was held cannot have left it in a backend that the next read does not mend.
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.as_ref()?;
         Some(state.lock().unwrap_or_else(PoisonError::into_inner))

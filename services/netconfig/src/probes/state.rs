@@ -7,20 +7,21 @@ use std::{
 };
 
 use super::{
-    HostError, cgroup,
+    ProbeSetError,
+    backend::{Intervals, SetBackend, UpdateOutcome},
+    cgroup,
     eni::Eni,
-    owners::{Elements, Owners},
-    selector::{Selected, Selector, Unselected},
-    settings::Settings,
-    way::{Pace, Settled, Way},
+    refcount::{Elements, Owners},
+    selector::{SelectError, Selected, Selector},
+    settings::ProbeSettings,
 };
 use crate::family::Family;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) way: Box<dyn Way>,
-    pub(super) settings: Settings,
+    pub(super) backend: Box<dyn SetBackend>,
+    pub(super) settings: ProbeSettings,
     pub(super) selector: Selector,
     /// What the rule was written for, once that is known.
     selected: Option<Selected>,
@@ -31,9 +32,13 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(way: Box<dyn Way>, settings: Settings, eni: Option<Eni>) -> Self {
+    pub(super) fn new(
+        backend: Box<dyn SetBackend>,
+        settings: ProbeSettings,
+        eni: Option<Eni>,
+    ) -> Self {
         Self {
-            way,
+            backend,
             selector: Selector::new(settings.probe_match.clone()),
             settings,
             selected: None,
@@ -48,62 +53,65 @@ impl State {
         &mut self,
         owner: &str,
         addresses: &BTreeSet<IpAddr>,
-    ) -> Result<bool, HostError> {
+    ) -> Result<bool, ProbeSetError> {
         let owned = |address| self.owners.owner_of(address).is_some();
         let is_new = !addresses.iter().copied().any(owned);
-        let touched = self.owners.set(owner, addresses);
-        if touched.is_empty() {
+        let affected = self.owners.set(owner, addresses);
+        if affected.is_empty() {
             return Ok(false);
         }
-        let is_new = is_new && touched.len() == addresses.len();
-        let families = self.way.families();
-        let touched: Vec<_> = touched.into_iter().collect();
-        let held = touched
+        let is_new = is_new && affected.len() == addresses.len();
+        let families = self.backend.families();
+        let affected: Vec<_> = affected.into_iter().collect();
+        let held = affected
             .iter()
             .filter(|address| families.contains(&Family::of(**address)));
-        let wishes = held.map(|address| (*address, self.owners.owner_of(*address)));
-        let wishes: Vec<_> = wishes.collect();
-        let is_wanted = wishes.iter().any(|(_, wanted)| wanted.is_some());
+        let desired = held.map(|address| (*address, self.owners.owner_of(*address)));
+        let desired: Vec<_> = desired.collect();
+        let is_wanted = desired.iter().any(|(_, wanted)| wanted.is_some());
         let added = if is_new {
-            let addresses: Vec<_> = wishes.iter().map(|(address, _)| *address).collect();
-            self.way.add(owner, &addresses)?
+            let addresses: Vec<_> = desired.iter().map(|(address, _)| *address).collect();
+            self.backend.add(owner, &addresses)?
         } else {
             None
         };
-        let settled = match added {
-            Some(settled) => settled,
-            None => self.way.settle(owner, &wishes)?,
+        let outcome = match added {
+            Some(outcome) => outcome,
+            None => self.backend.update_owners(owner, &desired)?,
         };
-        let changed = match settled {
-            Settled::Done { changed } => changed,
-            Settled::Gone if is_wanted => {
+        let changed = match outcome {
+            UpdateOutcome::Done { changed } => changed,
+            UpdateOutcome::SetMissing if is_wanted => {
                 self.write()?;
                 true
             }
-            Settled::Gone => false,
+            UpdateOutcome::SetMissing => false,
         };
         self.in_use |= is_wanted;
-        Ok(self.lead(&touched)? || changed)
+        Ok(self.route_branch_eni(&affected)? || changed)
     }
 
     /// Leads probes of pods with an interface of AWS's own there.
-    fn lead(&mut self, touched: &[IpAddr]) -> Result<bool, HostError> {
+    fn route_branch_eni(&mut self, affected: &[IpAddr]) -> Result<bool, ProbeSetError> {
         let Some(eni) = &mut self.eni else {
             return Ok(false);
         };
         let wanted = |address: &IpAddr| self.owners.owner_of(*address).is_some();
-        let (named, gone): (BTreeSet<_>, BTreeSet<_>) = touched.iter().copied().partition(wanted);
-        eni.settle(&named, &gone)
+        let (current, gone): (BTreeSet<_>, BTreeSet<_>) =
+            affected.iter().copied().partition(wanted);
+        eni.update(&current, &gone)
     }
 
     /// Writes all of it.
-    pub(super) fn write(&mut self) -> Result<(), HostError> {
+    pub(super) fn write(&mut self) -> Result<(), ProbeSetError> {
         let selected = self.selected(true)?;
         let elements = self.elements();
-        let (way, settings) = (&mut self.way, &self.settings);
-        let mut write = || way.write(&selected, settings, &elements);
+        let (backend, settings) = (&mut self.backend, &self.settings);
+        let mut write = || backend.write(&selected, settings, &elements);
         match &selected {
-            Selected::Cgroup(_) => cgroup::as_seen(write).map_err(HostError::View)??,
+            Selected::Cgroup(_) => {
+                cgroup::in_host_cgroup_namespace(write).map_err(ProbeSetError::View)??
+            }
             Selected::Socket | Selected::User(_) => write()?,
         }
         self.in_use = true;
@@ -111,25 +119,24 @@ impl State {
     }
 
     /// Takes all of it away. Whether anything was there.
-    pub(super) fn clear(&mut self) -> Result<bool, HostError> {
+    pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let cleared = match self.selected(false) {
             // As for writing: iptables resolves the path of the cgroup that its rule names.
-            Ok(Selected::Cgroup(_)) => {
-                cgroup::as_seen(|| self.way.clear()).map_err(HostError::View)??
-            }
-            Ok(Selected::Socket | Selected::User(_)) | Err(_) => self.way.clear()?,
+            Ok(Selected::Cgroup(_)) => cgroup::in_host_cgroup_namespace(|| self.backend.clear())
+                .map_err(ProbeSetError::View)??,
+            Ok(Selected::Socket | Selected::User(_)) | Err(_) => self.backend.clear()?,
         };
         self.in_use = false;
         Ok(cleared)
     }
 
-    /// Reads all of it: what is not as it should be, a sentence each, and how many elements were found. Elements that
+    /// Reads all of it: what is not as it should be, a describe_element each, and how many elements were found. Elements that
     /// nobody here wants are remembered. `None` where nothing of ours is there.
-    pub(super) fn read(&mut self) -> Result<Option<Vec<String>>, HostError> {
+    pub(super) fn read(&mut self) -> Result<Option<Vec<String>>, ProbeSetError> {
         let selected = self.selected(false);
         // Elements are read also where it is not known what the rule is to be.
         let compared = selected.as_ref().unwrap_or(&Selected::Socket);
-        let Some(found) = self.way.read(compared, &self.settings)? else {
+        let Some(found) = self.backend.read(compared, &self.settings)? else {
             return Ok(None);
         };
         self.owners.adopt(&found.elements);
@@ -142,7 +149,7 @@ impl State {
         let missing = wanted.iter().filter(is_missing).count();
         if missing > 0 {
             differences.push(format!(
-                "{missing} addresses are missing or not named right"
+                "{missing} addresses are missing or not current right"
             ));
         }
         Ok(Some(differences))
@@ -150,26 +157,26 @@ impl State {
 
     /// What is to be in the kernel, as far as it can hold it.
     pub(super) fn elements(&self) -> Elements {
-        let families = self.way.families();
+        let families = self.backend.families();
         let elements = self.owners.elements().into_iter();
         let held = elements.filter(|(address, _)| families.contains(&Family::of(*address)));
         held.collect::<BTreeMap<_, _>>()
     }
 
     /// Whose packets are probes: as it was the last time, where that is known.
-    fn selected(&mut self, is_urgent: bool) -> Result<Selected, Unselected> {
+    fn selected(&mut self, is_urgent: bool) -> Result<Selected, SelectError> {
         if let Some(known) = &self.selected {
             return Ok(known.clone());
         }
         let found = self.selector.select(is_urgent);
-        let found = found.unwrap_or(Err(Unselected::NoKubelet))?;
+        let found = found.unwrap_or(Err(SelectError::NoKubelet))?;
         self.selected = Some(found.clone());
         Ok(found)
     }
 
-    /// Looks again whose packets are probes. `true` where that is not what was known. What was known stays where
+    /// Looks retry_on_race whose packets are probes. `true` where that is not what was known. What was known stays where
     /// nothing is found: a kubelet that is started anew is most likely the same one.
-    pub(super) fn reselect(&mut self) -> Option<Result<bool, Unselected>> {
+    pub(super) fn refresh_selection(&mut self) -> Option<Result<bool, SelectError>> {
         let found = match self.selector.select(false)? {
             Ok(found) => found,
             Err(error) => return Some(Err(error)),
@@ -179,12 +186,12 @@ impl State {
         Some(Ok(is_other))
     }
 
-    pub(super) fn is_suspicious(&mut self) -> bool {
+    pub(super) fn needs_read(&mut self) -> bool {
         let elements = self.elements();
-        self.in_use && self.way.is_suspicious(&elements)
+        self.in_use && self.backend.needs_read(&elements)
     }
 
-    pub(super) fn pace(&self, took: Duration) -> Pace {
-        self.way.pace(took)
+    pub(super) fn intervals(&self, read_duration: Duration) -> Intervals {
+        self.backend.intervals(read_duration)
     }
 }

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 use super::{CHAIN, HOOK, set_of};
 use crate::{
     family::Family,
-    host::{selector::Selected, settings::Settings},
+    probes::{selector::Selected, settings::ProbeSettings},
 };
 
 /// The rule as iptables-save prints it.
-pub(super) fn rule(selected: &Selected, settings: &Settings, family: Family) -> String {
+pub(super) fn rule(selected: &Selected, settings: &ProbeSettings, family: Family) -> String {
     let matched = match selected {
         Selected::Socket => "-m owner --socket-exists".to_owned(),
         Selected::User(user) => format!("-m owner --uid-owner {user}"),
@@ -63,7 +63,7 @@ impl Saved {
     }
 }
 
-/// One transaction: the chain is emptied and filled, jumps to it from elsewhere give way to the first one.
+/// One transaction: the chain is emptied and filled, jumps to it from elsewhere give backend to the first one.
 pub(super) fn script(saved: &Saved, rule: &str) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n:{CHAIN} - [0:0]\n-F {CHAIN}\n{rule}\n{delete}-I {HOOK} 1 -j {CHAIN}\nCOMMIT\n")
@@ -78,11 +78,11 @@ pub(super) fn clearing(saved: &Saved) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::selector::Cgroup;
+    use crate::probes::selector::Cgroup;
 
     #[test]
     fn a_rule_is_what_iptables_save_prints() {
-        let rule = |selected: &Selected, family| rule(selected, &Settings::default(), family);
+        let rule = |selected: &Selected, family| rule(selected, &ProbeSettings::default(), family);
         assert_eq!(
             rule(&Selected::Socket, Family::V4),
             "-A INPOD_POSTRT -p tcp -m owner --socket-exists -m set --match-set inpod-probes-v4 dst \

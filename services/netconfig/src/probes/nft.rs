@@ -3,12 +3,12 @@
 use std::{io, net::IpAddr, time::Duration};
 
 use super::{
-    HostError,
-    owners::{Action, Elements, decide},
+    ProbeSetError,
+    backend::{DesiredOwner, Intervals, ObservedSet, SetBackend, UpdateOutcome},
+    refcount::{Action, Elements, decide_action},
     rules::{SETS, TABLE, set_of, table, tag},
     selector::Selected,
-    settings::Settings,
-    way::{Found, Pace, Settled, Way, Wish},
+    settings::ProbeSettings,
 };
 use crate::{
     backend::Observed,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// How often something is tried while others keep changing the node's tables.
-const ATTEMPTS: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 
 /// NFPROTO_INET of linux/netfilter.h.
 const INET: u8 = 1;
@@ -40,13 +40,13 @@ impl Nft {
     fn read_once(
         &mut self,
         selected: &Selected,
-        settings: &Settings,
-    ) -> Result<Option<Found>, KernelError> {
+        settings: &ProbeSettings,
+    ) -> Result<Option<ObservedSet>, KernelError> {
         let seen = self.nftables.read_table(&[TABLE])?;
         if seen.tables.is_empty() {
             return Ok(None);
         }
-        let mut found = Found {
+        let mut found = ObservedSet {
             differences: differences(&seen, selected, settings),
             elements: Elements::new(),
         };
@@ -67,13 +67,17 @@ impl Nft {
         }
     }
 
-    fn settle_once(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<bool, KernelError> {
+    fn update_owners_once(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<bool, KernelError> {
         let generation = self.nftables.generation()?;
         let mut edits = Vec::new();
-        for (address, wanted) in wishes {
+        for (address, wanted) in desired {
             let set = set_of(Family::of(*address));
             let found = self.nftables.comment_of(set, *address)?;
-            let action = decide(found.as_deref(), *wanted, by);
+            let action = decide_action(found.as_deref(), *wanted, requester);
             if matches!(action, Some(Action::Delete | Action::Rename)) {
                 edits.push(Edit::Delete(set, *address));
             }
@@ -89,29 +93,33 @@ impl Nft {
     }
 
     /// Reads back what was written.
-    fn confirm(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<(), HostError> {
+    fn confirm(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<(), ProbeSetError> {
         let mut left = Vec::new();
-        for (address, wanted) in wishes {
+        for (address, wanted) in desired {
             let found = self
                 .nftables
                 .comment_of(set_of(Family::of(*address)), *address)?;
-            if decide(found.as_deref(), *wanted, by).is_some() {
-                left.push(sentence(*address, found.as_deref()));
+            if decide_action(found.as_deref(), *wanted, requester).is_some() {
+                left.push(describe_element(*address, found.as_deref()));
             }
         }
-        HostError::unless_empty(left)
+        ProbeSetError::unless_empty(left)
     }
 }
 
-fn sentence(address: IpAddr, found: Option<&str>) -> String {
+fn describe_element(address: IpAddr, found: Option<&str>) -> String {
     match found {
         None => format!("{address} is not there"),
         Some(owner) => format!("{address} is there for {owner}"),
     }
 }
 
-/// A sentence for each thing in our table, but for elements, that is not as it should be.
-fn differences(seen: &Observed, selected: &Selected, settings: &Settings) -> Vec<String> {
+/// A describe_element for each thing in our table, but for elements, that is not as it should be.
+fn differences(seen: &Observed, selected: &Selected, settings: &ProbeSettings) -> Vec<String> {
     let wanted = table(selected, settings);
     let mut differences = Vec::new();
     for found in &seen.tables {
@@ -133,7 +141,7 @@ fn differences(seen: &Observed, selected: &Selected, settings: &Settings) -> Vec
     differences
 }
 
-impl Way for Nft {
+impl SetBackend for Nft {
     fn families(&self) -> &'static [Family] {
         &Family::ALL
     }
@@ -141,18 +149,18 @@ impl Way for Nft {
     fn read(
         &mut self,
         selected: &Selected,
-        settings: &Settings,
-    ) -> Result<Option<Found>, HostError> {
+        settings: &ProbeSettings,
+    ) -> Result<Option<ObservedSet>, ProbeSetError> {
         let read = || self.read_once(selected, settings);
-        Ok(again(read)?)
+        Ok(retry_on_race(read)?)
     }
 
     fn write(
         &mut self,
         selected: &Selected,
-        settings: &Settings,
+        settings: &ProbeSettings,
         elements: &Elements,
-    ) -> Result<(), HostError> {
+    ) -> Result<(), ProbeSetError> {
         let table = table(selected, settings);
         let sets = SETS.map(|set| {
             let of_family = elements.iter();
@@ -160,7 +168,7 @@ impl Way for Nft {
             let elements = of_family.map(|(address, owner)| (*address, owner.as_str()));
             (set, elements.collect())
         });
-        again(|| {
+        retry_on_race(|| {
             let seen = self.nftables.read_table(&[TABLE])?;
             self.nftables.replace_table(&seen, &table, &tag(), &sets)
         })?;
@@ -169,76 +177,84 @@ impl Way for Nft {
         if found.elements != *elements {
             left.push("the kernel holds other elements than were written".to_owned());
         }
-        HostError::unless_empty(left)
+        ProbeSetError::unless_empty(left)
     }
 
-    fn clear(&mut self) -> Result<bool, HostError> {
-        let cleared = again(|| {
+    fn clear(&mut self) -> Result<bool, ProbeSetError> {
+        let cleared = retry_on_race(|| {
             let seen = self.nftables.read_table(&[TABLE])?;
             if seen.tables.is_empty() {
                 return Ok(false);
             }
             self.nftables.delete_table(&seen).map(|()| true)
         })?;
-        let left = again(|| self.nftables.read_table(&[TABLE]))?;
+        let left = retry_on_race(|| self.nftables.read_table(&[TABLE]))?;
         let left = left.ids().into_iter();
-        let left = left.map(|(_, name)| format!("the table {name} is there again"));
-        HostError::unless_empty(left.collect())?;
+        let left = left.map(|(_, name)| format!("the table {name} is there retry_on_race"));
+        ProbeSetError::unless_empty(left.collect())?;
         Ok(cleared)
     }
 
     /// Without a look ahead, and whatever the generation: the kernel refuses what is there. A refusal costs it
     /// milliseconds, so that this is not for what is known.
-    fn add(&mut self, by: &str, addresses: &[IpAddr]) -> Result<Option<Settled>, HostError> {
+    fn add(
+        &mut self,
+        requester: &str,
+        addresses: &[IpAddr],
+    ) -> Result<Option<UpdateOutcome>, ProbeSetError> {
         const ANY: u32 = 0;
-        let edit = |address: &IpAddr| Edit::Add(set_of(Family::of(*address)), *address, by);
+        let edit = |address: &IpAddr| Edit::Add(set_of(Family::of(*address)), *address, requester);
         let edits: Vec<_> = addresses.iter().map(edit).collect();
         match self.nftables.edit(ANY, &edits) {
             Err(error) if error.is(nix::Error::EEXIST) || error.is_race() => Ok(None),
-            Err(error) if error.is(nix::Error::ENOENT) => Ok(Some(Settled::Gone)),
+            Err(error) if error.is(nix::Error::ENOENT) => Ok(Some(UpdateOutcome::SetMissing)),
             Err(error) => Err(error.into()),
             Ok(()) => {
-                let wish = |address: &IpAddr| (*address, Some(by));
-                self.confirm(by, &addresses.iter().map(wish).collect::<Vec<_>>())?;
-                Ok(Some(Settled::Done { changed: true }))
+                let entry = |address: &IpAddr| (*address, Some(requester));
+                self.confirm(requester, &addresses.iter().map(entry).collect::<Vec<_>>())?;
+                Ok(Some(UpdateOutcome::Done { changed: true }))
             }
         }
     }
 
-    fn settle(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<Settled, HostError> {
-        match again(|| self.settle_once(by, wishes)) {
+    fn update_owners(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<UpdateOutcome, ProbeSetError> {
+        match retry_on_race(|| self.update_owners_once(requester, desired)) {
             // Elements that are not there are not deleted, so that it is the table.
-            Err(error) if error.is(nix::Error::ENOENT) => Ok(Settled::Gone),
+            Err(error) if error.is(nix::Error::ENOENT) => Ok(UpdateOutcome::SetMissing),
             Err(error) => Err(error.into()),
             Ok(changed) => {
                 if changed {
-                    self.confirm(by, wishes)?;
+                    self.confirm(requester, desired)?;
                 }
-                Ok(Settled::Done { changed })
+                Ok(UpdateOutcome::Done { changed })
             }
         }
     }
 
     /// Whoever changes it is heard.
-    fn is_suspicious(&mut self, _elements: &Elements) -> bool {
+    fn needs_read(&mut self, _elements: &Elements) -> bool {
         false
     }
 
-    fn hears(&self, family: u8, table: &str, port: u32) -> bool {
+    fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool {
         (family, table) == (INET, TABLE) && port != self.port
     }
 
-    fn pace(&self, _took: Duration) -> Pace {
-        Pace {
-            glance: Duration::from_secs(1),
+    fn intervals(&self, _read_duration: Duration) -> Intervals {
+        Intervals {
+            check: Duration::from_secs(1),
             read: Duration::from_secs(60),
         }
     }
 }
 
 /// Again when somebody else was faster.
-fn again<T>(mut work: impl FnMut() -> Result<T, KernelError>) -> Result<T, KernelError> {
-    let mut attempts = ATTEMPTS;
+fn retry_on_race<T>(mut work: impl FnMut() -> Result<T, KernelError>) -> Result<T, KernelError> {
+    let mut attempts = MAX_ATTEMPTS;
     loop {
         attempts -= 1;
         match work() {

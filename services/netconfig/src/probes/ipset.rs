@@ -10,7 +10,7 @@ use netlink_bindings::{
 };
 use nix::sys::socket::SockProtocol;
 
-use super::owners::Elements;
+use super::refcount::Elements;
 use crate::{
     family::Family,
     netlink::{KernelError, Socket},

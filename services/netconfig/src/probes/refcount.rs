@@ -12,27 +12,31 @@ pub(crate) type Elements = BTreeMap<IpAddr, String>;
 /// than one; the kernel names the one that came last.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owners {
-    wanting: BTreeMap<IpAddr, Vec<String>>,
-    wanted: BTreeMap<String, BTreeSet<IpAddr>>,
+    owners_of_address: BTreeMap<IpAddr, Vec<String>>,
+    addresses_of_owner: BTreeMap<String, BTreeSet<IpAddr>>,
 }
 
 impl Owners {
-    /// Makes what an owner wants exactly this. Gives back every address that it wanted before or wants now.
+    /// Makes what an owner wants exactly this. Gives back every address that it addresses_of_owner before or wants now.
     pub(crate) fn set(&mut self, owner: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
-        let before = self.wanted.remove(owner).unwrap_or_default();
+        let before = self.addresses_of_owner.remove(owner).unwrap_or_default();
         for gone in before.difference(addresses) {
-            if let Some(wanting) = self.wanting.get_mut(gone) {
-                wanting.retain(|one| one != owner);
-                if wanting.is_empty() {
-                    self.wanting.remove(gone);
+            if let Some(owners) = self.owners_of_address.get_mut(gone) {
+                owners.retain(|one| one != owner);
+                if owners.is_empty() {
+                    self.owners_of_address.remove(gone);
                 }
             }
         }
         for new in addresses.difference(&before) {
-            self.wanting.entry(*new).or_default().push(owner.to_owned());
+            self.owners_of_address
+                .entry(*new)
+                .or_default()
+                .push(owner.to_owned());
         }
         if !addresses.is_empty() {
-            self.wanted.insert(owner.to_owned(), addresses.clone());
+            self.addresses_of_owner
+                .insert(owner.to_owned(), addresses.clone());
         }
         before.union(addresses).copied().collect()
     }
@@ -40,40 +44,46 @@ impl Owners {
     /// Remembers what the kernel holds and nobody here wants: of an earlier run, or of others.
     pub(crate) fn adopt(&mut self, found: &Elements) {
         for (address, owner) in found {
-            if !self.wanting.contains_key(address) {
-                self.wanting.insert(*address, vec![owner.clone()]);
-                let wanted = self.wanted.entry(owner.clone()).or_default();
-                wanted.insert(*address);
+            if !self.owners_of_address.contains_key(address) {
+                self.owners_of_address.insert(*address, vec![owner.clone()]);
+                let addresses = self.addresses_of_owner.entry(owner.clone()).or_default();
+                addresses.insert(*address);
             }
         }
     }
 
-    /// Who is named as an address's owner.
+    /// Who is set_addresses as an address's owner.
     pub(crate) fn owner_of(&self, address: IpAddr) -> Option<&str> {
-        self.wanting.get(&address)?.last().map(String::as_str)
+        self.owners_of_address
+            .get(&address)?
+            .last()
+            .map(String::as_str)
     }
 
     /// What an owner wants.
     pub(crate) fn addresses_of(&self, owner: &str) -> BTreeSet<IpAddr> {
-        self.wanted.get(owner).cloned().unwrap_or_default()
+        self.addresses_of_owner
+            .get(owner)
+            .cloned()
+            .unwrap_or_default()
     }
 
     /// All that is to be in the kernel.
     pub(crate) fn elements(&self) -> Elements {
-        let owned = |(address, wanting): (&IpAddr, &Vec<String>)| {
-            wanting.last().map(|owner| (*address, owner.clone()))
+        let owned = |(address, owners): (&IpAddr, &Vec<String>)| {
+            owners.last().map(|owner| (*address, owner.clone()))
         };
-        self.wanting.iter().filter_map(owned).collect()
+        self.owners_of_address.iter().filter_map(owned).collect()
     }
 
     /// Everybody who wants something.
     pub(crate) fn names(&self) -> BTreeSet<String> {
-        self.wanted.keys().cloned().collect()
+        self.addresses_of_owner.keys().cloned().collect()
     }
 
-    /// How many addresses are wanted.
+    /// How many addresses are addresses_of_owner.
     pub(crate) fn count(&self) -> usize {
-        self.wanting.len()
+        self.owners_of_address.len()
     }
 }
 
@@ -82,19 +92,23 @@ impl Owners {
 pub(crate) enum Action {
     /// It is added.
     Add,
-    /// Its owner's name is replaced by another.
+    /// Its owner's name is replaced owner another.
     Rename,
     /// It is deleted.
     Delete,
 }
 
 /// Decides about an address for one owner: from whom the kernel names, to whom it is to name.
-pub(crate) fn decide(found: Option<&str>, wanted: Option<&str>, by: &str) -> Option<Action> {
+pub(crate) fn decide_action(
+    found: Option<&str>,
+    wanted: Option<&str>,
+    requester: &str,
+) -> Option<Action> {
     match (found, wanted) {
         (None, Some(_)) => Some(Action::Add),
         (Some(found), Some(wanted)) if found != wanted => Some(Action::Rename),
         // What another one took over is not this one's to delete.
-        (Some(found), None) if found == by => Some(Action::Delete),
+        (Some(found), None) if found == requester => Some(Action::Delete),
         (Some(_) | None, _) => None,
     }
 }
@@ -161,15 +175,18 @@ mod tests {
 
     #[test]
     fn only_its_owner_deletes_an_element() {
-        assert_eq!(decide(Some("a"), None, "a"), Some(Action::Delete));
-        assert_eq!(decide(Some("b"), None, "a"), None);
-        assert_eq!(decide(None, None, "a"), None);
+        assert_eq!(decide_action(Some("a"), None, "a"), Some(Action::Delete));
+        assert_eq!(decide_action(Some("b"), None, "a"), None);
+        assert_eq!(decide_action(None, None, "a"), None);
     }
 
     #[test]
     fn an_element_that_names_another_one_is_renamed_and_one_that_is_right_is_left_alone() {
-        assert_eq!(decide(Some("b"), Some("a"), "a"), Some(Action::Rename));
-        assert_eq!(decide(Some("a"), Some("a"), "a"), None);
-        assert_eq!(decide(None, Some("a"), "a"), Some(Action::Add));
+        assert_eq!(
+            decide_action(Some("b"), Some("a"), "a"),
+            Some(Action::Rename)
+        );
+        assert_eq!(decide_action(Some("a"), Some("a"), "a"), None);
+        assert_eq!(decide_action(None, Some("a"), "a"), Some(Action::Add));
     }
 }

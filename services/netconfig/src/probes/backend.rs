@@ -2,11 +2,11 @@
 
 use std::{fmt, net::IpAddr, time::Duration};
 
-use super::{HostError, owners::Elements, selector::Selected, settings::Settings};
+use super::{ProbeSetError, refcount::Elements, selector::Selected, settings::ProbeSettings};
 use crate::family::Family;
 
 /// See the module.
-pub(crate) trait Way: fmt::Debug + Send {
+pub(crate) trait SetBackend: fmt::Debug + Send {
     /// Which addresses it can hold; others are passed over.
     fn families(&self) -> &'static [Family];
 
@@ -14,46 +14,54 @@ pub(crate) trait Way: fmt::Debug + Send {
     fn read(
         &mut self,
         selected: &Selected,
-        settings: &Settings,
-    ) -> Result<Option<Found>, HostError>;
+        settings: &ProbeSettings,
+    ) -> Result<Option<ObservedSet>, ProbeSetError>;
 
     /// Makes all of it so, without a moment in which an element or the rule that was there is not.
     fn write(
         &mut self,
         selected: &Selected,
-        settings: &Settings,
+        settings: &ProbeSettings,
         elements: &Elements,
-    ) -> Result<(), HostError>;
+    ) -> Result<(), ProbeSetError>;
 
     /// Adds elements that nobody is known to have added. `None` where one of them is there all the same; nothing was
     /// added then.
-    fn add(&mut self, by: &str, addresses: &[IpAddr]) -> Result<Option<Settled>, HostError>;
+    fn add(
+        &mut self,
+        requester: &str,
+        addresses: &[IpAddr],
+    ) -> Result<Option<UpdateOutcome>, ProbeSetError>;
 
     /// Changes single elements on behalf of one owner.
-    fn settle(&mut self, by: &str, wishes: &[Wish<'_>]) -> Result<Settled, HostError>;
+    fn update_owners(
+        &mut self,
+        requester: &str,
+        desired: &[DesiredOwner<'_>],
+    ) -> Result<UpdateOutcome, ProbeSetError>;
 
     /// Takes all of it away, the rule first, and reads back that nothing is left. Whether anything was there.
-    fn clear(&mut self) -> Result<bool, HostError>;
+    fn clear(&mut self) -> Result<bool, ProbeSetError>;
 
     /// Whether there is reason to read all of it. Takes microseconds.
-    fn is_suspicious(&mut self, elements: &Elements) -> bool;
+    fn needs_read(&mut self, elements: &Elements) -> bool;
 
     /// Whether a change of a table of nf_tables may concern it: its family (NFPROTO of linux/netfilter.h) and name, and
     /// the port of the socket that made it.
-    fn hears(&self, family: u8, table: &str, port: u32) -> bool;
+    fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool;
 
-    /// How often it is asked [`Self::is_suspicious`], and after how long all of it is read without a reason, if that
-    /// took so long the last time.
-    fn pace(&self, took: Duration) -> Pace;
+    /// How often it is asked [`Self::needs_read`], and after how long all of it is read without a reason, if that
+    /// read_duration so long the last time.
+    fn intervals(&self, read_duration: Duration) -> Intervals;
 }
 
 /// What an address is to be: one owner's, or nobody's.
-pub(crate) type Wish<'a> = (IpAddr, Option<&'a str>);
+pub(crate) type DesiredOwner<'a> = (IpAddr, Option<&'a str>);
 
 /// What was read together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
-    /// What is not as it should be, but for elements: a sentence each.
+pub(crate) struct ObservedSet {
+    /// What is not as it should be, but for elements: a describe_element each.
     pub(crate) differences: Vec<String>,
     /// The elements.
     pub(crate) elements: Elements,
@@ -61,21 +69,21 @@ pub(crate) struct Found {
 
 /// What became of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
+pub(crate) enum UpdateOutcome {
     /// It is so; whether anything had to be written for it.
     Done {
         /// See above.
         changed: bool,
     },
     /// There is no set to change.
-    Gone,
+    SetMissing,
 }
 
 /// How often something is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Pace {
+pub(crate) struct Intervals {
     /// Without reading it.
-    pub(crate) glance: Duration,
+    pub(crate) check: Duration,
     /// Reading it.
     pub(crate) read: Duration,
 }

@@ -9,11 +9,11 @@ use std::{
 use serde::Deserialize;
 
 /// XT_CGROUP_PATH_MAX of linux/netfilter/xt_cgroup.h, its final zero included.
-const LONGEST_PATH: usize = 512;
+const MAX_PATH_BYTES: usize = 512;
 
 /// How the node's probes are told from other traffic, and what becomes of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
+pub struct ProbeSettings {
     /// Whose packets are probes.
     pub probe_match: ProbeMatch,
     /// The address that IPv4 probes come from, as a pod sees them.
@@ -24,7 +24,7 @@ pub struct Settings {
     pub aws_branch_eni: AwsBranchEni,
 }
 
-impl Settings {
+impl ProbeSettings {
     /// The addresses that a pod's rules spare; none where nothing is done to probes.
     pub fn sources(&self) -> Vec<IpAddr> {
         match self.probe_match {
@@ -40,7 +40,7 @@ impl Settings {
 }
 
 /// Istio's addresses, and its choice of packets where it uses iptables (shared facts: services/docs/facts/istio-ambient.md, 6.7).
-impl Default for Settings {
+impl Default for ProbeSettings {
     fn default() -> Self {
         Self {
             probe_match: ProbeMatch::Socket,
@@ -71,10 +71,10 @@ pub enum ProbeMatch {
 
 /// Why a text is no [`ProbeMatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoProbeMatch {
+pub enum InvalidProbeMatch {
     /// Not among the words.
     #[error("is none of socket, kubelet, uid:NUMBER, cgroup:PATH, off")]
-    Word,
+    Unknown,
     /// No user id.
     #[error("names no user id: 0 to 4294967294")]
     Uid,
@@ -86,25 +86,25 @@ pub enum NoProbeMatch {
 }
 
 impl FromStr for ProbeMatch {
-    type Err = NoProbeMatch;
+    type Err = InvalidProbeMatch;
 
-    fn from_str(text: &str) -> Result<Self, NoProbeMatch> {
+    fn from_str(text: &str) -> Result<Self, InvalidProbeMatch> {
         match text.split_once(':') {
             None => match text {
                 "socket" => Ok(Self::Socket),
                 "kubelet" => Ok(Self::Kubelet),
                 "off" => Ok(Self::Off),
-                _ => Err(NoProbeMatch::Word),
+                _ => Err(InvalidProbeMatch::Unknown),
             },
             Some(("uid", user)) => {
                 let user = user.parse().ok().filter(|user| *user != u32::MAX);
-                user.map(Self::Uid).ok_or(NoProbeMatch::Uid)
+                user.map(Self::Uid).ok_or(InvalidProbeMatch::Uid)
             }
             Some(("cgroup", path)) => {
-                let path = CgroupPath::parse(path).ok_or(NoProbeMatch::Cgroup)?;
+                let path = CgroupPath::parse(path).ok_or(InvalidProbeMatch::Cgroup)?;
                 Ok(Self::Cgroup(path))
             }
-            Some(_) => Err(NoProbeMatch::Word),
+            Some(_) => Err(InvalidProbeMatch::Unknown),
         }
     }
 }
@@ -141,7 +141,7 @@ impl CgroupPath {
             let is_allowed = |byte: u8| byte.is_ascii_graphic() && byte != b'"';
             !matches!(part, "" | "." | "..") && part.bytes().all(is_allowed)
         };
-        let fits = text.len() < LONGEST_PATH;
+        let fits = text.len() < MAX_PATH_BYTES;
         (fits && text.split('/').all(is_part)).then(|| Self(text.to_owned()))
     }
 
@@ -172,7 +172,9 @@ impl TryFrom<String> for SourceV4 {
                 || found.is_multicast()
                 || found.is_broadcast())
         });
-        address.map(Self).ok_or_else(|| no_source(&text, "IPv4"))
+        address
+            .map(Self)
+            .ok_or_else(|| invalid_source(&text, "IPv4"))
     }
 }
 
@@ -192,11 +194,13 @@ impl TryFrom<String> for SourceV6 {
                 || found.is_multicast()
                 || found.to_ipv4_mapped().is_some())
         });
-        address.map(Self).ok_or_else(|| no_source(&text, "IPv6"))
+        address
+            .map(Self)
+            .ok_or_else(|| invalid_source(&text, "IPv6"))
     }
 }
 
-fn no_source(text: &str, family: &str) -> String {
+fn invalid_source(text: &str, family: &str) -> String {
     format!("{text:?} is no {family} address that packets can come from")
 }
 
@@ -262,9 +266,9 @@ mod tests {
 
     #[test]
     fn where_nothing_is_done_nothing_is_spared() {
-        let settings = Settings::default();
+        let settings = ProbeSettings::default();
         assert_eq!(settings.sources().len(), 2);
-        let off = Settings {
+        let off = ProbeSettings {
             probe_match: ProbeMatch::Off,
             ..settings
         };

@@ -2,12 +2,12 @@ use std::{io, net::IpAddr};
 
 use inpod_types::{Reason, with_causes};
 
-use super::selector::Unselected;
+use super::selector::SelectError;
 use crate::netlink::KernelError;
 
 /// Why the node's probe set is not as it should be.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum ProbeSetError {
     /// The kernel refused.
     #[error("cannot change the node's probe set")]
     Kernel(#[from] KernelError),
@@ -16,7 +16,7 @@ pub enum HostError {
     Run(#[from] RunError),
     /// It is not known whose packets are probes.
     #[error("cannot write the node's probe rule")]
-    Unselected(#[from] Unselected),
+    SelectError(#[from] SelectError),
     /// The node's cgroups cannot be seen as the node sees them.
     #[error("cannot write the node's probe rule from the node's cgroup namespace")]
     View(#[source] io::Error),
@@ -35,16 +35,16 @@ pub enum HostError {
 
 /// Why the node's probe set stays on it.
 #[derive(Debug, thiserror::Error)]
-pub enum NotCleared {
+pub enum ClearError {
     /// Pods are probed by it.
     #[error("{0} addresses of pods are in the node's probe set")]
     Held(usize),
     /// It could not be taken away.
     #[error(transparent)]
-    Host(#[from] HostError),
+    ProbeSet(#[from] ProbeSetError),
 }
 
-impl HostError {
+impl ProbeSetError {
     pub(crate) fn unless_empty(differences: Vec<String>) -> Result<(), Self> {
         if differences.is_empty() {
             Ok(())
@@ -58,7 +58,7 @@ impl HostError {
         match self {
             Self::Run(error) => error.reason,
             Self::Kernel(_)
-            | Self::Unselected(_)
+            | Self::SelectError(_)
             | Self::View(_)
             | Self::Differs(_)
             | Self::BranchEni { .. } => Reason::KernelRefused,
@@ -79,9 +79,9 @@ pub struct RunError {
 /// A change of the probe set that failed, and what is left of it.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", with_causes(cause))]
-pub struct Unnamed {
+pub struct SetAddressesError {
     /// Why.
-    pub cause: HostError,
+    pub cause: ProbeSetError,
     /// What could not be put back.
     pub undo_failures: Vec<String>,
 }

@@ -85,12 +85,14 @@ fn listening() -> Result<BTreeSet<u32>, KernelError> {
 /// Who holds such a socket, first of all those that are called so; where nobody listens, who is called so.
 fn search(proc: &Path, listening: &BTreeSet<u32>) -> Option<Kubelet> {
     let all: Vec<_> = processes(proc);
-    let (named, others): (Vec<_>, Vec<_>) = all.iter().partition(|process| process.is_named());
-    let mut in_order = named.iter().chain(&others);
-    let listens = in_order.find(|process| process.holds_one_of(listening) && process.is_free(proc));
+    let (set_addresses, others): (Vec<_>, Vec<_>) =
+        all.iter().partition(|process| process.is_named());
+    let mut in_order = set_addresses.iter().chain(&others);
+    let listens = in_order
+        .find(|process| process.holds_any(listening) && process.is_outside_containers(proc));
     let found = listens.or_else(|| {
-        let mut named = named.iter();
-        named.find(|process| process.is_kubelet() && process.is_free(proc))
+        let mut set_addresses = set_addresses.iter();
+        set_addresses.find(|process| process.is_kubelet() && process.is_outside_containers(proc))
     });
     found.and_then(|process| process.describe())
 }
@@ -133,7 +135,7 @@ impl Process {
         NAMES_OF_K3S.contains(&self.command.as_str()) || names_it()
     }
 
-    fn holds_one_of(&self, sockets: &BTreeSet<u32>) -> bool {
+    fn holds_any(&self, sockets: &BTreeSet<u32>) -> bool {
         if sockets.is_empty() {
             return false;
         }
@@ -149,7 +151,7 @@ impl Process {
     }
 
     /// Whether it is in no container but those that the first process is in, too: a node may be one.
-    fn is_free(&self, proc: &Path) -> bool {
+    fn is_outside_containers(&self, proc: &Path) -> bool {
         let of =
             |path: &Path| fs::read_to_string(path.join("cgroup")).map(|text| containers(&text));
         let node = of(&proc.join("1")).unwrap_or_default();

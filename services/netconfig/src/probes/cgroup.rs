@@ -13,28 +13,29 @@ use std::{
 use nix::sched::CloneFlags;
 
 use super::{
-    selector::{Cgroup, Unselected},
+    selector::{Cgroup, SelectError},
     settings::CgroupPath,
 };
 
 /// The node's first process, with the host's pids; otherwise the container's, whose view is this process's own.
-const FIRST: &str = "/proc/1";
-const OWN: &str = "/proc/self";
+const INIT_PROC: &str = "/proc/1";
+const SELF_PROC: &str = "/proc/self";
 
 /// Finds a cgroup by its path, as the node's first process sees it where it may be looked at, and as this process
 /// does otherwise.
-pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, Unselected> {
-    let viewer = if can_see_as_the_node() { FIRST } else { OWN };
-    let mounts = fs::read_to_string(Path::new(viewer).join("mountinfo"));
-    let mount = mounts.ok().and_then(|text| whole_mount(&text));
-    let mount = mount.ok_or(Unselected::NoCgroups)?;
+pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, SelectError> {
+    let proc = if can_use_host_view() {
+        INIT_PROC
+    } else {
+        SELF_PROC
+    };
+    let mounts = fs::read_to_string(Path::new(proc).join("mountinfo"));
+    let mount = mounts.ok().and_then(|text| cgroup2_mount_point(&text));
+    let mount = mount.ok_or(SelectError::NoCgroups)?;
     let mount = mount.strip_prefix("/").unwrap_or(&mount).to_owned();
-    let directory = Path::new(viewer)
-        .join("root")
-        .join(mount)
-        .join(path.as_str());
+    let directory = Path::new(proc).join("root").join(mount).join(path.as_str());
     let found = fs::metadata(directory).ok().filter(fs::Metadata::is_dir);
-    let found = found.ok_or_else(|| Unselected::NoCgroup(path.as_str().to_owned()))?;
+    let found = found.ok_or_else(|| SelectError::NoCgroup(path.as_str().to_owned()))?;
     Ok(Cgroup {
         path: path.as_str().to_owned(),
         level: path.level(),
@@ -43,15 +44,15 @@ pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, Unselected> {
 }
 
 /// Does something on a thread that sees cgroups as [`find`] does. The thread ends then, and its view with it.
-pub(crate) fn as_seen<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
+pub(crate) fn in_host_cgroup_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let namespace = |of| fs::metadata(Path::new(of).join("ns/cgroup")).map(|found| found.ino());
-    if !can_see_as_the_node() || namespace(FIRST)? == namespace(OWN)? {
+    if !can_use_host_view() || namespace(INIT_PROC)? == namespace(SELF_PROC)? {
         return Ok(work());
     }
-    let view = File::open(Path::new(FIRST).join("ns/cgroup"))?;
+    let view = File::open(Path::new(INIT_PROC).join("ns/cgroup"))?;
     thread::scope(|scope| {
         let seeing = scope.spawn(move || {
-            look_from(&view)?;
+            enter_cgroup_namespace(&view)?;
             Ok(work())
         });
         let panicked = |_| Err(io::Error::other("the thread panicked"));
@@ -63,26 +64,26 @@ pub(crate) fn as_seen<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T>
     clippy::disallowed_methods,
     reason = "a cgroup namespace, which netns know nothing of"
 )]
-fn look_from(view: &File) -> io::Result<()> {
+fn enter_cgroup_namespace(view: &File) -> io::Result<()> {
     Ok(nix::sched::setns(
         view.as_fd(),
         CloneFlags::CLONE_NEWCGROUP,
     )?)
 }
 
-fn can_see_as_the_node() -> bool {
-    let first = Path::new(FIRST);
+fn can_use_host_view() -> bool {
+    let first = Path::new(INIT_PROC);
     File::open(first.join("ns/cgroup")).is_ok() && fs::metadata(first.join("root/.")).is_ok()
 }
 
-/// Where cgroup2 is mounted with its root (proc_pid_mountinfo(5): the fourth field is the root, the fifth the place,
+/// Where cgroup2 is mounted with its root (proc_pid_mountinfo(5): the fourth field is the root, the fifth the mount_point,
 /// and the type follows a lone hyphen).
-fn whole_mount(mountinfo: &str) -> Option<PathBuf> {
+fn cgroup2_mount_point(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (mount, source) = line.split_once(" - ")?;
         let mut fields = mount.split(' ').skip(3);
-        let (root, place) = (fields.next()?, fields.next()?);
-        (source.starts_with("cgroup2 ") && root == "/").then(|| place.into())
+        let (root, mount_point) = (fields.next()?, fields.next()?);
+        (source.starts_with("cgroup2 ") && root == "/").then(|| mount_point.into())
     })
 }
 
@@ -97,11 +98,11 @@ mod tests {
             31 25 0:27 /kubepods/pod1 /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
             32 25 0:27 / /sys/fs/cgroup/unified rw,relatime shared:9 master:2 - cgroup2 cgroup2 rw\n";
         assert_eq!(
-            whole_mount(text).unwrap(),
+            cgroup2_mount_point(text).unwrap(),
             Path::new("/sys/fs/cgroup/unified")
         );
-        assert_eq!(whole_mount(text.lines().nth(1).unwrap()), None);
-        assert_eq!(whole_mount("nonsense"), None);
+        assert_eq!(cgroup2_mount_point(text.lines().nth(1).unwrap()), None);
+        assert_eq!(cgroup2_mount_point("nonsense"), None);
     }
 
     #[test]
@@ -112,9 +113,9 @@ mod tests {
         };
         let error = find(&path).unwrap_err();
         let told = [
-            Unselected::NoCgroup("no.such.slice/x".to_owned()),
+            SelectError::NoCgroup("no.such.slice/x".to_owned()),
             // A machine without cgroup2.
-            Unselected::NoCgroups,
+            SelectError::NoCgroups,
         ];
         assert!(told.contains(&error), "{error}");
     }

@@ -1,6 +1,6 @@
 //! The table of the node's netns, as data.
 
-use super::{selector::Selected, settings::Settings};
+use super::{selector::Selected, settings::ProbeSettings};
 use crate::{
     family::Family,
     nftables::AddressSet,
@@ -51,7 +51,7 @@ pub(crate) fn set_of(family: Family) -> AddressSet {
 }
 
 /// The table's chains and rules: what is selected and goes to an address of a set comes from the source.
-pub(crate) fn table(selected: &Selected, settings: &Settings) -> Table {
+pub(crate) fn table(selected: &Selected, settings: &ProbeSettings) -> Table {
     let mut chains = vec![chain(
         "postrouting",
         (Kind::Nat, Hook::Postrouting, PRIORITY),
@@ -75,7 +75,7 @@ pub(crate) fn table(selected: &Selected, settings: &Settings) -> Table {
     }
 }
 
-fn translate(selected: &Selected, settings: &Settings, family: Family) -> Rule {
+fn translate(selected: &Selected, settings: &ProbeSettings, family: Family) -> Rule {
     let source = match family {
         Family::V4 => settings.source_v4.0.into(),
         Family::V6 => settings.source_v6.0.into(),
@@ -132,7 +132,7 @@ mod tests {
     use super::{super::selector::Cgroup, *};
 
     fn rendered(selected: &Selected) -> String {
-        table(selected, &Settings::default()).to_string()
+        table(selected, &ProbeSettings::default()).to_string()
     }
 
     #[test]

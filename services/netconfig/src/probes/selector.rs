@@ -8,9 +8,9 @@ use super::{
     settings::ProbeMatch,
 };
 
-/// How long a kubelet that was not found is not looked for again, unless somebody waits for it: it takes a look at
+/// How long a kubelet that was not found is not last_search for again, unless somebody waits for it: it takes a look at
 /// every process of the node.
-const PAUSE: Duration = Duration::from_secs(10);
+const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Whose packets are probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(crate) struct Cgroup {
 
 /// Why it is not known whose packets are probes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unselected {
+pub enum SelectError {
     /// No process is the kubelet.
     #[error(
         "no process listens on port 10250 or is called kubelet, outside of containers: probe_match=uid:NUMBER tells \
@@ -56,7 +56,7 @@ pub enum Unselected {
 pub(crate) struct Selector {
     wanted: ProbeMatch,
     kubelet: Option<Kubelet>,
-    looked: Option<Instant>,
+    last_search: Option<Instant>,
 }
 
 impl Selector {
@@ -64,12 +64,12 @@ impl Selector {
         Self {
             wanted,
             kubelet: None,
-            looked: None,
+            last_search: None,
         }
     }
 
-    /// Whose packets are probes now. `None` where a kubelet was looked for a moment ago, and nobody waits.
-    pub(crate) fn select(&mut self, is_urgent: bool) -> Option<Result<Selected, Unselected>> {
+    /// Whose packets are probes now. `None` where a kubelet was last_search for a moment ago, and nobody waits.
+    pub(crate) fn select(&mut self, is_urgent: bool) -> Option<Result<Selected, SelectError>> {
         match &self.wanted {
             ProbeMatch::Socket => Some(Ok(Selected::Socket)),
             ProbeMatch::Uid(user) => Some(Ok(Selected::User(*user))),
@@ -80,23 +80,27 @@ impl Selector {
     }
 
     /// The kubelet's user, if that is what probes are told by and one is found.
-    pub(crate) fn kubelets_user(&self) -> Option<u32> {
+    pub(crate) fn kubelet_user(&self) -> Option<u32> {
         self.kubelet.as_ref().map(|kubelet| kubelet.user)
     }
 
-    fn kubelet(&mut self, is_urgent: bool) -> Option<Result<Selected, Unselected>> {
+    fn kubelet(&mut self, is_urgent: bool) -> Option<Result<Selected, SelectError>> {
         let known = self.kubelet.as_ref().filter(|known| known.is_alive());
         if known.is_none() {
-            if !is_urgent && self.looked.is_some_and(|looked| looked.elapsed() < PAUSE) {
+            if !is_urgent
+                && self
+                    .last_search
+                    .is_some_and(|last_search| last_search.elapsed() < SEARCH_INTERVAL)
+            {
                 return None;
             }
-            self.looked = Some(Instant::now());
+            self.last_search = Some(Instant::now());
             self.kubelet = kubelet::find();
             if let Some(Kubelet { pid, user, .. }) = &self.kubelet {
-                tracing::info!(pid, user, "Found the kubelet");
+                tracing::info!(pid, user, "ObservedSet the kubelet");
             }
         }
-        let user = self.kubelets_user().map(Selected::User);
-        Some(user.ok_or(Unselected::NoKubelet))
+        let user = self.kubelet_user().map(Selected::User);
+        Some(user.ok_or(SelectError::NoKubelet))
     }
 }

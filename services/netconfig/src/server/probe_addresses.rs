@@ -4,23 +4,26 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use inpod_proto::{Invalid, addresses_from};
 
-use crate::{apply::Applied, claims::Claim, error::ApplyError, host::Host};
+use crate::{apply::Applied, claims::Claim, error::ApplyError, probes::ProbeSet};
 
 const FIELD: &str = "probe_addresses";
 
 /// How many addresses a pod may be probed at.
-const MOST: usize = 16;
+const MAX_PROBE_ADDRESSES: usize = 16;
 
 /// The addresses that a caller names, each once. What is never a pod's on the network is refused: an element of the set
 /// concerns everything that the node sends there.
 pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
     let found = texts.len();
-    if found > MOST {
-        let why = format!("{FIELD} has {found} entries, at most {MOST} are taken");
+    if found > MAX_PROBE_ADDRESSES {
+        let why = format!("{FIELD} has {found} entries, at most {MAX_PROBE_ADDRESSES} are taken");
         return Err(Invalid::new(FIELD, why));
     }
     let addresses: BTreeSet<_> = addresses_from(texts, FIELD)?.into_iter().collect();
-    match addresses.iter().find(|address| is_nobodys(**address)) {
+    match addresses
+        .iter()
+        .find(|address| is_never_a_pod_address(**address))
+    {
         None => Ok(addresses),
         Some(bad) => {
             let why = format!("{FIELD}: {bad} cannot be the address of a pod");
@@ -29,7 +32,7 @@ pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
     }
 }
 
-fn is_nobodys(address: IpAddr) -> bool {
+fn is_never_a_pod_address(address: IpAddr) -> bool {
     address.is_loopback()
         || address.is_unspecified()
         || address.is_multicast()
@@ -37,22 +40,22 @@ fn is_nobodys(address: IpAddr) -> bool {
         || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Names the addresses, then applies the rules. Where these fail, what was named is taken back.
+/// Names the addresses, then applies the rules. Where these fail, what was set_addresses is taken back.
 pub(super) fn apply(
-    host: &Host,
+    probe_set: &ProbeSet,
     claim: &Claim,
     addresses: &BTreeSet<IpAddr>,
     rules: impl FnOnce() -> Result<Applied, ApplyError>,
 ) -> Result<Applied, ApplyError> {
-    let named = host.name(&claim.sandbox, addresses)?;
+    let change = probe_set.set_addresses(&claim.sandbox, addresses)?;
     match rules() {
         Ok(applied) => Ok(Applied {
-            changed: applied.changed || named.changed,
+            changed: applied.changed || change.changed,
             ..applied
         }),
         // The rules are there, and need the addresses.
         Err(error @ ApplyError::Inspect(_)) => Err(error),
-        Err(error) => Err(error.with_undo_failures(host.take_back(&claim.sandbox, &named))),
+        Err(error) => Err(error.with_undo_failures(probe_set.undo(&claim.sandbox, &change))),
     }
 }
 
