@@ -14,47 +14,47 @@ pub(crate) const KEYS: &[Key] = &[
         name: "netns_roots",
         // /var/run may be a directory of its own; dockershim passes the third, cri-dockerd the last.
         default: Some("/run/netns,/var/run/netns,/var/run/docker/netns,/proc"),
-        help: "Directories below which a netns may be, with commas between them",
+        help: "Directories in which a network namespace may be, separated by commas",
     },
     Key {
         name: "sweep_seconds",
         default: Some("5"),
-        help: "How often claims are looked through for those whose netns is gone",
+        help: "How often to check whether the network namespaces of claims still exist",
     },
     Key {
         name: "verify_seconds",
         default: Some("300"),
-        help: "How often each claimed netns is read where nothing is heard of it: iptables-legacy tells nobody",
+        help: "How often to read each claimed netns without a change notification: iptables-legacy sends none",
     },
     Key {
         name: "event_buffer_bytes",
         default: Some("8388608"),
-        help: "How much of what the kernel tells of all netns waits to be taken; beyond it everything is read again",
+        help: "Receive buffer for kernel notifications, in bytes; when it overflows, every claimed netns is read again",
     },
     Key {
         name: "backend",
         default: Some("auto"),
-        help: "What rules are written with: auto, nftables, iptables-nft or iptables-legacy",
+        help: "How to write rules: auto, nftables, iptables-nft or iptables-legacy",
     },
     Key {
         name: "probe_match",
         default: Some("socket"),
-        help: "Whose packets to a pod are probes: socket (any process on the node's network), kubelet (its user), uid:NUMBER, cgroup:PATH, or off (probes are not let through, and nothing is written in the node's netns)",
+        help: "Which packets from the node to a pod are probes: socket (from any process on the node's network), kubelet (from its user), uid:NUMBER, cgroup:PATH, or off (probes are not exempted, and nothing is written in the node's netns)",
     },
     Key {
         name: "probe_source_v4",
         default: Some("169.254.7.127"),
-        help: "The address that IPv4 probes come from, as pods see them",
+        help: "Source address of IPv4 probes, as pods see them",
     },
     Key {
         name: "probe_source_v6",
         default: Some("fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
-        help: "The address that IPv6 probes come from, as pods see them",
+        help: "Source address of IPv6 probes, as pods see them",
     },
     Key {
         name: "aws_branch_eni",
         default: Some("auto"),
-        help: "Whether probes of pods with an interface of AWS's own are led to them by ip rules: auto (where the node's tcp_early_demux is 0) or off",
+        help: "Whether to add ip rules that keep probes of pods with an AWS branch ENI on the node: auto (where the node's tcp_early_demux is 0) or off",
     },
 ];
 

@@ -88,7 +88,7 @@ pub(crate) fn find_and_claim(
     };
     let claim = claims.claim(&sandbox, found.validated)?;
     let (netns, path) = (claim.netns.id(), claim.netns.path().display());
-    tracing::info!(%pod, %sandbox, %netns, %path, "DiscoveredNetns and claimed");
+    tracing::info!(%pod, %sandbox, %netns, %path, "Discovered and claimed a netns");
     let process = Process {
         sandbox_own: claim.sandbox.container_id == found.container_id,
         ..found.process

@@ -139,7 +139,7 @@ pub enum RemoveError {
     #[error("the rules are removed")]
     ProbeSet(#[from] ProbeSetError),
     /// What failed and what is left when it is read back, a sentence each.
-    #[error("the rules are not all removed: {}", .0.join("; "))]
+    #[error("some rules were not removed: {}", .0.join("; "))]
     Left(Vec<String>),
 }
 
@@ -163,10 +163,10 @@ impl RemoveError {
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// It could not be entered.
-    #[error("cannot look into the netns")]
+    #[error("cannot inspect the netns")]
     Enter(#[from] EnterError),
     /// The kernel refused.
-    #[error("cannot look into the netns")]
+    #[error("cannot inspect the netns")]
     Kernel(#[from] KernelError),
     /// Something in it could not be read.
     #[error("cannot read {what} of the netns")]
@@ -185,22 +185,22 @@ pub enum ClaimError {
     #[error("cannot open the netns")]
     Open(#[from] OpenError),
     /// It could not be opened where it is said to be, and is alive.
-    #[error("processes run in the netns that was meant, which cannot be opened")]
+    #[error("the netns is in use, but cannot be opened at its path")]
     Unreachable(#[source] OpenError),
     /// It could not be looked into.
-    #[error("cannot prove the netns")]
+    #[error("cannot validate the netns")]
     Inspect(#[from] InspectError),
     /// It is the node's own, or netconfig's.
     #[error("{0} is the node's own netns")]
     HostNetns(NetnsId),
     /// It is not what the caller means.
-    #[error("found {found}, which is not the netns that was meant")]
+    #[error("found {found}, which is not the requested netns")]
     Mismatch {
         /// What is at the path.
         found: NetnsId,
     },
     /// The sandbox has another one, which is alive.
-    #[error("the sandbox holds {held}, which is alive, and {found} was offered")]
+    #[error("the sandbox holds {held}, which is still in use, and the request names {found}")]
     Held {
         /// What it has.
         held: NetnsId,
@@ -240,7 +240,7 @@ pub enum FindError {
     Nowhere {
         /// The pod.
         pod: PodUid,
-        /// How many of its processes may not be looked at.
+        /// How many of its processes cannot be inspected.
         hidden: usize,
         /// Why the netns that its processes are in are not its own, a sentence each.
         others: Vec<String>,
@@ -261,7 +261,7 @@ fn but(hidden: usize, others: &[String]) -> String {
     }
     if hidden > 0 {
         let needed = "CAP_SYS_PTRACE is needed";
-        text = format!("{text}; {hidden} of its processes may not be looked at ({needed})");
+        text = format!("{text}; {hidden} of its processes cannot be inspected ({needed})");
     }
     text
 }

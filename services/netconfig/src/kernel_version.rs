@@ -23,8 +23,8 @@ pub const MIN_KERNEL: Version = Version(5, 14);
 pub enum KernelVersionError {
     /// It is too old.
     #[error(
-        "this kernel is {release}, and netconfig needs Linux {MIN_KERNEL} or later (SO_NETNS_COOKIE, which tells a netns \
-         from a later one of the same inode)"
+        "this kernel is {release}; netconfig needs Linux {MIN_KERNEL} or later (SO_NETNS_COOKIE distinguishes a netns \
+         from a later one with the same inode)"
     )]
     TooOld {
         /// As uname(2) tells it.
@@ -32,7 +32,7 @@ pub enum KernelVersionError {
     },
     /// It does not say how old it is.
     #[error(
-        "this kernel says that it is {release:?}, which is no version; netconfig needs Linux {MIN_KERNEL} or later"
+        "cannot parse the kernel release {release:?}; netconfig needs Linux {MIN_KERNEL} or later"
     )]
     Unknown {
         /// As uname(2) tells it.
@@ -128,7 +128,7 @@ pub fn check() -> Result<Version, KernelVersionError> {
             ..
         } = feature;
         let is_there = since <= running;
-        tracing::debug!(feature = name, %since, %running, is_there, is_used, "Kernel");
+        tracing::debug!(feature = name, %since, %running, is_there, is_used, "Kernel feature");
     }
     Ok(running)
 }

@@ -139,7 +139,7 @@ async fn select_writer(setting: BackendSetting, daemon: &Daemon) -> anyhow::Resu
     let directory = daemon.directory(SERVICE.name);
     let selection = tokio::task::spawn_blocking(move || select_backend(setting, &directory));
     let SelectedBackend { writer, usable } = selection.await?;
-    daemon.readiness().require(BACKEND, "not looked at yet");
+    daemon.readiness().require(BACKEND, "not checked yet");
     daemon.readiness().set(BACKEND, usable);
     Ok(Arc::new(writer))
 }

@@ -32,17 +32,16 @@ impl Metrics {
             operations: Family::new_with_constructor(durations),
             differences: Counter::default(),
         };
-        let help = "Work on the rules of a netns without the wait for its turn; the result is OK or a reason";
+        let help = "Time to apply, plan, verify, drain or remove the rules of a netns, once its lock is held; the result is OK or a reason";
         let operations = metrics.operations.clone();
         registry.register_with_unit("rules_duration", help, Unit::Seconds, operations);
-        let help = "Verifications that found other rules than there should be";
+        let help = "Verifications that found rules out of sync";
         registry.register("rules_differing", help, metrics.differences.clone());
         let claims = Arc::clone(claims);
         let held = move || u64::try_from(claims.count()).unwrap_or(u64::MAX);
         let help = "Network namespaces held for sandboxes";
         registry.register_collector(Watched::one("claims", help, held));
-        let help =
-            "How often the node's processes were gone through, to find a netns or what runs in one";
+        let help = "Scans of the node's processes, to find a netns or the processes in one";
         registry.register_collector(Watched::one("process_walks", help, inspect::walks));
         register_probes(registry, probe_set);
         metrics
@@ -83,13 +82,13 @@ impl DriftMetrics {
     /// Declares its metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let drift = Self::default();
-        let help = "Messages about changes of nf_tables, routes and ip rules, by whether the netns is claimed";
+        let help = "Kernel notifications of changes to nf_tables, routes and ip rules, by whether the netns is claimed";
         registry.register("drift_events", help, drift.events.clone());
-        let help = "How often the kernel dropped such messages, so that everything was read again";
+        let help = "Times that the kernel dropped notifications, after which every claimed netns was read again";
         registry.register("drift_overruns", help, drift.overruns.clone());
-        let help = "How often a claimed netns was read to see what has become of it";
+        let help = "Reads of a claimed netns to check its state";
         registry.register("drift_reads", help, drift.reads.clone());
-        let help = "How often watchers were told that a claimed netns is not as they knew it";
+        let help = "Changes of a claimed netns that were reported to watchers";
         registry.register("drift_told", help, drift.published.clone());
         drift
     }
@@ -117,7 +116,7 @@ impl DriftMetrics {
 }
 
 fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {
-    let help = "Repairs of the node's probe set after somebody else changed it";
+    let help = "Repairs of the node's probe set after another process changed it";
     registry.register("probe_restores", help, probe_set.restores_counter());
     let elements = {
         let probe_set = Arc::clone(probe_set);
@@ -130,6 +129,6 @@ fn register_probes(registry: &mut Registry, probe_set: &Arc<ProbeSet>) {
         let user = probe_set.kubelet_user();
         user.map(|user| ("kubelet", u64::from(user)))
     };
-    let help = "The user that the kubelet runs as, where probes are told by it and it was found";
+    let help = "User id of the kubelet, if probes are matched by it and it was found";
     registry.register_collector(Watched::by("match", "probe_kubelet_uid", help, user));
 }

@@ -64,13 +64,13 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Out of descriptors, most likely: some will come back.
-                tracing::error!(%error, "Cannot accept");
+                tracing::error!(%error, "Cannot accept a connection on netns.sock");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         if let Err(refused) = daemon.policy().admit(&stream, Class::Service) {
-            tracing::warn!(error = %refused, "Refused a connection");
+            tracing::warn!(error = %refused, "Refused a connection on netns.sock");
             continue;
         }
         tokio::spawn(handle_connection(stream, Arc::clone(&claims)));
@@ -80,8 +80,8 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
 async fn handle_connection(stream: UnixStream, claims: Arc<Claims>) {
     match timeout(EXCHANGE_TIMEOUT, exchange(stream, &claims)).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!(%error, "A request for a descriptor broke off"),
-        Err(_) => tracing::warn!("A request for a descriptor took too long"),
+        Ok(Err(error)) => tracing::warn!(%error, "A netns.sock request failed"),
+        Err(_) => tracing::warn!("A netns.sock request timed out"),
     }
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn start(
     readiness: &Readiness,
 ) -> Recheck {
     let recheck = Recheck::default();
-    readiness.require(CONDITION, "not tried yet");
+    readiness.require(CONDITION, "not checked yet");
     let runs = run(
         Arc::clone(writer),
         probes,
@@ -107,7 +107,7 @@ async fn outcome(
     let done = match timeout(TIMEOUT, &mut work).await {
         Ok(done) => done,
         Err(_elapsed) => {
-            let late = format!("not done after {} s", TIMEOUT.as_secs());
+            let late = format!("not finished after {} s", TIMEOUT.as_secs());
             readiness.set(
                 CONDITION,
                 Err(describe_failure(Failure::new(
@@ -134,7 +134,7 @@ fn describe_failure(failure: Failure) -> String {
     let Failure {
         reason, message, ..
     } = failure;
-    tracing::warn!(%reason, error = message, "Pods of the mesh would be refused");
+    tracing::warn!(%reason, error = message, "The preflight check failed: ADDs of mesh pods would be refused");
     format!("{reason}: {message}")
 }
 

@@ -244,7 +244,7 @@ impl ProbeSet {
         drop(state);
         let cleared = cleared?;
         if cleared {
-            tracing::info!("Took the probe set off the node");
+            tracing::info!("Removed the probe set from the node");
         }
         Ok(cleared)
     }
@@ -261,12 +261,16 @@ impl ProbeSet {
                 Ok(()) => {
                     tracing::info!(
                         sandbox = name,
-                        "Took what nobody claims out of the probe set"
+                        "Removed unclaimed addresses from the probe set"
                     );
                 }
                 Err(error) => {
                     let error = with_causes(&error);
-                    tracing::warn!(sandbox = name, error, "Cannot clear the probe set");
+                    tracing::warn!(
+                        sandbox = name,
+                        error,
+                        "Cannot remove unclaimed addresses from the probe set"
+                    );
                 }
             }
         }
@@ -305,7 +309,7 @@ impl ProbeSet {
         let describe_error = |error: ProbeSetError| with_causes(&error);
         let differences = match state.read().map_err(describe_error)? {
             Some(differences) => differences,
-            None if state.in_use => vec!["all of it is gone".to_owned()],
+            None if state.in_use => vec!["the whole set is missing".to_owned()],
             None => return Ok(()),
         };
         if differences.is_empty() {
@@ -319,16 +323,19 @@ impl ProbeSet {
             .decide(now);
         if decision != RepairDecision::Allowed {
             if decision == RepairDecision::LimitReached {
-                tracing::error!(differences, "Something keeps changing the node's probe set");
+                tracing::error!(
+                    differences,
+                    "Another process keeps changing the node's probe set"
+                );
             }
-            return Err(format!("something keeps changing it: {differences}"));
+            return Err(format!("another process keeps changing it: {differences}"));
         }
         state.write().map_err(describe_error)?;
         match trigger {
             Trigger::Own => tracing::info!(differences, "Rewrote the node's probe set"),
             Trigger::External => {
                 self.counts.restores.inc();
-                tracing::warn!(differences, "Put the node's probe set right");
+                tracing::warn!(differences, "Repaired the node's probe set");
             }
         }
         Ok(())

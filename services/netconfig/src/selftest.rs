@@ -47,19 +47,19 @@ pub struct Report {
 #[derive(Debug, thiserror::Error)]
 pub enum SelfTestError {
     /// The two netns could not be made.
-    #[error("cannot test")]
+    #[error("cannot run the self-test")]
     World(#[from] WorldError),
     /// The rules could not be written.
-    #[error("cannot test")]
+    #[error("cannot run the self-test")]
     Apply(#[from] ApplyError),
     /// A pod's addresses could not be set_addresses.
-    #[error("cannot test")]
+    #[error("cannot run the self-test")]
     ProbeSet(#[from] ProbeSetError),
     /// A netns could not be looked into.
-    #[error("cannot test")]
+    #[error("cannot run the self-test")]
     Inspect(#[from] InspectError),
     /// A name of the test's is none; a defect.
-    #[error("cannot test: {0}")]
+    #[error("cannot run the self-test: {0}")]
     Name(#[from] inpod_types::InvalidIdentifier),
 }
 
@@ -103,7 +103,7 @@ pub fn run_after(
     checks.push(Check {
         name: "IPv6 of the node".to_owned(),
         outcome: Ok(if world.has_ipv6 {
-            "the kernel has IPv6, and it was tried".to_owned()
+            "the kernel has IPv6, and it was tested".to_owned()
         } else {
             "the kernel has no IPv6: there is nothing to capture".to_owned()
         }),

@@ -83,7 +83,7 @@ impl<T> Recycled<T> {
 /// A procfs of our own, or the machine's where we may not mount: then only the cost grows.
 fn procfs() -> io::Result<OwnedFd> {
     mount().or_else(|error| {
-        tracing::debug!(%error, "Cannot mount a procfs, and use the one that is there");
+        tracing::debug!(%error, "Cannot mount a procfs; using /proc");
         File::open("/proc").map(Into::into)
     })
 }

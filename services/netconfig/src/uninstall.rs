@@ -25,7 +25,7 @@ impl UninstallState {
     /// Nothing of ours is on the node's network or in a pod.
     pub(crate) fn mark_complete(&self) {
         if let Err(error) = self.marker.set(Leave::Uninstall) {
-            tracing::warn!(%error, "Cannot remember that this node was left");
+            tracing::warn!(%error, "Cannot record that inpod left this node");
         }
         self.daemon.forget(true);
     }
@@ -34,7 +34,7 @@ impl UninstallState {
     pub(crate) fn cancel(&self) {
         self.daemon.forget(false);
         if let Err(error) = self.marker.clear() {
-            tracing::warn!(%error, "Cannot forget that this node was left");
+            tracing::warn!(%error, "Cannot clear the record that inpod left this node");
         }
     }
 }

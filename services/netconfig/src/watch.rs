@@ -120,6 +120,7 @@ fn response(event: ResponseEvent) -> WatchDriftResponse {
 }
 
 fn lagged_status(missed: u64) -> Status {
-    let message = format!("{missed} events were missed: read everything again");
+    let message =
+        format!("{missed} events were dropped, the watcher is too slow: start a new watch");
     inpod_proto::into_status(&Failure::new(Reason::Overloaded, message))
 }

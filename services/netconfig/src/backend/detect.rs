@@ -71,7 +71,7 @@ pub(crate) fn select_backend(setting: BackendSetting, directory: &Path) -> Selec
             (None, backend, check_usable(backend, &evidence))
         }
     };
-    tracing::info!(%setting, backend = %detected, "Chose a backend");
+    tracing::info!(%setting, backend = %detected, "Selected a backend");
     SelectedBackend {
         writer: Writer {
             configured,
@@ -133,7 +133,7 @@ fn check_usable(backend: Backend, evidence: &Evidence) -> Result<(), String> {
     };
     match trial {
         TrialOutcome::Usable => Ok(()),
-        TrialOutcome::Untried => Err(format!("whether {backend} can be used is not known")),
+        TrialOutcome::Untried => Err(format!("{backend} was not tried")),
         TrialOutcome::Refused(why) => Err(format!(
             "no backend can be used on this node; {backend}: {why}: load nf_tables, nft_chain_nat and nf_conntrack, or install iptables in netconfig's image"
         )),

@@ -44,7 +44,7 @@ pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
 async fn sweep_all(claims: &Arc<Claims>) {
     let claims = Arc::clone(claims);
     if let Err(error) = spawn_blocking(move || sweep(&claims)).await {
-        tracing::error!(%error, "A sweep of the claims failed");
+        tracing::error!(%error, "The sweep of the claims panicked");
     }
 }
 
@@ -83,7 +83,7 @@ impl Sweeper {
             return std::future::pending().await;
         };
         path_watcher.next().await.unwrap_or_else(|error| {
-            tracing::warn!(%error, "Cannot sweeper directories any more");
+            tracing::warn!(%error, "Cannot watch directories any more");
             self.path_watcher = None;
             PathEvent::Lost
         })
@@ -114,7 +114,7 @@ impl Sweeper {
         if self.path_watcher.is_none() {
             let opened = PathWatcher::open();
             let opened =
-                opened.inspect_err(|error| tracing::warn!(%error, "Cannot sweeper directories"));
+                opened.inspect_err(|error| tracing::warn!(%error, "Cannot watch directories"));
             self.path_watcher = opened.ok();
         }
         for claim in self.claims.list() {
@@ -129,7 +129,7 @@ impl Sweeper {
             .as_mut()
             .map(|path_watcher| path_watcher.watch(path))
         {
-            tracing::debug!(path = %path.display(), %error, "Cannot sweeper the directory of a netns");
+            tracing::debug!(path = %path.display(), %error, "Cannot watch the directory of a netns");
         }
     }
 
@@ -151,7 +151,7 @@ impl Sweeper {
                 drop(change_lock);
             });
             if let Err(error) = checked.await {
-                tracing::error!(%error, "A look at a claim failed");
+                tracing::error!(%error, "The check of a claim panicked");
             }
         });
     }

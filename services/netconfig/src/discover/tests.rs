@@ -102,7 +102,7 @@ fn what_was_seen_instead_is_told() {
         error.to_string(),
         format!(
             "no process of pod {POD} is in a netns of its own that holds one of the pod's addresses; the netns holds \
-             10.0.0.9; 2 of its processes may not be looked at (CAP_SYS_PTRACE is needed)"
+             10.0.0.9; 2 of its processes cannot be inspected (CAP_SYS_PTRACE is needed)"
         )
     );
 }

@@ -24,14 +24,14 @@ const HEADER: [u8; 4] = [0; 4];
 
 /// The number by which this process's netns knows another one. One that it has already is kept.
 pub(super) fn nsid_of(netns: &Netns) -> Result<i32, KernelError> {
-    let act = "number the netns";
+    let act = "assign an nsid to the netns";
     let socket = Socket::open(SockProtocol::NetlinkRoute);
     let mut socket = socket.map_err(|error| KernelError::new(act, error))?;
     match socket.act(act, &Request::new(libc::RTM_NEWNSID, netns)) {
         Err(error) if !error.is(nix::Error::EEXIST) => return Err(error),
         Ok(()) | Err(_) => {}
     }
-    let act = "read the number of the netns";
+    let act = "read the nsid of the netns";
     let answer = socket.get(act, &Request::new(libc::RTM_GETNSID, netns))?;
     parse_nsid(&answer).ok_or_else(|| KernelError::new(act, nix::Error::ENOENT))
 }

@@ -89,7 +89,7 @@ impl NotificationReceiver {
         loop {
             if let Err(error) = self.drain(&socket).await {
                 // A runtime that ends, or a kernel without memory.
-                tracing::error!(%error, "Cannot run to changes in netns");
+                tracing::error!(%error, "Cannot receive kernel notifications");
                 self.mark_scope_changed();
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }

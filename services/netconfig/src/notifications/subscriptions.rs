@@ -83,7 +83,7 @@ impl Subscriptions {
         match &self.shared {
             Ok(_) => Ok(()),
             Err(why) => Err(format!(
-                "open_sockets in each claimed netns are used instead of shared ones, which take CAP_NET_BROADCAST: {why}"
+                "using sockets in each claimed netns instead of shared ones, which need CAP_NET_BROADCAST: {why}"
             )),
         }
     }
@@ -133,14 +133,14 @@ impl Subscriptions {
                     return Some(Source::Shared(nsid));
                 }
                 Err(error) => {
-                    tracing::warn!(sandbox = %claim.sandbox, error, "A netns gets open_sockets of its own");
+                    tracing::warn!(sandbox = %claim.sandbox, error, "Cannot get an nsid for the netns; opening sockets in it");
                 }
             }
         }
         match self.open_own_sockets(claim).await {
             Ok(_tasks) => Some(Source::Own { _tasks }),
             Err(error) => {
-                tracing::warn!(sandbox = %claim.sandbox, error, "Changes in a netns are not heard");
+                tracing::warn!(sandbox = %claim.sandbox, error, "Cannot subscribe to changes of the netns; relying on periodic reads");
                 None
             }
         }

@@ -159,7 +159,7 @@ impl Eni {
         }
         let mut kernel = Kernel::open()?;
         let rules = kernel.rules().unwrap_or_else(|error| {
-            tracing::warn!(%error, "Cannot recover ip rules for probes");
+            tracing::warn!(%error, "Cannot read the ip rules of an earlier run");
             Vec::new()
         });
         let mut eni = Self {
@@ -167,7 +167,7 @@ impl Eni {
             kernel,
         };
         if let Err(error) = eni.delete_stale(&rules) {
-            tracing::warn!(%error, "Cannot clear ip rules for probes");
+            tracing::warn!(%error, "Cannot delete stale ip rules for probes");
         }
         Ok(Some(eni))
     }

@@ -21,7 +21,7 @@ pub enum ProbeSetError {
     #[error("cannot write the node's probe rule from the node's cgroup namespace")]
     View(#[source] io::Error),
     /// The kernel took it and holds something else.
-    #[error("the node's probe set is not as it was written: {}", .0.join("; "))]
+    #[error("the node's probe set differs from what was written: {}", .0.join("; "))]
     Differs(Vec<String>),
     /// The ip rules for a pod with an interface of AWS's own could not be changed.
     #[error("cannot change the ip rules of the node for probes of {address}")]

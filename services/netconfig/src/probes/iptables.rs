@@ -113,11 +113,11 @@ impl Iptables {
         }
         let wanted = self.printed.get(rule).map_or(rule, String::as_str);
         if saved.rules != [wanted] {
-            differences.push(format!("the {family} chain {CHAIN} is not as it should be"));
+            differences.push(format!("the {family} chain {CHAIN} is out of sync"));
         }
         if !saved.is_first || saved.jumps != 1 {
             differences.push(format!(
-                "the {family} chain {HOOK} does not begin with its one jump to {CHAIN}"
+                "the {family} chain {HOOK} does not start with a single jump to {CHAIN}"
             ));
         }
         differences
@@ -246,7 +246,7 @@ impl SetBackend for Iptables {
                 self.runner.restore(*family, &clearing(&saved))?;
                 cleared = true;
                 if self.saved(*family)?.exists {
-                    left.push(format!("the {family} chain {CHAIN} is there retry_on_race"));
+                    left.push(format!("the {family} chain {CHAIN} was recreated"));
                 }
             }
             cleared |= self.sets.destroy(set_of(*family))?;

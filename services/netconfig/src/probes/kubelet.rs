@@ -52,7 +52,7 @@ impl Kubelet {
 /// Looks through the node's processes. Those in a container are none, whatever they are called.
 pub(crate) fn find() -> Option<Kubelet> {
     let listening = listening().unwrap_or_else(|error| {
-        tracing::warn!(%error, "Cannot see who listens on the kubelet's port");
+        tracing::warn!(%error, "Cannot list the sockets that listen on the kubelet's port");
         BTreeSet::new()
     });
     search(Path::new("/proc"), &listening)

@@ -113,8 +113,8 @@ impl Nft {
 
 fn describe_element(address: IpAddr, found: Option<&str>) -> String {
     match found {
-        None => format!("{address} is not there"),
-        Some(owner) => format!("{address} is there for {owner}"),
+        None => format!("{address} is missing"),
+        Some(owner) => format!("{address} belongs to {owner}"),
     }
 }
 
@@ -125,17 +125,18 @@ fn differences(seen: &Observed, selected: &Selected, settings: &ProbeSettings) -
     for found in &seen.tables {
         for chain in &wanted.chains {
             if !found.table.chains.contains(chain) {
-                differences.push(format!("chain {} is not as it should be", chain.name));
+                differences.push(format!("chain {} is out of sync", chain.name));
             }
         }
         if found.table.chains.len() > wanted.chains.len() {
-            differences.push("there are foreign chains".to_owned());
+            differences.push("the table has foreign chains".to_owned());
         }
         if usize::try_from(found.others) != Ok(SETS.len()) {
-            differences.push("there are other sets or objects than the two of ours".to_owned());
+            differences
+                .push("the table has other sets or objects than the two expected".to_owned());
         }
         if found.comment.as_deref() != Some(tag().as_str()) {
-            differences.push("the table is not tagged as ours".to_owned());
+            differences.push("the table's comment is not inpod's".to_owned());
         }
     }
     differences
@@ -190,7 +191,7 @@ impl SetBackend for Nft {
         })?;
         let left = retry_on_race(|| self.nftables.read_table(&[TABLE]))?;
         let left = left.ids().into_iter();
-        let left = left.map(|(_, name)| format!("the table {name} is there retry_on_race"));
+        let left = left.map(|(_, name)| format!("the table {name} was recreated"));
         ProbeSetError::unless_empty(left.collect())?;
         Ok(cleared)
     }

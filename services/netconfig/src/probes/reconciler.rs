@@ -44,7 +44,7 @@ impl Drop for ReconcilerGuard {
 pub(super) fn start(probe_set: Arc<ProbeSet>) -> io::Result<ReconcilerGuard> {
     let notifications = NftNotifications::open();
     let notifications = notifications.inspect_err(|error| {
-        tracing::warn!(%error, "Changes of the node's packet filter are not notification, only looked for");
+        tracing::warn!(%error, "Cannot subscribe to changes of the node's nf_tables; polling instead");
     });
     let is_stopped = Arc::new(AtomicBool::new(false));
     let guard = ReconcilerGuard(Arc::clone(&is_stopped));
@@ -117,7 +117,7 @@ impl Reconciler {
         let probe_set = &self.probe_set;
         let matters = |family, table: &str, port| probe_set.is_relevant(family, table, port);
         notifications.wait(timeout, matters).unwrap_or_else(|error| {
-            tracing::warn!(%error, "Changes of the node's packet filter are no longer notification");
+            tracing::warn!(%error, "Lost the subscription to changes of the node's nf_tables; polling instead");
             self.notifications = None;
             Notification::Loss
         })

@@ -45,7 +45,7 @@ pub(crate) async fn release(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>, san
         let result = probe_set.release_unless(&sandbox, || claims.find(&sandbox).is_some());
         if let Err(error) = result {
             let error = with_causes(&error);
-            tracing::warn!(%sandbox, error, "Addresses of a released sandbox stay in the probe set");
+            tracing::warn!(%sandbox, error, "Cannot remove the addresses of a released sandbox from the probe set");
         }
     };
     blocking(work).await;
@@ -63,6 +63,6 @@ async fn sweep(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>) {
 
 async fn blocking(work: impl FnOnce() + Send + 'static) {
     if let Err(error) = tokio::task::spawn_blocking(work).await {
-        tracing::error!(%error, "Work on the probe set failed");
+        tracing::error!(%error, "Work on the probe set panicked");
     }
 }

@@ -39,8 +39,8 @@ pub(crate) struct Cgroup {
 pub enum SelectError {
     /// No process is the kubelet.
     #[error(
-        "no process listens on port 10250 or is called kubelet, outside of containers: probe_match=uid:NUMBER tells \
-         its user"
+        "found no kubelet: no process outside of containers listens on port 10250 or is named kubelet; set \
+         probe_match=uid:NUMBER to its user"
     )]
     NoKubelet,
     /// cgroup2 is not mounted whole.
@@ -97,7 +97,7 @@ impl Selector {
             self.last_search = Some(Instant::now());
             self.kubelet = kubelet::find();
             if let Some(Kubelet { pid, user, .. }) = &self.kubelet {
-                tracing::info!(pid, user, "ObservedSet the kubelet");
+                tracing::info!(pid, user, "Found the kubelet");
             }
         }
         let user = self.kubelet_user().map(Selected::User);

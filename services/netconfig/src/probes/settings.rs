@@ -76,11 +76,11 @@ pub enum InvalidProbeMatch {
     #[error("is none of socket, kubelet, uid:NUMBER, cgroup:PATH, off")]
     Unknown,
     /// No user id.
-    #[error("names no user id: 0 to 4294967294")]
+    #[error("has no valid user id (0 to 4294967294)")]
     Uid,
     /// No path of a cgroup.
     #[error(
-        "names no cgroup: a path below the root of cgroup2, such as system.slice/kubelet.service"
+        "has no valid cgroup: expected a path below the root of cgroup2, such as system.slice/kubelet.service"
     )]
     Cgroup,
 }
@@ -201,7 +201,7 @@ impl TryFrom<String> for SourceV6 {
 }
 
 fn invalid_source(text: &str, family: &str) -> String {
-    format!("{text:?} is no {family} address that packets can come from")
+    format!("{text:?} is not a valid {family} source address")
 }
 
 /// Whether probes of pods with an interface of AWS's own are led there.

@@ -149,7 +149,7 @@ impl State {
         let missing = wanted.iter().filter(is_missing).count();
         if missing > 0 {
             differences.push(format!(
-                "{missing} addresses are missing or not current right"
+                "{missing} addresses are missing or have the wrong owner"
             ));
         }
         Ok(Some(differences))

@@ -114,7 +114,7 @@ impl Listeners {
                 "sent from {from}, arrived at {at} from {seen}"
             ))),
             Ok(None) => Err(expected(format!("sent from {from}, arrived nowhere"))),
-            Err(error) => Err(expected(format!("could not be looked for: {error}"))),
+            Err(error) => Err(expected(format!("could not be received: {error}"))),
         }
     }
 

@@ -46,13 +46,13 @@ const OTHER_END: &str = "veth0";
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
     /// A netns.
-    #[error("no netns could be made")]
+    #[error("cannot create a netns")]
     Create(#[from] CreateError),
     /// A netns that was made.
-    #[error("a netns that was made could not be entered")]
+    #[error("cannot enter a netns of the self-test")]
     Enter(#[from] EnterError),
     /// A socket.
-    #[error("no socket could be opened in a netns that was made")]
+    #[error("cannot open a socket in a netns of the self-test")]
     Socket(#[from] io::Error),
     /// An interface, an address or a route.
     #[error("the kernel refused")]
@@ -234,7 +234,7 @@ impl<'a> Side<'a> {
         let mut request = request.op_newlink_do(&Ifinfomsg::new());
         let attributes = request.encode().push_ifname_bytes(INTERFACE.as_bytes());
         drop(attributes.nested_linkinfo().push_kind(c"veth").end_nested());
-        self.socket.act("make a veth", &request)?;
+        self.socket.act("create a veth", &request)?;
         let header = self.header(OTHER_END, 0)?;
         let mut request = rt_link::Request::new().op_setlink_do(&header);
         let there = u32::try_from(there.as_fd().as_raw_fd()).unwrap_or(u32::MAX);

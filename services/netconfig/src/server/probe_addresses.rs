@@ -16,7 +16,7 @@ const MAX_PROBE_ADDRESSES: usize = 16;
 pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
     let found = texts.len();
     if found > MAX_PROBE_ADDRESSES {
-        let why = format!("{FIELD} has {found} entries, at most {MAX_PROBE_ADDRESSES} are taken");
+        let why = format!("{FIELD} has {found} entries, at most {MAX_PROBE_ADDRESSES} are allowed");
         return Err(Invalid::new(FIELD, why));
     }
     let addresses: BTreeSet<_> = addresses_from(texts, FIELD)?.into_iter().collect();

@@ -29,13 +29,13 @@ where
     let result = task.await.map_err(|error| defect(&error))?;
     result.map_err(|error| {
         let failure = error.into_failure();
-        tracing::warn!(reason = %failure.reason, error = failure.message, "Refused");
+        tracing::warn!(reason = %failure.reason, error = failure.message, "Request failed");
         inpod_proto::into_status(&failure)
     })
 }
 
 fn defect(error: &tokio::task::JoinError) -> Status {
-    tracing::error!(%error, "Work failed");
+    tracing::error!(%error, "A task panicked");
     let failure = Failure::new(Reason::Internal, format!("netconfig failed: {error}"));
     inpod_proto::into_status(&failure)
 }

@@ -115,7 +115,9 @@ impl Netconfig {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let told = fs::read_to_string(&self.log).unwrap();
-            let is_it = |line: &&str| line.contains("Pods of the mesh would be refused");
+            let is_it = |line: &&str| {
+                line.contains("The preflight check failed: ADDs of mesh pods would be refused")
+            };
             if let Some(line) = told.lines().find(is_it) {
                 return line.to_owned();
             }

@@ -225,5 +225,5 @@ fn a_tool_that_does_not_stop_is_told_of_and_not_fought_without_end() {
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(host.host.restores(), restores);
     let told = host.readiness.all()["probe-set"].message.clone();
-    assert!(told.contains("something keeps changing it"), "{told}");
+    assert!(told.contains("another process keeps changing it"), "{told}");
 }

@@ -218,7 +218,7 @@ async fn without_the_right_to_look_at_the_pods_processes_that_is_told() {
     let (fresh, pod) = (pod_netns(), Pod::new());
     let _process = pod.start(&fresh, 'a');
     let said = pod.is_not_found(&mut netconfig, ADDRESS).await;
-    let wanted = "1 of its processes may not be looked at (CAP_SYS_PTRACE is needed)";
+    let wanted = "1 of its processes cannot be inspected (CAP_SYS_PTRACE is needed)";
     assert!(said.contains(wanted), "{said}");
 }
 

@@ -53,7 +53,7 @@ impl DetectionCache {
     pub(super) fn write(&self, detection: &Detection) {
         if let Err(error) = self.try_write(detection) {
             let path = self.0.display();
-            tracing::warn!(%path, %error, "Cannot keep what was found of the backend");
+            tracing::warn!(%path, %error, "Cannot write the cache of backend detection");
         }
     }
 

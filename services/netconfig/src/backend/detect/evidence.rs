@@ -70,9 +70,9 @@ impl Evidence {
         };
         match scratch_netns() {
             Ok(netns) => evidence.try_in(&netns, programs),
-            Err(error) => tracing::warn!(%error, "Cannot make a netns to try backends in"),
+            Err(error) => tracing::warn!(%error, "Cannot create a netns to try backends in"),
         }
-        tracing::info!(?evidence, "Looked for what backends can be used");
+        tracing::info!(?evidence, "Detected usable backends");
         evidence
     }
 

@@ -92,7 +92,7 @@ impl Kernel {
                 Err(error) if error.is(nix::Error::EEXIST) => {}
                 Err(error) => {
                     if let Err(error) = self.delete(&added) {
-                        tracing::warn!(%error, "An ip rule for probes is left");
+                        tracing::warn!(%error, "Cannot delete an ip rule for probes");
                     }
                     return Err(error);
                 }

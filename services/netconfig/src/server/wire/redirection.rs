@@ -84,7 +84,7 @@ fn ipv6_of(field: &'static str, number: i32) -> Result<Ipv6, Invalid> {
 fn unknown(field: &'static str, number: i32) -> Invalid {
     Invalid::new(
         field,
-        format!("{field} has the value {number}, which this release does not know"),
+        format!("{field} has the value {number}, which this release does not support"),
     )
 }
 
@@ -122,7 +122,7 @@ fn ports(field: &'static str, numbers: &[u32]) -> Result<Vec<NonZeroU16>, Invali
         port.ok_or_else(|| {
             Invalid::new(
                 field,
-                format!("{field}: {number} is no port, 1 to 65535 are"),
+                format!("{field}: {number} is not a port (1 to 65535)"),
             )
         })
     };
@@ -157,7 +157,7 @@ fn beginning(text: &str) -> String {
 fn bounded<T>(field: &'static str, entries: &[T], most: usize) -> Result<(), Invalid> {
     let found = entries.len();
     if found > most {
-        let why = format!("{field} has {found} entries, at most {most} are taken");
+        let why = format!("{field} has {found} entries, at most {most} are allowed");
         return Err(Invalid::new(field, why));
     }
     Ok(())
@@ -171,7 +171,7 @@ fn distinct<T: PartialEq + Display>(
         if entries.iter().take(at).any(|earlier| earlier == entry) {
             return Err(Invalid::new(
                 field,
-                format!("{field}: {entry} stands there twice"),
+                format!("{field}: {entry} is listed twice"),
             ));
         }
     }
@@ -259,10 +259,7 @@ mod tests {
     #[test]
     fn what_stands_there_twice_is_refused() {
         let error = excluded(|exclusions| exclusions.outbound_ports = vec![80, 443, 80]);
-        assert!(
-            error.to_string().contains("80 stands there twice"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("80 is listed twice"), "{error}");
     }
 
     #[test]

@@ -91,7 +91,7 @@ fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selecti
         (false, _) => Ok(Selection::These(these)),
         (true, false) => Err(Invalid::new(
             field,
-            format!("{field} has entries although all are chosen"),
+            format!("{field} has entries, but all are selected"),
         )),
     }
 }
@@ -99,7 +99,7 @@ fn selection<T>(field: &'static str, all: bool, these: Vec<T>) -> Result<Selecti
 fn owners(field: &'static str, numbers: &[u32]) -> Result<Vec<Owner>, Invalid> {
     bounded(field, numbers, MOST)?;
     let owner = |number: &u32| {
-        let why = || format!("{field}: {number} is nobody's number");
+        let why = || format!("{field}: {number} is not a user or group id");
         Owner::new(*number).ok_or_else(|| Invalid::new(field, why()))
     };
     distinct(field, numbers.iter().map(owner).collect::<Result<_, _>>()?)
