@@ -1,5 +1,5 @@
-//! Which netns is held for which sandbox, and what was last seen in it. The one place where a netns gets a name that
-//! callers may use.
+//! The claims: which netns is held for which sandbox, and the state last published for it. Callers refer to a netns
+//! by its sandbox only.
 
 mod path_watcher;
 pub(crate) mod sweep;
@@ -19,27 +19,27 @@ use tokio::sync::broadcast;
 use crate::{apply::Observation, error::ClaimError, inspect, notifications::Queue};
 use validate::ValidatedNetns;
 
-/// How many events a slow watcher may lag behind before it has to read everything again.
+/// Number of events that a slow watcher may lag behind before it has to start a new watch.
 const EVENT_BACKLOG: usize = 1024;
 
-/// A validated netns, held for a sandbox.
+/// A claimed network namespace.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: Netns,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) since: SystemTime,
-    /// Held by whoever changes the netns, so that changes of one netns come one after another.
+    /// Serializes changes of this netns: held during each change and each read.
     pub(crate) change_lock: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// What was seen in a claimed netns.
+/// The observed state of a claimed netns.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: NetnsId,
     pub(crate) observation: Observation,
-    /// Grows with everything that is published of any claim.
+    /// Increases with every event of any claim.
     pub(crate) revision: u64,
 }
 
@@ -48,22 +48,20 @@ pub(crate) struct State {
 pub(crate) struct Released {
     pub(crate) sandbox: SandboxRef,
     pub(crate) netns: NetnsId,
-    /// As of [`State`].
     pub(crate) revision: u64,
 }
 
-/// What happened to a claim. Names it only: an event that waits for a slow watcher must not hold a netns.
+/// A change of a claim. It contains names only: an event that waits for a slow watcher must not hold a netns open.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// It is new, or was found at another path.
+    /// The claim is new, or its netns moved to another path.
     Claimed(SandboxRef),
-    /// What is in its netns is not what was published last.
+    /// The state differs from the one published before.
     State(Arc<State>),
-    /// It ended.
     Released(Released),
 }
 
-/// The claims held.
+/// All claims of this process.
 #[derive(Debug)]
 pub(crate) struct Claims {
     table: Mutex<Table>,
@@ -80,7 +78,7 @@ struct Table {
 #[derive(Debug)]
 struct Held {
     claim: Arc<Claim>,
-    /// What was published of it last.
+    /// The state published last; none before the first read.
     published: Option<Arc<State>>,
 }
 
@@ -90,7 +88,7 @@ impl Table {
         self.revision
     }
 
-    /// Of the same netns: a claim that was confirmed at another path has not ended.
+    /// Returns the current entry of the claim's netns. A claim that was confirmed at another path has not ended.
     fn current(&mut self, claim: &Claim) -> Option<&mut Held> {
         let held = self.held.get_mut(&claim.sandbox);
         held.filter(|held| held.claim.netns.same_as(&claim.netns))
@@ -98,7 +96,7 @@ impl Table {
 }
 
 impl Claims {
-    /// None yet. Those that come are put into the queue of netns that are read.
+    /// Creates an empty table. `queue` receives every claim, to have its netns read.
     pub(crate) fn new(queue: Arc<Queue>) -> Self {
         Self {
             table: Mutex::default(),
@@ -107,10 +105,10 @@ impl Claims {
         }
     }
 
-    /// Holds a validated netns for a sandbox. One that the sandbox holds already is confirmed; another one takes its
-    /// place only when it is gone.
+    /// Claims a validated netns for a sandbox. If the sandbox already holds this netns, the claim is confirmed; if it
+    /// holds another one, that claim is replaced only if its netns is gone.
     ///
-    /// May look through the node's processes, and hence block.
+    /// May scan the node's processes, and hence block.
     pub(crate) fn claim(
         &self,
         sandbox: &SandboxRef,
@@ -131,7 +129,7 @@ impl Claims {
         self.insert(sandbox, validated)
     }
 
-    /// Where the path that it was claimed at is gone, the claim goes on at the one that it was found at now.
+    /// Keeps a claim whose netns was found again. If its old path is gone, the claim moves to the new path.
     fn confirm(
         &self,
         held: Arc<Claim>,
@@ -143,7 +141,7 @@ impl Claims {
         let mut table = self.lock();
         let Some(current) = table.current(&held) else {
             drop(table);
-            // It ended since it was found.
+            // The claim ended after it was looked up.
             return self.insert(&held.sandbox, validated);
         };
         let claim = Arc::new(Claim {
@@ -165,7 +163,7 @@ impl Claims {
     ) -> Result<Arc<Claim>, ClaimError> {
         let mut table = self.lock();
         let found = validated.netns.id();
-        // Who else has it: another sandbox, or this one by a call that was existing.
+        // The other claim may be another sandbox's, or this one's from a concurrent call.
         let mut others = table.held.values().map(|held| &held.claim);
         if let Some(other) = others.find(|claim| claim.netns.id() == found) {
             return if other.sandbox == *sandbox {
@@ -196,36 +194,34 @@ impl Claims {
         Ok(claim)
     }
 
-    /// The claim of a sandbox.
     pub(crate) fn get(&self, sandbox: &SandboxRef) -> Result<Arc<Claim>, ClaimError> {
         self.find(sandbox)
             .ok_or_else(|| ClaimError::Unknown(sandbox.clone()))
     }
 
-    /// The claim of a sandbox, if there is one.
     pub(crate) fn find(&self, sandbox: &SandboxRef) -> Option<Arc<Claim>> {
         let table = self.lock();
         table.held.get(sandbox).map(|held| Arc::clone(&held.claim))
     }
 
-    /// All of them, ordered by sandbox.
+    /// Returns all claims, ordered by sandbox.
     pub(crate) fn list(&self) -> Vec<Arc<Claim>> {
         let table = self.lock();
         let claims = table.held.values().map(|held| Arc::clone(&held.claim));
         claims.collect()
     }
 
-    /// How many there are.
     pub(crate) fn count(&self) -> usize {
         self.lock().held.len()
     }
 
-    /// Whether a claim has not ended.
+    /// Returns whether a claim has not ended.
     pub(crate) fn is_current(&self, claim: &Claim) -> bool {
         self.lock().current(claim).is_some()
     }
 
-    /// Ends a claim, unless another netns has taken its place. Its descriptor is closed when the last call on it ends.
+    /// Ends a claim, unless another netns has replaced it. Its descriptor is closed when the last call
+    /// that uses it ends.
     pub(crate) fn release(&self, claim: &Claim) -> bool {
         let mut table = self.lock();
         if table.current(claim).is_none() {
@@ -242,8 +238,8 @@ impl Claims {
         true
     }
 
-    /// What is in a claim's netns was changed through it: it is read, and watchers are published, also where they were published
-    /// the same before. What was mended and then broken again is another thing than what was never mended.
+    /// Schedules a read after a change through this claim, and has its result published even if it equals the last one:
+    /// a netns that was repaired and then broken again differs from one that was never repaired.
     pub(crate) fn republish(&self, claim: &Claim) {
         if let Some(held) = self.lock().current(claim) {
             held.published = None;
@@ -251,8 +247,8 @@ impl Claims {
         self.queue.mark_changed(&claim.sandbox);
     }
 
-    /// What was seen in a claim's netns. Watchers are published where it is not what they were published last. Gives back what
-    /// they know now, and whether it is new; `None` where the claim has ended.
+    /// Publishes the observed state to watchers if it differs from the last one. Returns the current state and whether
+    /// it is new, or `None` if the claim has ended.
     pub(crate) fn publish(
         &self,
         claim: &Claim,
@@ -275,12 +271,11 @@ impl Claims {
         Some((state, true))
     }
 
-    /// What watchers were published of a claim's netns last.
     pub(crate) fn last_published(&self, claim: &Claim) -> Option<Arc<State>> {
         self.lock().current(claim)?.published.clone()
     }
 
-    /// Whose claims there are, and every event from then on.
+    /// Returns the sandboxes with claims, and a receiver of all later events.
     pub(crate) fn subscribe(&self) -> (Vec<SandboxRef>, broadcast::Receiver<Event>) {
         let table = self.lock();
         let sandboxes = table.held.keys().cloned().collect();
@@ -288,18 +283,18 @@ impl Claims {
     }
 
     fn send_event(&self, event: Event) {
-        // An error says that nobody watches.
+        // Sending fails if there are no watchers.
         drop(self.events.send(event));
     }
 
-    /// A panic while it was held cannot have left it half changed: nothing that is called with it panics.
+    /// A poisoned lock is safe to use: no code that runs under it panics half way through a change.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether nothing uses a netns but this process: its path does not lead to it, and no process is in it. Looks
-/// through the node's processes in the worst case.
+/// Returns whether no other process uses a netns: its path leads elsewhere, and no process is in it. Scans the node's
+/// processes in the worst case.
 pub(crate) fn is_gone(claim: &Claim) -> bool {
     !claim.netns.path_intact() && !inspect::is_inhabited(&claim.netns)
 }

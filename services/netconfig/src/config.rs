@@ -8,7 +8,6 @@ use crate::{
     probes::{self, AwsBranchEni, ProbeMatch, SourceV4, SourceV6},
 };
 
-/// The settings of this service alone.
 pub(crate) const KEYS: &[Key] = &[
     Key {
         name: "netns_roots",
@@ -58,36 +57,27 @@ pub(crate) const KEYS: &[Key] = &[
     },
 ];
 
-/// The settings, parsed.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Config {
-    /// Directories below which a netns may be.
     #[serde(deserialize_with = "inpod_service::list")]
     pub netns_roots: Vec<PathBuf>,
-    /// How often claims are looked through.
     #[serde(rename = "sweep_seconds", deserialize_with = "seconds")]
     pub sweep: Duration,
-    /// How often each claimed netns is read where nothing is heard of it.
+    /// Interval of reads of a claimed netns without a notification.
     #[serde(rename = "verify_seconds", deserialize_with = "seconds")]
     pub verify: Duration,
-    /// The receive buffer of each of the two sockets that hear of changes, in bytes as SO_RCVBUF takes them.
+    /// The receive buffer of each of the two notification sockets, in bytes as SO_RCVBUF takes them.
     #[serde(deserialize_with = "buffer")]
     pub event_buffer_bytes: usize,
-    /// What rules are written with.
     #[serde(deserialize_with = "inpod_service::config::parsed")]
     pub backend: BackendSetting,
-    /// Whose packets to a pod are probes.
     pub probe_match: ProbeMatch,
-    /// The address that IPv4 probes come from.
     pub probe_source_v4: SourceV4,
-    /// The address that IPv6 probes come from.
     pub probe_source_v6: SourceV6,
-    /// Whether probes are led to pods with an interface of AWS's own.
     pub aws_branch_eni: AwsBranchEni,
 }
 
 impl Config {
-    /// What is done with probes.
     pub(crate) fn probes(&self) -> probes::ProbeSettings {
         probes::ProbeSettings {
             probe_match: self.probe_match.clone(),

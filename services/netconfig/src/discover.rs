@@ -1,4 +1,4 @@
-//! Finds the netns of a pod that no CNI call was seen for, by its processes' cgroups.
+//! Finds the netns of a pod without a CNI call, by the cgroups of its processes.
 
 use std::{
     collections::BTreeMap,
@@ -24,13 +24,13 @@ use crate::{
     inspect::{self, PROC, Process},
 };
 
-/// The interface of a discovered sandbox: what every runtime calls a pod's first one.
+/// The interface of a discovered sandbox: every runtime gives a pod's first interface this name.
 const IFNAME: &str = "eth0";
 
-/// A pod's netns, held.
+/// A pod's netns that was found and validated.
 #[derive(Debug)]
 pub struct DiscoveredNetns {
-    /// The pod's oldest process in it.
+    /// The pod's oldest process in the netns.
     pub process: Process,
     /// The container of that process.
     pub container_id: ContainerId,
@@ -38,20 +38,19 @@ pub struct DiscoveredNetns {
 }
 
 impl DiscoveredNetns {
-    /// The netns.
     pub fn netns(&self) -> &Netns {
         &self.validated.netns
     }
 }
 
-/// Finds a pod's netns: of those that its processes are in, neither the node's nor this process's own, the one of
-/// the oldest process that holds one of the addresses. `proc` is where procfs is.
+/// Finds a pod's netns. Of the netns that the pod's processes are in, other than the node's and netconfig's, this is
+/// the one of the oldest process that has one of the addresses. `proc` is the path of procfs.
 ///
-/// Its time grows with the number of the node's processes; it may block.
+/// Scans all of the node's processes, and may block.
 ///
 /// # Errors
 ///
-/// When there is none, processes cannot be listed, or one of the pod's netns cannot be looked into.
+/// When there is no such netns, processes cannot be listed, or one of the pod's netns cannot be inspected.
 pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
     let scan = scan(proc, pod).map_err(FindError::List)?;
     let (mut others, mut failure) = (Vec::new(), None);
@@ -60,7 +59,7 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Discovere
             Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
             Err(refusal @ ClaimError::Address { .. }) => others.push(refusal.to_string()),
-            // Another one may still be the pod's.
+            // Another netns may still be the pod's.
             Err(error) => failure = failure.or(Some(error)),
         }
     }
@@ -74,8 +73,8 @@ pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<Discovere
     ))
 }
 
-/// Finds a pod's netns and holds it, for a sandbox that is named after the container of the oldest process. One that
-/// was found before keeps its name, also when that container has ended since.
+/// Finds a pod's netns and claims it for a sandbox that is named after the container of the oldest process. A netns
+/// that was discovered before keeps its sandbox, even if that container has ended since.
 pub(crate) fn find_and_claim(
     claims: &Claims,
     pod: &PodUid,
@@ -99,23 +98,23 @@ pub(crate) fn find_and_claim(
 /// A process of the pod.
 #[derive(Debug)]
 struct Member {
-    /// What stands first orders: the start, then the pid.
+    /// The first field, so that the derived order is by start time, then by pid.
     process: Process,
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode number.
     netns: (u64, u64),
     container_id: ContainerId,
 }
 
-/// What was found below `/proc`.
+/// The result of scanning `/proc`.
 #[derive(Debug, Default)]
 struct Scan {
     members: Vec<Member>,
-    /// How many processes of the pod may not be looked at.
+    /// Number of the pod's processes that could not be inspected.
     hidden: usize,
 }
 
-/// The pod's processes that are in a netns of their own. One that ends meanwhile is left out.
+/// Lists the pod's processes that are in a netns of their own. Processes that end meanwhile are left out.
 fn scan(proc: &Path, pod: &PodUid) -> io::Result<Scan> {
     let mut scan = Scan::default();
     let Some(pod) = PodKey::of(pod.as_str()) else {
@@ -151,14 +150,14 @@ fn member(pod: PodKey, netns: (u64, u64), pid: u32, path: PathBuf) -> Option<Mem
     })
 }
 
-/// The container of the pod that a process is in. A cgroup's name may be any bytes.
+/// Returns the container of the pod that a process is in. The name of a cgroup may contain any bytes.
 fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
     let cgroup = fs::read(process.join("cgroup")).ok()?;
     let place = place(&String::from_utf8_lossy(&cgroup))?;
     (place.pod == pod).then_some(place.container)
 }
 
-/// The processes by netns, each oldest first, and the netns by their oldest one.
+/// Groups processes by netns. Each group, and the list of groups, starts with the oldest process.
 fn by_age(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     members.sort_by(|a, b| a.process.cmp(&b.process));
     let mut netns: BTreeMap<_, usize> = BTreeMap::new();
@@ -173,7 +172,7 @@ fn by_age(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     groups
 }
 
-/// Judges a netns, once: through the first of its processes that is still there. `None`: none is.
+/// Validates a netns through the first of its processes that still runs. Returns `None` if none does.
 fn validate_group(
     members: Vec<Member>,
     addresses: &[IpAddr],
@@ -193,7 +192,7 @@ fn validate_group(
                     validated,
                 }));
             }
-            // The process has ended, or moved, or its number is another one's by now.
+            // The process ended or moved, or another process reuses its pid.
             Ok(_) | Err(ClaimError::Open(OpenError::Missing(_)) | ClaimError::Mismatch { .. }) => {}
             Err(refusal) => return Err(refusal),
         }
@@ -207,7 +206,7 @@ fn is_still(member: &Member) -> bool {
         .is_some_and(|now| now.start_time == member.process.start_time)
 }
 
-/// The sandbox for which an earlier search claimed a netns.
+/// Returns the sandbox for which an earlier search claimed the netns.
 fn existing_discovery(claims: &Claims, netns: &Netns) -> Option<SandboxRef> {
     let held = claims.list();
     let held = held.iter().find(|claim| claim.netns.same_as(netns))?;

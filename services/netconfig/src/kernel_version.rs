@@ -1,4 +1,4 @@
-//! Which kernel netconfig needs, and what newer ones have that it uses or leaves alone.
+//! The minimum kernel version, and the features of newer kernels that netconfig uses or avoids.
 
 use std::fmt;
 
@@ -14,49 +14,45 @@ impl fmt::Display for Version {
     }
 }
 
-/// The oldest kernel that will do: the first with SO_NETNS_COOKIE, without which a netns cannot be told from a later
-/// one of the same inode.
+/// The oldest supported kernel: the first with SO_NETNS_COOKIE, without which a netns cannot be distinguished from a
+/// later one with the same inode.
 pub const MIN_KERNEL: Version = Version(5, 14);
 
-/// Why netconfig does not start on a kernel.
+/// An error of the version check at the start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KernelVersionError {
-    /// It is too old.
     #[error(
         "this kernel is {release}; netconfig needs Linux {MIN_KERNEL} or later (SO_NETNS_COOKIE distinguishes a netns \
          from a later one with the same inode)"
     )]
     TooOld {
-        /// As uname(2) tells it.
+        /// The release that uname(2) reports.
         release: String,
     },
-    /// It does not say how old it is.
     #[error(
         "cannot parse the kernel release {release:?}; netconfig needs Linux {MIN_KERNEL} or later"
     )]
     Unknown {
-        /// As uname(2) tells it.
+        /// The release that uname(2) reports.
         release: String,
     },
 }
 
-/// Something that came after the floor.
+/// A kernel feature that is newer than the minimum version.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
-    /// Its name.
     pub name: &'static str,
-    /// The kernel that brought it.
     pub since: Version,
-    /// Whether it is used where it is there.
+    /// True if netconfig uses the feature where it exists.
     pub is_used: bool,
-    /// What is done without it.
+    /// The behavior without it, for the table in README.md.
     pub fallback: &'static str,
-    /// What stands in the sources where it is used, and nowhere otherwise.
+    /// A text that occurs in the sources if and only if the feature is used.
     #[cfg(test)]
     source_marker: &'static str,
 }
 
-/// What came after the floor and has a use here.
+/// The newer features that matter to netconfig.
 pub const FEATURES: [Feature; 6] = [
     Feature {
         name: "`net.ipv4.tcp_migrate_req`",
@@ -112,11 +108,11 @@ pub const FEATURES: [Feature; 6] = [
     },
 ];
 
-/// Refuses a kernel below the floor, and says at level debug what the running one has beyond it.
+/// Refuses a kernel below the minimum version. Logs at level debug which newer features the running one has.
 ///
 /// # Errors
 ///
-/// See [`KernelVersionError`].
+/// When it is too old, or its release cannot be parsed.
 pub fn check() -> Result<Version, KernelVersionError> {
     let release = uname().map(|uname| uname.release().to_string_lossy().into_owned());
     let running = check_release(&release.unwrap_or_default())?;
@@ -142,7 +138,7 @@ fn check_release(release: &str) -> Result<Version, KernelVersionError> {
     Ok(version)
 }
 
-/// `major.minor`, and whatever a distribution adds.
+/// Parses `major.minor`, and ignores what distributions append.
 fn parse(release: &str) -> Option<Version> {
     let (major, rest) = release.split_once('.')?;
     let end = rest.find(|c: char| !c.is_ascii_digit());
@@ -232,7 +228,7 @@ mod tests {
         );
     }
 
-    /// Every source of netconfig and of what it is made of, but this one.
+    /// Collects the sources below a directory, except for this file.
     fn sources(directory: &Path, found: &mut String) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();

@@ -1,8 +1,9 @@
-//! Claims pods' network namespaces, writes their redirection and reads it back. The only process that enters one.
+//! Claims pods' network namespaces (netns), writes their redirection rules and reads them back. netconfig is the only
+//! process of inpod that enters a pod's netns.
 //!
-//! [`apply`] is the heart: what [`rules`] says as data becomes so in the kernel, is read back, or is taken away. A
-//! caller names a netns by the claim that it holds; this process alone resolves a path. It holds no credential,
-//! keeps no state of its own, and acts on nothing but a claimed netns: never on the node's, but for [`probe_set`].
+//! [`rules`] describes a redirection as data; [`apply`] applies it, compares it with the kernel and removes it. Callers
+//! name a netns by the claim that they hold; only this process resolves paths. It holds no credential, keeps no state
+//! but the detected backend, and changes nothing outside of claimed netns except for the probe set of [`probes`].
 
 pub mod apply;
 mod backend;
@@ -62,7 +63,6 @@ use crate::{
     server::Handler,
 };
 
-/// What this service is.
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "netconfig",
     about: "Claims pods' network namespaces, writes their redirection and reads it back",
@@ -70,14 +70,14 @@ pub const SERVICE: inpod_service::Service = inpod_service::Service {
     keys: config::KEYS,
 };
 
-/// Whether there is something to write rules with. Holds readiness up.
+/// Readiness condition: a backend for rules is usable.
 const BACKEND: &str = "backend";
 
-/// Serves until the process is to stop. Claims end with it; rules stay.
+/// Serves until the process stops. Claims end with the process; rules stay.
 ///
 /// # Errors
 ///
-/// When the kernel is too old, or a socket cannot be had.
+/// When the kernel is too old, or a socket cannot be opened.
 pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     kernel_version::check()?;
     let probes = config.probes();
@@ -126,7 +126,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     let server = daemon.server();
     let server = server.add_service(NetconfigServiceServer::new(handler));
     server.serve().await?;
-    // The broker's socket is served until then.
+    // netns.sock is served until here, while the gRPC server drains its calls.
     tasks.shutdown().await;
     if daemon.forgets() {
         netns_sock::remove(&daemon)?;
@@ -134,7 +134,7 @@ pub async fn run(config: Config, daemon: Daemon) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What rules are written with. Whether that can be used is told.
+/// Selects the backend and sets the readiness condition [`BACKEND`].
 async fn select_writer(setting: BackendSetting, daemon: &Daemon) -> anyhow::Result<Arc<Writer>> {
     let directory = daemon.directory(SERVICE.name);
     let selection = tokio::task::spawn_blocking(move || select_backend(setting, &directory));

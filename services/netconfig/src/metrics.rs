@@ -1,4 +1,4 @@
-//! What netconfig counts.
+//! The metrics of netconfig.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{claims::Claims, inspect, probes::ProbeSet};
 type ByOrigin = [(&'static str, &'static str); 1];
 type ByOperationAndResult = [(&'static str, &'static str); 2];
 
-/// What was done in claimed netns.
+/// Metrics of the work in claimed netns.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
     operations: Family<ByOperationAndResult, Histogram, fn() -> Histogram>,
@@ -22,7 +22,6 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Declares netconfig's metrics.
     pub(crate) fn register(
         registry: &mut Registry,
         claims: &Arc<Claims>,
@@ -47,7 +46,7 @@ impl Metrics {
         metrics
     }
 
-    /// Something was done to the rules of a netns, or could not be.
+    /// Records an operation on the rules of a netns, by its result.
     pub(crate) fn record<T>(
         &self,
         operation: &'static str,
@@ -63,13 +62,12 @@ impl Metrics {
         operations.observe(took.as_secs_f64());
     }
 
-    /// A verification found something.
     pub(crate) fn record_difference(&self) {
         self.differences.inc();
     }
 }
 
-/// What was heard of netns, and what was done about it. Cheap to clone.
+/// Metrics of drift detection. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DriftMetrics {
     events: Family<ByOrigin, Counter>,
@@ -79,7 +77,6 @@ pub(crate) struct DriftMetrics {
 }
 
 impl DriftMetrics {
-    /// Declares its metrics.
     pub(crate) fn register(registry: &mut Registry) -> Self {
         let drift = Self::default();
         let help = "Kernel notifications of changes to nf_tables, routes and ip rules, by whether the netns is claimed";
@@ -93,23 +90,21 @@ impl DriftMetrics {
         drift
     }
 
-    /// A message came.
+    /// Counts a notification of the kernel.
     pub(crate) fn event(&self, is_claimed: bool) {
         let netns = if is_claimed { "claimed" } else { "other" };
         self.events.get_or_create(&[("netns", netns)]).inc();
     }
 
-    /// Messages were dropped.
+    /// Counts dropped notifications (ENOBUFS).
     pub(crate) fn overrun(&self) {
         self.overruns.inc();
     }
 
-    /// A netns is read.
     pub(crate) fn read(&self) {
         self.reads.inc();
     }
 
-    /// Watchers were told.
     pub(crate) fn published(&self) {
         self.published.inc();
     }

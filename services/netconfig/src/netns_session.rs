@@ -1,5 +1,5 @@
-//! A netns's packet filter and routes, within reach: sockets that were opened in it and are used from home, and
-//! programs that run in it.
+//! A session in one netns: netlink sockets that were opened inside and are used from outside, and
+//! programs that run inside.
 
 use std::{fs, io, path::Path};
 
@@ -18,41 +18,35 @@ use crate::{
     sysctl::{NetnsSysctls, Sysctls, TCP_MIGRATE_REQ_NAME},
 };
 
-/// The tables of iptables-legacy that are in use, a name a line; not there before the first one is (ip_tables.c and
-/// ip6_tables.c). Of the netns that the reading thread is in.
+/// The tables of iptables-legacy that are in use, one name per line; absent before the first use (ip_tables.c and
+/// ip6_tables.c). They show the netns of the reading thread.
 const LEGACY_TABLES: [&str; 2] = [
     "/proc/thread-self/net/ip_tables_names",
     "/proc/thread-self/net/ip6_tables_names",
 ];
 
-/// Counters of a netns, two lines a protocol: names, then numbers (proc_net(5)). Of the netns that the reading thread is
-/// in.
+/// Protocol counters of the reading thread's netns: per protocol one line of names and one of values (proc_net(5)).
 const COUNTERS: &str = "/proc/thread-self/net/snmp";
 
-/// Connections that were begun, from here and from elsewhere (RFC 4022). Those that are merely passed on do not count.
+/// Counters of TCP connections opened from the netns and to it (RFC 4022). Forwarded connections do not count.
 const CONNECTION_COUNTERS: [&str; 2] = ["ActiveOpens", "PassiveOpens"];
 
-/// Root, as this process numbers users.
 const ROOT: u32 = 0;
 
-/// How chains are named by inpod and by Istio's node agent, in tables of iptables.
+/// Name prefixes of the iptables chains of inpod and of Istio's node agent.
 const CHAIN_PREFIXES: [&str; 2] = ["INPOD_", "ISTIO_"];
 
-/// Why a netns could not be reached.
+/// An error of opening or using a session.
 #[derive(Debug, thiserror::Error)]
 pub enum ReachError {
-    /// It could not be entered.
     #[error("cannot reach into the netns")]
     Enter(#[from] EnterError),
-    /// A netlink socket could not be opened in it, or a sysctl not be read.
     #[error("cannot open a netlink socket in the netns, or read its sysctls")]
     Socket(#[from] io::Error),
-    /// A sysctl could not be written.
     #[error("cannot write the sysctl {TCP_MIGRATE_REQ_NAME} of the netns")]
     Sysctl(#[source] io::Error),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct NetnsSession<'a> {
     pub(crate) netns: &'a Netns,
@@ -63,19 +57,19 @@ pub(crate) struct NetnsSession<'a> {
     facts: Facts,
 }
 
-/// What was seen inside.
+/// Facts read from inside of the netns.
 #[derive(Clone, Copy, Debug)]
 struct Facts {
     has_ipv6: bool,
     has_legacy_tables: bool,
-    /// Root of the user namespace that owns the netns, as this process numbers users.
+    /// The uid of root in the user namespace that owns the netns, as this process sees it.
     root: u32,
     has_connected: bool,
     migrates: Option<bool>,
 }
 
 impl<'a> NetnsSession<'a> {
-    /// Does something through a session.
+    /// Opens a session, runs `work` in it and closes it.
     pub(crate) fn with<T, E: From<ReachError>>(
         netns: &'a Netns,
         programs: &'a Programs,
@@ -88,7 +82,7 @@ impl<'a> NetnsSession<'a> {
         result
     }
 
-    /// Enters the netns for as long as it takes to open two sockets and to look.
+    /// Enters the netns just long enough to open two sockets and to read the facts.
     fn open(
         netns: &'a Netns,
         programs: &'a Programs,
@@ -115,7 +109,7 @@ impl<'a> NetnsSession<'a> {
         Ok(session?)
     }
 
-    /// The families that are switched on.
+    /// Returns the address families that are enabled.
     pub(crate) fn families(&self) -> &'static [Family] {
         if self.facts.has_ipv6 {
             &Family::ALL
@@ -124,23 +118,23 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Whether another user namespace owns the netns (`hostUsers: false`), as far as that can be told: where its root is
-    /// the same user as root of ours, it is taken for ours. From outside of that one the kernel lets
-    /// iptables not ask for users and groups (owner_check in net/netfilter/xt_owner.c); nf_tables may, and both mean
-    /// the numbers of that namespace (services/docs/facts/kernel.md, 15).
+    /// Returns whether another user namespace owns the netns (`hostUsers: false`). A user namespace whose root is
+    /// also this process's root goes unnoticed. From outside of that user namespace the kernel refuses iptables'
+    /// owner match (owner_check in net/netfilter/xt_owner.c), but allows nf_tables' one; both count uids in that
+    /// user namespace (services/docs/facts/kernel.md, 15).
     pub(crate) fn has_other_users(&self) -> bool {
         self.facts.root != ROOT
     }
 
-    /// The users whose sockets tables take for a sidecar's. Those of another user namespace are numbered from its root
-    /// on, as a kubelet maps them (`hostUsers: false`).
+    /// Returns the users that `tables` take for a sidecar's proxy, as this process sees them. In another user namespace
+    /// uids count from its root, as the kubelet maps them (`hostUsers: false`).
     pub(crate) fn proxies<'t>(&self, tables: impl IntoIterator<Item = &'t Table>) -> Proxies {
         let users = tables.into_iter().flat_map(Table::users);
         Proxies::of(users.filter_map(|user| self.facts.root.checked_add(user)))
     }
 
-    /// Reads everything back: what the backend holds that is to be used if nothing is there, and every other one of
-    /// which there are signs.
+    /// Reads the state of the netns: the rules of nf_tables, of the preferred backend, and of every other backend
+    /// that may hold rules.
     pub(crate) fn read(&mut self, preferred: Backend) -> Result<State, BackendError> {
         let mut seen = vec![(Backend::Nftables, self.nftables.read()?)];
         for variant in [Variant::Nft, Variant::Legacy] {
@@ -157,9 +151,9 @@ impl<'a> NetnsSession<'a> {
         })
     }
 
-    /// Whether a variant of iptables may hold something of ours or the incumbent's. The names of nf_tables' chains are
-    /// certain. Of legacy tables it is only known that they are used: where its programs are missing, nobody here
-    /// wrote them.
+    /// Returns whether an iptables variant may hold rules of inpod or of the incumbent. For iptables-nft the names of
+    /// its chains decide. For iptables-legacy it is only known whether tables are in use; if its programs are missing,
+    /// none of them are inpod's.
     fn may_hold_rules(&mut self, variant: Variant) -> Result<bool, KernelError> {
         match variant {
             Variant::Nft => {
@@ -176,7 +170,7 @@ impl<'a> NetnsSession<'a> {
         Iptables::new(self.programs, variant, self.netns)
     }
 
-    /// The tables of a ruleset as a backend keeps them.
+    /// Normalizes the tables of a ruleset to the form in which a backend holds them.
     pub(crate) fn shape(&self, backend: Backend, ruleset: &Ruleset) -> Vec<Table> {
         match variant_of(backend) {
             None => self.nftables.shape(ruleset),
@@ -184,7 +178,6 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// What a backend holds.
     pub(crate) fn read_backend(&mut self, backend: Backend) -> Result<Observed, BackendError> {
         match variant_of(backend) {
             None => self.nftables.read(),
@@ -192,7 +185,6 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Changes what a backend holds.
     pub(crate) fn change(
         &mut self,
         backend: Backend,
@@ -205,7 +197,7 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// A change in the words of the backend's program.
+    /// Renders a change in the syntax of the backend's program.
     pub(crate) fn script(&self, backend: Backend, seen: &Observed, change: &Change) -> String {
         match variant_of(backend) {
             None => self.nftables.script(seen, change),
@@ -213,7 +205,7 @@ impl<'a> NetnsSession<'a> {
         }
     }
 
-    /// Switches the sysctl.
+    /// Sets the sysctl `tcp_migrate_req` of the netns.
     pub(crate) fn set_migrates(&mut self, on: bool) -> Result<(), ReachError> {
         let written = self.netns.within(|| self.sysctls.set_migrates(on))?;
         written.map_err(ReachError::Sysctl)?;
@@ -222,7 +214,7 @@ impl<'a> NetnsSession<'a> {
     }
 }
 
-/// `None` for the backend that is no iptables.
+/// Returns the iptables variant of a backend, `None` for nf_tables.
 pub(crate) fn variant_of(backend: Backend) -> Option<Variant> {
     match backend {
         Backend::Nftables => None,
@@ -240,7 +232,7 @@ impl From<Variant> for Backend {
     }
 }
 
-/// Whether any TCP connection was ever begun, as far as the counters tell.
+/// Returns whether TCP connections were ever opened in the netns, according to its counters.
 fn has_tcp_history(counters: &str) -> bool {
     let mut of_tcp = counters.lines().filter_map(|it| it.strip_prefix("Tcp:"));
     let (Some(names), Some(numbers)) = (of_tcp.next(), of_tcp.next()) else {
@@ -269,7 +261,7 @@ mod tests {
         assert!(!has_tcp_history(&counters(0, 0)));
         assert!(has_tcp_history(&counters(1, 0)));
         assert!(has_tcp_history(&counters(0, 30)));
-        // What does not tell may have one.
+        // Without TCP counters, connections must be assumed.
         assert!(has_tcp_history("Udp: InDatagrams\nUdp: 7\n"));
     }
 }

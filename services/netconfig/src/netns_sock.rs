@@ -1,4 +1,5 @@
-//! How the broker gets the descriptor of a claimed netns (`proto/inpod/netconfig/v1/netns_socket.proto`).
+//! Serves netns.sock, on which the broker fetches the descriptor of
+//! a claimed netns (`proto/inpod/netconfig/v1/netns_socket.proto`).
 
 use std::{
     io,
@@ -34,21 +35,19 @@ use crate::{
     error::{ClaimError, IntoFailure as _},
 };
 
-/// For the whole exchange.
+/// Timeout of the whole exchange.
 const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The longest request.
 const MAX_REQUEST_BYTES: u32 = 4096;
 
-/// The byte beside which the descriptor travels.
+/// The byte that carries the descriptor: SCM_RIGHTS needs at least one byte of data.
 const DESCRIPTOR_BYTE: [u8; 1] = [0];
 
-/// Listens in a directory of its own, so that it can be shared with the broker alone.
+/// Listens in a separate directory, so that only that one needs to be mounted into the broker.
 pub(crate) fn listen(daemon: &Daemon) -> Result<UnixListener, BindError> {
     uds::bind(&socket_path(daemon))
 }
 
-/// Removes the socket when nobody listens any more.
 pub(crate) fn remove(daemon: &Daemon) -> Result<(), BindError> {
     uds::remove(&socket_path(daemon), SockType::Stream)
 }
@@ -63,7 +62,7 @@ pub(crate) async fn serve(listener: UnixListener, claims: Arc<Claims>, daemon: D
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: some will come back.
+                // Most likely out of descriptors, which is temporary.
                 tracing::error!(%error, "Cannot accept a connection on netns.sock");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -139,7 +138,7 @@ async fn respond(stream: &mut UnixStream, result: fetch_netns_response::Result) 
     stream.write_all(&bytes).await
 }
 
-/// The descriptor that the claim holds, opened O_RDONLY. The receiver's copy lives on when the claim ends.
+/// Sends the claim's descriptor, which is opened O_RDONLY. The receiver's copy stays valid when the claim ends.
 async fn send_descriptor(stream: &UnixStream, claim: &Claim) -> io::Result<()> {
     let descriptor = claim.netns.as_fd().as_raw_fd();
     loop {

@@ -1,9 +1,8 @@
-//! How netconfig learns that somebody changed what is in a claimed netns: it is_subscribed of it, and reads what has become.
+//! Detects drift: receives the kernel's change notifications and reads the netns that changed.
 //!
-//! The kernel tells of changes to nf_tables, routes and ip rules. [`subscriptions`] is_subscribed that, [`queue`] remembers which netns
-//! are to be read and when, [`reader`] reads one and tells watchers where it differs from what they were told last.
-//! What sends no event (iptables-legacy) is found because every netns is read once in a while anyhow. Nothing here
-//! writes: to mend is the caller's decision.
+//! The kernel reports changes of nf_tables, routes and ip rules. [`subscriptions`] receives these notifications,
+//! [`queue`] schedules reads, and [`reader`] reads a netns and publishes its state if it changed. iptables-legacy sends
+//! no notifications, so every netns is also read periodically. Nothing here writes: repair is the caller's decision.
 
 mod nsid;
 mod queue;
@@ -24,10 +23,10 @@ use inpod_types::SandboxRef;
 use reader::ReadOutcome;
 use schedule::Work;
 
-/// How long after a read that failed, or after a netns could not be listened to, it is tried again.
+/// Delay before a failed read, or a failed subscription, is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Reads what is to be read, for ever.
+/// Runs the scheduled reads, forever.
 pub(crate) async fn run(queue: Arc<Queue>, reader: Reader, mut subscriptions: Subscriptions) {
     loop {
         match queue.next().await {
@@ -37,7 +36,7 @@ pub(crate) async fn run(queue: Arc<Queue>, reader: Reader, mut subscriptions: Su
     }
 }
 
-/// Listens before it reads: what changes in between is heard.
+/// Subscribes before it reads, so that no change in between is missed.
 async fn read_claim(
     queue: &Queue,
     reader: &Reader,
@@ -49,7 +48,7 @@ async fn read_claim(
     };
     let is_subscribed = subscriptions.subscribe(&claim).await;
     match reader.try_read(claim).await {
-        // Whoever is at work in it may have changed it by then.
+        // The operation that holds the lock may have changed the netns by the time it ends.
         ReadOutcome::Busy => queue.mark_changed(sandbox),
         ReadOutcome::Read if is_subscribed => {}
         ReadOutcome::Read | ReadOutcome::Failed => queue.retry(sandbox, RETRY_INTERVAL),

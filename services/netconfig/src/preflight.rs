@@ -1,5 +1,5 @@
-//! Whether the next ADD would be served, found out by doing what it would ask for. Readiness follows from that: what
-//! keeps this process from its work (an LSM, seccomp, a missing right) is not asked observe but met, by the same doors.
+//! Checks whether the next ADD would succeed, by doing what an ADD does. Readiness follows from the outcome. An LSM,
+//! seccomp or a missing right is thereby found by meeting it, in the same code paths as in an ADD.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,22 +20,22 @@ use crate::{
     selftest::{self, SelfTestError},
 };
 
-/// Whether an ADD's rules could be applied the last time that was tried. Holds readiness up.
+/// Readiness condition: the last preflight check could apply an ADD's rules.
 const CONDITION: &str = "apply";
 
-/// How long after one rehearsal the next may begin; after one that failed twice as long each time, up to the last.
+/// Delay between two checks. It doubles with each failure in a row, up to the maximum.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// As long as an ADD has by default. What takes longer goes on, and counts as failed until it is done.
+/// The default timeout of an ADD. A check that takes longer continues, and counts as failed until it is done.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reasons to look again whether the next ADD would be served. Cheap to clone.
+/// Triggers another check. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Recheck(Arc<Notify>);
 
 impl Recheck {
-    /// Looks at what a call came to.
+    /// Triggers another check if a call failed for a reason that may affect all pods.
     pub(crate) fn observe<T>(&self, result: Result<T, Status>) -> Result<T, Status> {
         result.inspect_err(|status| {
             if may_affect_all_pods(inpod_proto::failure_of(status).reason) {
@@ -45,7 +45,7 @@ impl Recheck {
     }
 }
 
-/// Whether it may be for a cause that every pod has.
+/// Returns whether a failure with this reason may affect every pod.
 fn may_affect_all_pods(reason: Reason) -> bool {
     [
         Reason::KernelRefused,
@@ -55,7 +55,7 @@ fn may_affect_all_pods(reason: Reason) -> bool {
     .contains(&reason)
 }
 
-/// Has readiness wait for the first one, and begins it.
+/// Makes readiness depend on the first check, and starts the task that checks.
 pub(crate) fn start(
     tasks: &mut JoinSet<()>,
     writer: &Arc<Writer>,
@@ -74,7 +74,7 @@ pub(crate) fn start(
     recheck
 }
 
-/// Rehearses: at once, after one that failed again, and whenever there is a recheck.
+/// Checks at once, again after each failure, and whenever a recheck is triggered.
 async fn run(
     writer: Arc<Writer>,
     probes: probes::ProbeSettings,
@@ -88,7 +88,7 @@ async fn run(
         let outcome = outcome(work, &readiness).await;
         failed = if outcome.is_ok() { 0 } else { failed + 1 };
         if failed == 0 {
-            // It was used just now, whatever was found at the start.
+            // The check has just used the backend, whatever detection found at the start.
             readiness.set(BACKEND, Ok(()));
         }
         readiness.set(CONDITION, outcome);
@@ -99,7 +99,7 @@ async fn run(
     }
 }
 
-/// What it came to, in a sentence that begins with the reason where it failed.
+/// Waits for a check. A failure is a sentence that begins with its reason.
 async fn outcome(
     mut work: JoinHandle<Result<(), SelfTestError>>,
     readiness: &Readiness,
@@ -138,7 +138,7 @@ fn describe_failure(failure: Failure) -> String {
     format!("{reason}: {message}")
 }
 
-/// After so many failures in a row.
+/// Returns the delay after so many failures in a row.
 fn retry_interval(failed: u32) -> Duration {
     let doublings = failed.saturating_sub(1).min(16);
     MIN_RETRY_INTERVAL

@@ -1,9 +1,9 @@
-//! Lets the node's probes through: what the kubelet sends to a pod's address gets, on the node, a source address that
-//! the pod's own rules do not capture. It would reach ztunnel otherwise, which may demand an identity of it.
+//! The exemption of kubelet probes. What the kubelet sends to a pod's address is given, on the node, a source address
+//! that the pod's rules do not capture. Otherwise it would reach ztunnel, which may demand an identity.
 //!
-//! The addresses of all pods stand in a set of the node's packet filter, each element with the name of the sandbox that
-//! it is for. The kernel's elements are the memory: a restart reads them, and empties nothing. What writes here is the
-//! only part of netconfig that changes the netns that it runs in.
+//! The addresses of all pods are elements of a set in the node's packet filter, each with its sandbox's name as a
+//! comment. The kernel's elements are the state: a restart reads them and removes nothing. This module is the only part
+//! of netconfig that changes the netns that netconfig itself runs in.
 
 mod backend;
 mod cgroup;
@@ -54,31 +54,29 @@ use eni::Eni;
 use reconciler::{Orphans, RepairBudget, RepairDecision};
 use state::State;
 
-/// Whether the set and the rule are as they should be.
+/// Readiness condition: the probe set and its rule are in sync.
 const SET_CONDITION: &str = "probe-set";
 
-/// Whether it is known whose packets are probes.
+/// Readiness condition: it is known which packets are probes.
 const MATCH_CONDITION: &str = "probe-match";
 
-/// What the set and the rule are written with.
+/// The backend of the probe set.
 #[derive(Debug)]
 pub enum SetBackendKind {
-    /// nf_tables, over netlink.
+    /// A set of nf_tables, changed over netlink.
     Nftables,
-    /// ipset over netlink, and a rule owner programs of iptables.
+    /// An ipset, changed over netlink, and a rule that iptables programs write.
     Iptables {
-        /// Which ones the node uses.
+        /// The variant that the node uses.
         variant: Variant,
-        /// What runs them.
         runner: Box<dyn Runner>,
     },
 }
 
-/// The probe set of the node. Everything that it does happens in the netns of the thread that started it, and takes
-/// its turn.
+/// The probe set of the node. All work happens in the netns of the thread that started it, and one call at a time.
 #[derive(Debug)]
 pub struct ProbeSet {
-    /// `None` where nothing is to be done about probes.
+    /// `None` if probes are not exempted.
     state: Option<Mutex<State>>,
     budget: Mutex<RepairBudget>,
     orphans: Mutex<Orphans>,
@@ -93,25 +91,25 @@ struct Counts {
     kubelet_user: AtomicI64,
 }
 
-/// Why the set may not be as it should be.
+/// The reason of a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trigger {
-    /// An earlier run wrote it otherwise, or other packets are probes now.
+    /// An earlier process wrote it differently, or the packets that are probes changed.
     Own,
-    /// Somebody changed it.
+    /// Another process changed it.
     External,
 }
 
-/// What naming a sandbox's addresses came to.
+/// The result of [`ProbeSet::set_addresses`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddressChange {
-    /// Whether anything had to be written.
+    /// True if anything had to be written.
     pub changed: bool,
-    /// What the sandbox had set_addresses before.
+    /// The sandbox's addresses before the change.
     before: BTreeSet<IpAddr>,
 }
 
-/// Opens what the set is written through, in the calling thread's netns. `None` where nothing is to be done about probes.
+/// Opens the backend in the calling thread's netns. Returns `None` if probes are not exempted.
 fn open(settings: ProbeSettings, kind: SetBackendKind) -> io::Result<Option<State>> {
     if settings.probe_match == ProbeMatch::Off {
         return Ok(None);
@@ -127,12 +125,12 @@ fn open(settings: ProbeSettings, kind: SetBackendKind) -> io::Result<Option<Stat
 }
 
 impl ProbeSet {
-    /// Reads what is there and puts it right. Where nothing is there nothing is written before a pod is set_addresses.
+    /// Reads the probe set and repairs it. If there is none, nothing is written until a pod has addresses in it.
     ///
     /// # Errors
     ///
-    /// When a socket cannot be had. What else is wrong is describe_error owner the conditions `probe-set` and `probe-match`, and
-    /// tried again.
+    /// When a socket cannot be opened. All other problems show as the conditions `probe-set` and `probe-match`,
+    /// and are tried again.
     pub fn start(
         settings: ProbeSettings,
         kind: SetBackendKind,
@@ -154,20 +152,20 @@ impl ProbeSet {
         Ok(set)
     }
 
-    /// Watches over the set in a thread of its own, which belongs to the calling thread's netns.
+    /// Starts the reconciler in a thread of its own, in the calling thread's netns.
     ///
     /// # Errors
     ///
-    /// When no thread can be had.
+    /// When the thread cannot be started.
     pub fn start_reconciler(self: &Arc<Self>) -> io::Result<ReconcilerGuard> {
         reconciler::start(Arc::clone(self))
     }
 
-    /// Makes the addresses at which a sandbox is probed exactly these. Where that fails everything is as before.
+    /// Sets the addresses at which a sandbox is probed. If that fails, the previous ones are restored.
     ///
     /// # Errors
     ///
-    /// When the kernel or a program refuses, or it is not known whose packets are probes.
+    /// When the kernel or a program refuses, or it is not known which packets are probes.
     pub fn set_addresses(
         &self,
         sandbox: &SandboxRef,
@@ -195,42 +193,44 @@ impl ProbeSet {
         })
     }
 
-    /// Undoes what was set_addresses. What could not be undone, a sentence each.
+    /// Undoes a change. Returns a sentence for each step that could not be undone.
     pub fn undo(&self, sandbox: &SandboxRef, change: &AddressChange) -> Vec<String> {
         let result = self.set_addresses(sandbox, &change.before);
         let failure = result.err().map(|error| error.to_string());
         failure.into_iter().collect()
     }
 
-    /// Takes everything that a sandbox set_addresses out of the set.
+    /// Removes all addresses of a sandbox from the set.
     ///
     /// # Errors
     ///
-    /// As of [`Self::set_addresses`].
+    /// When the kernel or a program refuses, or it is not known which packets are probes.
     pub fn release(&self, sandbox: &SandboxRef) -> Result<(), ProbeSetError> {
         self.release_unless(sandbox, || false)
     }
 
-    /// The same, unless something holds that can only cease to hold before the next [`Self::set_addresses`].
+    /// Removes all addresses of a sandbox unless `is_claimed` returns true. It is called under the lock, so that a claim
+    /// made meanwhile sets its addresses after the removal.
     pub(crate) fn release_unless(
         &self,
         sandbox: &SandboxRef,
-        holds: impl FnOnce() -> bool,
+        is_claimed: impl FnOnce() -> bool,
     ) -> Result<(), ProbeSetError> {
         let Some(mut state) = self.lock() else {
             return Ok(());
         };
-        if holds() {
+        if is_claimed() {
             return Ok(());
         }
         self.remove_owner(&mut state, &name_of(sandbox))
     }
 
-    /// Takes all of it off the node, unless an address is in it. Whether anything was there.
+    /// Removes the probe set and its rule from the node, if the set is empty. Returns whether there
+    /// was anything to remove.
     ///
     /// # Errors
     ///
-    /// When an address is in it, or the kernel or a program refuses.
+    /// When the set has addresses, or the kernel or a program refuses.
     pub fn clear(&self) -> Result<bool, ClearError> {
         let Some(mut state) = self.lock() else {
             return Ok(false);
@@ -249,7 +249,7 @@ impl ProbeSet {
         Ok(cleared)
     }
 
-    /// Takes out what no claim has been held for, for so long that none will be.
+    /// Removes the addresses of sandboxes that have been unclaimed for the grace period.
     pub(crate) fn remove_unclaimed(&self, claimed: &BTreeSet<String>) {
         let Some(mut state) = self.lock() else {
             return;
@@ -276,7 +276,7 @@ impl ProbeSet {
         }
     }
 
-    /// One that fails is still wanted, so that it is tried again.
+    /// If it fails, the addresses stay recorded, so that it is tried again.
     fn remove_owner(&self, state: &mut State, name: &str) -> Result<(), ProbeSetError> {
         let before = state.owners.addresses_of(name);
         let result = state.set(name, &BTreeSet::new());
@@ -287,7 +287,7 @@ impl ProbeSet {
         result.map(drop)
     }
 
-    /// Reads all of it, and puts right what is not as it should be. Whether it is owner then.
+    /// Reads the probe set and repairs differences. Returns whether it is in sync.
     fn reconcile(&self, now: Instant, trigger: Trigger) -> bool {
         let Some(mut state) = self.lock() else {
             return true;
@@ -341,7 +341,7 @@ impl ProbeSet {
         Ok(())
     }
 
-    /// Looks again whose packets are probes. Whether that is another than was known.
+    /// Determines again which packets are probes. Returns whether that changed.
     fn refresh_selection(&self) -> bool {
         let Some(mut state) = self.lock() else {
             return false;
@@ -378,22 +378,21 @@ impl ProbeSet {
             .map_or(WHEN_OFF, |state| state.intervals(read_duration))
     }
 
-    /// How many addresses are in the set.
+    /// Returns the number of addresses in the set.
     pub fn elements(&self) -> u64 {
         self.counts.elements.load(Ordering::Relaxed)
     }
 
-    /// How often something was put right that others had changed.
+    /// Returns the number of repairs after changes by other processes.
     pub fn restores(&self) -> u64 {
         self.counts.restores.get()
     }
 
-    /// The same, for whoever tells of it.
     pub(crate) fn restores_counter(&self) -> Counter {
         self.counts.restores.clone()
     }
 
-    /// The user that the kubelet runs as, where probes are describe_error owner that and it was found.
+    /// Returns the kubelet's user if probes are matched by it and it was found.
     pub fn kubelet_user(&self) -> Option<u32> {
         u32::try_from(self.counts.kubelet_user.load(Ordering::Relaxed)).ok()
     }
@@ -403,7 +402,7 @@ impl ProbeSet {
         self.counts.elements.store(elements, Ordering::Relaxed);
     }
 
-    /// A panic while it was held cannot have left it in a backend that the next read does not mend.
+    /// A poisoned lock is safe to use: the next reconciliation repairs what a panic left.
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
         let state = self.state.as_ref()?;
         Some(state.lock().unwrap_or_else(PoisonError::into_inner))

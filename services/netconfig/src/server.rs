@@ -1,5 +1,5 @@
-//! The gRPC face: parse, call, answer. Work in a netns is done by tasks of their own: a client that goes away takes
-//! its handler with it, and nothing may be left half done.
+//! The gRPC service: parses requests, calls, responds. Work in a netns runs in tasks of its own, since a client that
+//! disconnects cancels its handler, and no change may stop half way.
 
 mod inspect;
 mod probe_addresses;
@@ -44,7 +44,6 @@ use wire::{
 };
 use work::{blocking, detached};
 
-/// Answers calls.
 #[derive(Debug)]
 pub(crate) struct Handler {
     claims: Arc<Claims>,
@@ -52,7 +51,7 @@ pub(crate) struct Handler {
     roots: Arc<[PathBuf]>,
     writer: Arc<Writer>,
     probe_sources: Vec<IpAddr>,
-    /// Held by the self-test that is under way.
+    /// Held during a self-test, so that only one runs at a time.
     self_test: Arc<tokio::sync::Mutex<()>>,
     probe_set: Arc<ProbeSet>,
     recheck: Recheck,
@@ -94,7 +93,7 @@ impl Handler {
         }
     }
 
-    /// Does something in a claimed netns when it is its turn, and tells watchers where it changed anything.
+    /// Runs `work` in a claimed netns under its lock. If it changed anything, the state is published to watchers.
     async fn with_change_lock<T, E>(
         &self,
         operation: &'static str,
@@ -325,7 +324,7 @@ impl NetconfigService for Handler {
         let redirection = redirection_of(request.redirection, &self.probe_sources)?;
         let claim = self.claim_of(request.sandbox)?;
         let writer = Arc::clone(&self.writer);
-        // In turn, or an apply under way would look like drift.
+        // Under the lock: otherwise an apply in progress would look like drift.
         let verified = self.with_change_lock(
             "verify",
             claim,
@@ -383,7 +382,7 @@ fn claim(
     Ok((claim, addresses))
 }
 
-/// When a change is under way, after it.
+/// Waits for the end of a change in progress.
 async fn release(claims: &Claims, sandbox: &SandboxRef) -> bool {
     let Some(claim) = claims.find(sandbox) else {
         return false;

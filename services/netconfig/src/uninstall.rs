@@ -1,10 +1,10 @@
-//! A node that was left: what is remembered of this boot goes with the process, unless a pod is redirected again before.
+//! Tracks whether inpod has left this node. If so, the files of this boot are removed when the process stops, unless a
+//! pod is redirected before.
 
 use inpod_service::{Daemon, Leave, leave::Marker};
 
 use crate::SERVICE;
 
-/// Whether the process is the last one here for now.
 #[derive(Debug)]
 pub(crate) struct UninstallState {
     daemon: Daemon,
@@ -12,7 +12,7 @@ pub(crate) struct UninstallState {
 }
 
 impl UninstallState {
-    /// As it was before this start.
+    /// Loads the state that an earlier process recorded.
     pub(crate) fn new(daemon: &Daemon) -> Self {
         let marker = Marker::of(&daemon.directory(SERVICE.name));
         daemon.forget(marker.is_set(Leave::Uninstall));
@@ -22,7 +22,7 @@ impl UninstallState {
         }
     }
 
-    /// Nothing of ours is on the node's network or in a pod.
+    /// Records that the node and its pods are free of rules of inpod.
     pub(crate) fn mark_complete(&self) {
         if let Err(error) = self.marker.set(Leave::Uninstall) {
             tracing::warn!(%error, "Cannot record that inpod left this node");
@@ -30,7 +30,7 @@ impl UninstallState {
         self.daemon.forget(true);
     }
 
-    /// A pod is to be redirected.
+    /// Clears the record, since a pod is about to be redirected.
     pub(crate) fn cancel(&self) {
         self.daemon.forget(false);
         if let Err(error) = self.marker.clear() {

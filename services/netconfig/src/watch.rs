@@ -1,4 +1,4 @@
-//! What is in the claimed netns, as a stream: all of it first, then changes.
+//! The stream of WatchDrift: first the state of every claimed netns, then changes.
 
 use std::{collections::BTreeMap, vec};
 
@@ -19,7 +19,6 @@ use crate::{
 
 type Item = Result<WatchDriftResponse, Status>;
 
-/// The stream of one watcher.
 pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Item> + use<> {
     let (held, events) = reader.claims().subscribe();
     let first = stream::iter([Ok(response(ResponseEvent::InstanceId(
@@ -42,18 +41,18 @@ pub(crate) fn watch(reader: Reader, instance_id: &str) -> impl Stream<Item = Ite
 
 struct Watcher {
     reader: Reader,
-    /// Whose states are still to be sent. Names only: whoever reads slowly must not hold a netns.
+    /// The sandboxes whose states are still to be sent. Names only, since a slow watcher must not hold a netns open.
     pending_sandboxes: vec::IntoIter<SandboxRef>,
     is_complete: bool,
     events: Receiver<Event>,
-    /// Up to which revision of a claim the watcher was published at first. Events from before wait among the others.
+    /// The revision of each claim that the watcher received initially. Older events may still be in `events`.
     known: BTreeMap<SandboxRef, u64>,
 }
 
 impl Watcher {
     async fn next(&mut self) -> Option<Item> {
         for sandbox in self.pending_sandboxes.by_ref() {
-            // One that is gone by now has its end among the events.
+            // If the claim has ended, `events` contains its end.
             if let Some(state) = self.reader.read(&sandbox).await {
                 self.known.insert(sandbox, state.revision);
                 return Some(Ok(describe_state(&state)));

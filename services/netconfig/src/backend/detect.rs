@@ -1,5 +1,5 @@
-//! Which backend pods are written with: the one that is configured, or the one that this boot of the node was found to
-//! need. Found once per boot and kept with the evidence, so that a restart does not decide otherwise.
+//! Selects the backend that pods' rules are written with: the configured one, or the best one that works on this node.
+//! Detection runs once per boot; its result is cached, so that a restart selects the same backend.
 
 mod cache;
 mod evidence;
@@ -16,16 +16,15 @@ use crate::{
 use cache::Detection;
 use evidence::{Evidence, TrialOutcome};
 
-/// What is configured.
+/// The setting `backend` of netconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendSetting {
-    /// What the node needs.
+    /// Use the backend that detection prefers.
     Auto,
-    /// This one, for every pod.
+    /// Use this backend for every pod.
     Fixed(Backend),
 }
 
-/// A setting that is none of those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is none of auto, nftables, iptables-nft and iptables-legacy")]
 pub struct InvalidBackendSetting;
@@ -50,16 +49,16 @@ impl fmt::Display for BackendSetting {
     }
 }
 
-/// What a choice came to.
+/// A writer with the selected backend.
 #[derive(Debug)]
 pub(crate) struct SelectedBackend {
     pub(crate) writer: Writer,
-    /// Why what was chosen cannot be used, and what to do about it.
+    /// If it is not usable: the reason, and what to do about it.
     pub(crate) usable: Result<(), String>,
 }
 
-/// Chooses. Reads and writes the evidence in a directory of netconfig's; blocks for as long as some programs of
-/// iptables take where the kernel refuses nf_tables.
+/// Selects a backend. Reads and writes the detection cache in `directory`. Blocks while iptables programs run, which is
+/// only needed where the kernel refuses nf_tables.
 pub(crate) fn select_backend(setting: BackendSetting, directory: &Path) -> SelectedBackend {
     let programs = Programs::search(&directory.join("locks"));
     let (configured, detected, usable) = match setting {
@@ -83,8 +82,8 @@ pub(crate) fn select_backend(setting: BackendSetting, directory: &Path) -> Selec
     }
 }
 
-/// nf_tables needs no program, takes no lock and changes everything at once. Where the kernel refuses it, iptables-nft
-/// can do no better: its rules are nf_tables' as well.
+/// Prefers nf_tables: it needs no program and no lock, and changes are atomic. Where the kernel refuses it,
+/// iptables-nft fails too, since its rules are nf_tables rules as well.
 fn preferred_backend(evidence: &Evidence) -> Backend {
     if evidence.nftables == TrialOutcome::Usable {
         Backend::Nftables
@@ -95,8 +94,8 @@ fn preferred_backend(evidence: &Evidence) -> Backend {
     }
 }
 
-/// What was found once in this boot. Where nothing was found that can be used, the next start looks again: a module may
-/// be loaded by then, or a right be given.
+/// Returns the cached result of this boot, or detects. A result without a usable backend is not cached: by the next
+/// start a module may be loaded, or a right granted.
 fn detect(directory: &Path, programs: &Programs) -> Detection {
     let file = cache::DetectionCache::in_directory(directory);
     if let Some(detection) = file.read() {
@@ -113,7 +112,7 @@ fn detect(directory: &Path, programs: &Programs) -> Detection {
     detection
 }
 
-/// Whether what is configured can be had.
+/// Checks that the programs of the configured backend are installed.
 fn check_programs(backend: Backend, programs: &Programs) -> Result<(), String> {
     let missing = variant_of(backend).map(|variant| programs.missing(variant));
     match missing {
@@ -125,7 +124,7 @@ fn check_programs(backend: Backend, programs: &Programs) -> Result<(), String> {
     }
 }
 
-/// Whether what was detected can be used.
+/// Checks that the detected backend passed its trial.
 fn check_usable(backend: Backend, evidence: &Evidence) -> Result<(), String> {
     let trial = match variant_of(backend) {
         None => &evidence.nftables,

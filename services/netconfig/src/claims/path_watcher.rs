@@ -1,6 +1,6 @@
-//! Sees at once when the name of a claimed netns is gone: by inotify(7) on the directory that it is in.
+//! Detects by inotify(7) that the path of a claimed netns is gone, by a watch on its directory.
 //!
-//! In procfs nothing is to be seen (inotify(7), "pseudo-filesystems"): a process that ends is found by the sweep.
+//! procfs has no such events (inotify(7), "pseudo-filesystems"): there, the periodic sweep finds processes that ended.
 
 use std::{
     collections::BTreeMap,
@@ -12,23 +12,21 @@ use futures_util::StreamExt as _;
 use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchMask};
 use nix::sys::statfs::{PROC_SUPER_MAGIC, statfs};
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct PathWatcher {
     events: EventStream<[u8; 4096]>,
-    /// The directories that are watched, by the id of the watch. Several path_watcher may lead to one, `/run/netns` and
-    /// `/var/run/netns` for example, and there are few: where runtimes keep names of netns.
+    /// The watched directories by watch descriptor. Several paths may lead to one directory, for example `/run/netns`
+    /// and `/var/run/netns`. There are few, as runtimes keep all netns in one or two directories.
     watched: BTreeMap<i32, Vec<PathBuf>>,
 }
 
-/// What was seen.
+/// An event of the watched directories.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum PathEvent {
-    /// These names are gone, or stand for something else now. One and the same, where there are several.
+    /// A path is gone or leads to another file. If several paths lead to its directory, all of them are listed.
     Removed(Vec<PathBuf>),
-    /// A directory is gone, or something was missed.
+    /// A directory is gone, or events were dropped.
     Lost,
-    /// Nothing that matters.
     Irrelevant,
 }
 
@@ -40,7 +38,7 @@ impl PathWatcher {
         })
     }
 
-    /// Watches the directory that a name is in, if it was not yet.
+    /// Watches the directory of a path, unless it is already watched.
     pub(super) fn watch(&mut self, name: &Path) -> io::Result<()> {
         let Some(directory) = name.parent() else {
             return Ok(());
@@ -51,7 +49,7 @@ impl PathWatcher {
         {
             return Ok(());
         }
-        // Not of what is mounted on a name: that has no event, but is followed by one of these.
+        // A mount onto the path has no event, but its unmount is followed by one of these.
         let mask =
             WatchMask::DELETE | WatchMask::MOVED_FROM | WatchMask::MOVED_TO | WatchMask::ONLYDIR;
         let watch = self.events.watches().add(directory, mask)?;
@@ -60,7 +58,7 @@ impl PathWatcher {
         Ok(())
     }
 
-    /// Waits until something is seen. Nothing is lost when it is not waited for to the end.
+    /// Waits for the next event. Cancel safe.
     pub(super) async fn next(&mut self) -> io::Result<PathEvent> {
         match self.events.next().await {
             Some(event) => Ok(self.path_event(&event?)),

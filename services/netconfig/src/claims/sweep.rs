@@ -1,6 +1,6 @@
-//! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network, and the host side of its veth,
-//! alive (services/docs/facts/kernel.md, 7). A name that goes is seen at once; what is not seen, a process that ends after that for
-//! example, is found by looking through all claims every so often.
+//! Ends claims whose netns is gone: a held descriptor keeps a dead pod's network alive, and with it the host side of
+//! its veth (services/docs/facts/kernel.md, 7). A path that is removed is noticed at once; all else, such as a process
+//! that ends later, is found by a periodic sweep of all claims.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
     path_watcher::{PathEvent, PathWatcher},
 };
 
-/// Watches the names of claimed netns, and looks through the claims every so often, for ever.
+/// Watches the paths of claimed netns and sweeps all claims every `every`, forever.
 pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -48,17 +48,16 @@ async fn sweep_all(claims: &Arc<Claims>) {
     }
 }
 
-/// Looks through the claims once.
 fn sweep(claims: &Claims) {
     for claim in claims.list() {
-        // Whoever is at work on it finds out by himself.
+        // If the lock is held, the operation that holds it finds out by itself.
         if let Ok(_turn) = claim.change_lock.try_lock() {
             release_if_gone(claims, &claim);
         }
     }
 }
 
-/// As it is held by now: it may have been confirmed at another path since it was checked up.
+/// Looks the claim up again: it may have been confirmed at another path in the meantime.
 fn release_if_gone(claims: &Claims, claim: &Claim) {
     let found = claims.find(&claim.sandbox);
     let Some(claim) = found.filter(|found| found.netns.same_as(&claim.netns)) else {
@@ -70,10 +69,9 @@ fn release_if_gone(claims: &Claims, claim: &Claim) {
     }
 }
 
-/// The names of claimed netns that are watched.
 struct Sweeper {
     claims: Arc<Claims>,
-    /// `None` where the kernel gives none: there is a bound per user (fs.inotify.max_user_instances).
+    /// `None` if the kernel refuses another instance (fs.inotify.max_user_instances).
     path_watcher: Option<PathWatcher>,
 }
 
@@ -89,13 +87,13 @@ impl Sweeper {
         })
     }
 
-    /// A claim is at a name that is new.
+    /// Watches the path of a new or moved claim.
     fn handle_claim_event(&mut self, event: Result<Event, RecvError>) -> PathEvent {
         match event {
             Ok(Event::Claimed(sandbox)) => {
                 if let Some(claim) = self.claims.find(&sandbox) {
                     self.watch_path(&claim);
-                    // It may have gone before it was watched.
+                    // The path may have been removed before the watch was added.
                     if !claim.netns.path_intact() {
                         self.release_when_idle(claim);
                     }
@@ -103,7 +101,7 @@ impl Sweeper {
                 PathEvent::Irrelevant
             }
             Err(RecvError::Lagged(_)) => PathEvent::Lost,
-            // It is closed when the claims are dropped, which this holds.
+            // Closed is impossible: `self.claims` owns the sender.
             Ok(Event::State(_) | Event::Released(_)) | Err(RecvError::Closed) => {
                 PathEvent::Irrelevant
             }
@@ -141,7 +139,7 @@ impl Sweeper {
             .for_each(|claim| self.release_when_idle(claim));
     }
 
-    /// When whoever is at work in the netns is done.
+    /// Waits for operations in the netns to end, then releases the claim if its netns is gone.
     fn release_when_idle(&self, claim: Arc<Claim>) {
         let claims = Arc::clone(&self.claims);
         tokio::spawn(async move {

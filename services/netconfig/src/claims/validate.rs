@@ -1,4 +1,4 @@
-//! What a netns must be before anything is done in it.
+//! Validates a netns before anything is done in it.
 
 use std::{
     net::IpAddr,
@@ -13,7 +13,7 @@ use crate::{
     inspect::{self, addresses, all_addresses},
 };
 
-/// The node's own netns, where it can be seen (it takes SYS_PTRACE and the host's pids), and this process's own.
+/// The node's own netns, if visible (needs SYS_PTRACE and the host's pid namespace), and this process's own.
 const HOST_NETNS_PATHS: [&str; 2] = ["/proc/1/ns/net", "/proc/self/ns/net"];
 
 /// A netns that may be claimed.
@@ -23,7 +23,7 @@ pub(crate) struct ValidatedNetns {
     pub(crate) addresses: Vec<IpAddr>,
 }
 
-/// Opens a netns and proves that it is the one meant and not the node's.
+/// Opens a netns and checks that it is the requested one and not the node's.
 pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimError> {
     let netns = Netns::open(&wanted.path, roots).map_err(|error| open_error(error, wanted))?;
     let found = netns.id();
@@ -39,8 +39,8 @@ pub(crate) fn open(wanted: &NetnsRef, roots: &[PathBuf]) -> Result<Netns, ClaimE
     Ok(netns)
 }
 
-/// Nothing at a path says that the sandbox is gone, unless the netns lives: then the path leads elsewhere here than for
-/// the caller. A name in a directory that is mounted without propagation is an empty file.
+/// A missing path means that the sandbox is gone, unless the netns is still in use: then the path resolves differently
+/// here than for the caller. Without mount propagation, a bind-mounted netns is an empty file here.
 fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     let is_absent = matches!(error, OpenError::Missing(_) | OpenError::NotANamespace(_));
     if is_absent && inspect::is_alive(wanted) {
@@ -50,8 +50,8 @@ fn open_error(error: OpenError, wanted: &NetnsRef) -> ClaimError {
     }
 }
 
-/// Proves also that the netns is the pod's: it holds one of the addresses that the pod got. Where none are known it
-/// must hold one that could be a pod's, and those are given back.
+/// Opens a netns and also checks that it is the pod's: it must have one of the expected addresses. If none are given,
+/// it must have at least one address that a pod can have, and those are returned.
 pub(crate) fn validate(
     wanted: &NetnsRef,
     expected: Vec<IpAddr>,

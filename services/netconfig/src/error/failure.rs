@@ -1,4 +1,4 @@
-//! How an error looks to a caller: its reason, the field to blame, and what is left.
+//! Maps errors to the [`Failure`] that a caller receives.
 
 use inpod_linux::OpenError;
 use inpod_types::{Failure, Reason, with_causes};
@@ -9,22 +9,21 @@ use super::{
 };
 use crate::{probes::ClearError, selftest::SelfTestError};
 
-/// How an error looks to a caller.
+/// An error that has a reason for callers.
 pub(crate) trait IntoFailure: std::error::Error + Sized {
-    /// The cause in the closed list.
     fn reason(&self) -> Reason;
 
-    /// The field of the request that is to blame.
+    /// The field of the request that is invalid, if one is.
     fn field(&self) -> &'static str {
         ""
     }
 
-    /// What could not be put back, or is left.
+    /// The steps that could not be undone, or the rules that are left.
     fn undo_failures(&self) -> &[String] {
         &[]
     }
 
-    /// All of it, with the causes in one sentence.
+    /// Builds the failure, with the chain of causes as its message.
     fn into_failure(self) -> Failure {
         Failure {
             undo_failures: self.undo_failures().to_vec(),
@@ -96,7 +95,7 @@ impl IntoFailure for ClearError {
 impl IntoFailure for SelfTestError {
     fn reason(&self) -> Reason {
         match self {
-            Self::World(_) | Self::Inspect(_) => Reason::KernelRefused,
+            Self::Network(_) | Self::Inspect(_) => Reason::KernelRefused,
             Self::Apply(error) => error.reason(),
             Self::ProbeSet(error) => error.reason(),
             Self::Name(_) => Reason::Internal,
@@ -148,7 +147,7 @@ fn reason_of_backend(error: &BackendError) -> Reason {
 
 pub(crate) fn reason_of_program(error: &ProgramError) -> Reason {
     match error {
-        // Both are over with nf_tables, which may ask.
+        // nf_tables helps against both: it needs no programs, and may match owners.
         ProgramError::Missing { .. } | ProgramError::OwnersRefused(_) => Reason::BackendUnavailable,
         ProgramError::TimedOut { .. } | ProgramError::Locked { .. } => Reason::BackendBusy,
         ProgramError::Spawn { .. }

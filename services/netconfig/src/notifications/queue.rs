@@ -1,4 +1,4 @@
-//! The schedule, shared by those who hear and those who read.
+//! The queue of pending reads, shared by the receivers and the reader.
 
 use std::{
     collections::hash_map::RandomState,
@@ -12,7 +12,6 @@ use tokio::sync::Notify;
 
 use super::schedule::{Schedule, Work};
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Queue {
     schedule: Mutex<Schedule>,
@@ -21,7 +20,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Of which each is read every `period` even if nothing is heard of it.
+    /// Creates a queue that has each netns read every `period` even without notifications.
     pub(crate) fn new(period: Duration) -> Self {
         Self {
             schedule: Mutex::new(Schedule::new(period)),
@@ -30,23 +29,21 @@ impl Queue {
         }
     }
 
-    /// A claim is new.
     pub(crate) fn add(&self, sandbox: &SandboxRef) {
         let now = Instant::now();
-        // Any even distribution will do: claims that began together must not be read together for ever.
+        // Spreads the periodic reads: claims that began together must not always be read together.
         let phase = self.random.hash_one((sandbox, now)) % 1000;
         let phase = u32::try_from(phase).unwrap_or_default();
         self.lock().add(sandbox.clone(), phase, now);
         self.wakeup.notify_one();
     }
 
-    /// A claim ended.
     pub(crate) fn remove(&self, sandbox: &SandboxRef, netns: NetnsId) {
         self.lock().remove(sandbox, netns);
         self.wakeup.notify_one();
     }
 
-    /// Something may have changed in a claimed netns.
+    /// Schedules a read of a netns that may have changed.
     pub(crate) fn mark_changed(&self, sandbox: &SandboxRef) {
         let is_sooner = self.lock().mark_changed(sandbox, Instant::now());
         if is_sooner {
@@ -54,13 +51,13 @@ impl Queue {
         }
     }
 
-    /// Something may have changed in any claimed netns.
+    /// Schedules a read of every claimed netns.
     pub(crate) fn mark_all_changed(&self) {
         self.lock().mark_all_changed(Instant::now());
         self.wakeup.notify_one();
     }
 
-    /// A claimed netns is to be read again after a time.
+    /// Schedules another read after a delay.
     pub(super) fn retry(&self, sandbox: &SandboxRef, after: Duration) {
         let is_sooner = self.lock().request_read(sandbox, Instant::now() + after);
         if is_sooner {
@@ -68,7 +65,7 @@ impl Queue {
         }
     }
 
-    /// Waits sleep_until there is something to do.
+    /// Waits for the next work.
     pub(super) async fn next(&self) -> Work {
         loop {
             let (work, next) = {
@@ -85,7 +82,7 @@ impl Queue {
         }
     }
 
-    /// A panic while it was held cannot have left it half changed: what is in it are times.
+    /// A poisoned lock is safe to use: the schedule holds nothing but times.
     fn lock(&self) -> MutexGuard<'_, Schedule> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Reads what is in a claimed netns, in its change_lock, and tells watchers where it is not what they were published last.
+//! Reads a claimed netns under its lock, and publishes its state if it changed.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::{
     metrics::DriftMetrics,
 };
 
-/// See the module. Cheap to clone.
+/// Reads claimed netns. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     claims: Arc<Claims>,
@@ -20,14 +20,14 @@ pub(crate) struct Reader {
     counts: DriftMetrics,
 }
 
-/// What became of a read.
+/// The outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReadOutcome {
-    /// Somebody is at work in the netns.
+    /// Another operation holds the lock.
     Busy,
-    /// It was read, or is not claimed any more.
+    /// The netns was read, or is no longer claimed.
     Read,
-    /// The kernel did not publish, or others were faster again and again.
+    /// The kernel returned an error, or concurrent changes made every attempt void.
     Failed,
 }
 
@@ -44,14 +44,14 @@ impl Reader {
         &self.claims
     }
 
-    /// Reads when it is its change_lock. `None` where nothing is claimed for the sandbox.
+    /// Waits for the lock and reads. Returns `None` if the sandbox has no claim.
     pub(crate) async fn read(&self, sandbox: &SandboxRef) -> Option<Arc<State>> {
         let claim = self.claims.find(sandbox)?;
         let change_lock = Arc::clone(&claim.change_lock).lock_owned().await;
         self.read_locked(change_lock, claim).await.0
     }
 
-    /// Reads if it is its change_lock.
+    /// Reads unless the lock is held.
     pub(super) async fn try_read(&self, claim: Arc<Claim>) -> ReadOutcome {
         let Ok(change_lock) = Arc::clone(&claim.change_lock).try_lock_owned() else {
             return ReadOutcome::Busy;
@@ -59,7 +59,7 @@ impl Reader {
         self.read_locked(change_lock, claim).await.1
     }
 
-    /// The change_lock is given back when the kernel has answered, even if nobody waits for that any more.
+    /// Holds the lock until the kernel has replied, even if the caller's future is dropped.
     async fn read_locked(
         &self,
         change_lock: OwnedMutexGuard<()>,
@@ -89,8 +89,8 @@ impl Reader {
         }
     }
 
-    /// A netns that cannot be read has no rules to vouch for. But one that others keep changing while it is read is as
-    /// it was, as far as is known.
+    /// Publishes a netns that cannot be read as one without rules. A read that failed because of concurrent changes
+    /// proves nothing: the last known state stays.
     fn publish_failure(&self, claim: &Claim, error: &VerifyError) -> Option<Arc<State>> {
         let is_race = matches!(error, VerifyError::Backend(error) if error.is_race());
         let known = self.claims.last_published(claim).filter(|_| is_race);

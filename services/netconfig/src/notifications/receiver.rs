@@ -1,4 +1,4 @@
-//! A task for each socket, which takes what the kernel tells and has read what that is about.
+//! Tasks that receive notifications, one per socket, and schedule reads.
 
 use std::{
     collections::BTreeMap,
@@ -15,10 +15,9 @@ use super::{
 };
 use crate::metrics::DriftMetrics;
 
-/// How many messages are taken before others get their turn on the thread.
+/// Number of messages after which a task yields to others of its thread.
 const MAX_BATCH: usize = 64;
 
-/// Starts a task for each socket.
 pub(super) fn start(
     sockets: io::Result<Vec<UnpolledSocket>>,
     receiver: impl Fn() -> NotificationReceiver,
@@ -32,7 +31,7 @@ pub(super) fn start(
     sockets?.into_iter().map(start_task).collect()
 }
 
-/// A task that ends, and closes its socket, when this is dropped.
+/// A running task. Dropping it aborts the task, which closes the socket.
 #[derive(Debug)]
 pub(super) struct ReceiverTask(JoinHandle<()>);
 
@@ -42,8 +41,8 @@ impl Drop for ReceiverTask {
     }
 }
 
-/// Which claimed netns has which nsid. One that is not in it belongs to no claim: the node has other netns, and a
-/// nsid lasts longer than the claim that it was given for.
+/// The claimed netns by their nsids. Other nsids have no claim: the node has other netns, and an nsid outlives the
+/// claim that it was assigned for.
 #[derive(Debug, Default)]
 pub(super) struct NsidMap(Mutex<BTreeMap<i32, SandboxRef>>);
 
@@ -52,7 +51,7 @@ impl NsidMap {
         self.lock().insert(nsid, sandbox);
     }
 
-    /// Unless another claim has it by now.
+    /// Removes an nsid, unless another claim has it by now.
     pub(super) fn remove(&self, nsid: i32, sandbox: &SandboxRef) {
         let mut nsids = self.lock();
         if nsids.get(&nsid) == Some(sandbox) {
@@ -64,13 +63,13 @@ impl NsidMap {
         self.lock().get(&nsid).cloned()
     }
 
-    /// A panic while it was held cannot have left it half changed: every change is one call of the map.
+    /// A poisoned lock is safe to use: every change is a single call of the map.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<i32, SandboxRef>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a socket hears is about.
+/// The netns that a socket receives notifications of.
 #[derive(Debug)]
 pub(super) enum Scope {
     OneNetns(SandboxRef),
@@ -88,7 +87,7 @@ impl NotificationReceiver {
     async fn run(self, socket: Socket) {
         loop {
             if let Err(error) = self.drain(&socket).await {
-                // A runtime that ends, or a kernel without memory.
+                // Either the runtime is shutting down, or the kernel is out of memory.
                 tracing::error!(%error, "Cannot receive kernel notifications");
                 self.mark_scope_changed();
                 tokio::time::sleep(RETRY_INTERVAL).await;
@@ -96,11 +95,11 @@ impl NotificationReceiver {
         }
     }
 
-    /// Takes all that is there, and waits for more.
+    /// Receives all pending notifications, then waits for more.
     ///
-    /// The kernel tells once that it drops, and goes on dropping until everything was taken (netlink_overrun and
-    /// netlink_rcv_wake in net/netlink/af_netlink.c): what is read before that may be read too early, and is read
-    /// again. It is read before that as well, because more may come for ever.
+    /// The kernel reports once that it drops, and continues to drop until the socket is empty (netlink_overrun and
+    /// netlink_rcv_wake in net/netlink/af_netlink.c). A read before that point may be too early, so that everything is
+    /// marked again at the end. It is marked at the report as well, since the socket may never become empty.
     async fn drain(&self, socket: &Socket) -> io::Result<()> {
         let mut has_overrun = false;
         for count in 1_usize.. {

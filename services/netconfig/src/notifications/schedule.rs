@@ -1,4 +1,4 @@
-//! When each claimed netns is to be read. Pure.
+//! The schedule of reads: decides when to read which claimed netns. Does no I/O.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,43 +7,39 @@ use std::{
 
 use inpod_types::{NetnsId, SandboxRef};
 
-/// How long after the first sign of a change a netns is read. What comes until then is read with it: a transaction is
-/// told in several events, and an apply in several steps.
+/// Delay between the first notification and the read, to coalesce changes: a transaction causes several notifications,
+/// and an apply several transactions.
 const COALESCE_DELAY: Duration = Duration::from_millis(20);
 
-/// How long after a read of a netns the next one is at the earliest, whatever goes on in it: who may change his own
-/// netns must not keep us busy.
+/// Minimum time between two reads of one netns: a pod that keeps changing its own netns must not keep netconfig busy.
 const MIN_READ_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The same of reading all of them.
+/// Minimum time between two reads of all netns.
 const MIN_FULL_READ_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// A claim ended: nothing may hold its netns.
+    /// A claim ended: its subscription has to be closed, since it may hold the netns.
     Ended(SandboxRef, NetnsId),
-    /// A netns is to be read.
     Read(SandboxRef),
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Schedule {
     claims: BTreeMap<SandboxRef, ReadTimes>,
     ended: VecDeque<(SandboxRef, NetnsId)>,
-    /// How often each is read when nothing is heard of it.
+    /// Interval of reads without notifications.
     period: Duration,
-    /// When all of them were, or are, to be read.
+    /// Time of the last or the next read of all netns.
     full_read: Option<Instant>,
 }
 
-/// Of one claim.
+/// The read times of one claim.
 #[derive(Debug)]
 struct ReadTimes {
-    /// When it is to be read because of something.
+    /// Time of the next read that was requested.
     requested: Option<Instant>,
-    /// When it is to be read because of nothing.
+    /// Time of the next periodic read.
     periodic: Instant,
     last_read: Option<Instant>,
 }
@@ -54,7 +50,7 @@ impl ReadTimes {
         requested.min(self.periodic)
     }
 
-    /// Has it read at a time, or earlier if it was to be. Whether that is earlier than before.
+    /// Requests a read at a time, unless an earlier one is pending. Returns whether the next read is now sooner.
     fn request_read(&mut self, at: Instant) -> bool {
         let before = self.due();
         self.requested = Some(self.requested.map_or(at, |requested| requested.min(at)));
@@ -72,8 +68,8 @@ impl Schedule {
         }
     }
 
-    /// A claim is new: it is read soon, and from then on regularly at a time of its own, `phase` of a thousand parts
-    /// of the period from now.
+    /// Adds a claim: it is read soon, and then periodically at an offset of its own, `phase` thousandths of
+    /// the period from now.
     pub(super) fn add(&mut self, sandbox: SandboxRef, phase: u32, now: Instant) {
         let times = ReadTimes {
             requested: Some(now + COALESCE_DELAY),
@@ -83,13 +79,12 @@ impl Schedule {
         self.claims.insert(sandbox, times);
     }
 
-    /// A claim ended.
     pub(super) fn remove(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
         self.claims.remove(sandbox);
         self.ended.push_back((sandbox.clone(), netns));
     }
 
-    /// Something may have changed in a netns. Whether there is work earlier than before.
+    /// Schedules a read after a change. Returns whether the next read is now sooner.
     pub(super) fn mark_changed(&mut self, sandbox: &SandboxRef, now: Instant) -> bool {
         let Some(times) = self.claims.get_mut(sandbox) else {
             return false;
@@ -98,13 +93,13 @@ impl Schedule {
         times.request_read(earliest.max(now + COALESCE_DELAY))
     }
 
-    /// A netns is to be read at a time. Whether there is work earlier than before.
+    /// Schedules a read at a time. Returns whether the next read is now sooner.
     pub(super) fn request_read(&mut self, sandbox: &SandboxRef, at: Instant) -> bool {
         let times = self.claims.get_mut(sandbox);
         times.is_some_and(|times| times.request_read(at))
     }
 
-    /// Something may have changed in any netns.
+    /// Schedules a read of every netns.
     pub(super) fn mark_all_changed(&mut self, now: Instant) {
         let at = match self.full_read {
             Some(pending) if pending > now => pending,
@@ -117,7 +112,7 @@ impl Schedule {
         }
     }
 
-    /// What is to be done now, the longest due first. It is not to be done again unless something comes.
+    /// Returns the work that has been due for the longest time, and removes it from the schedule.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<Work> {
         if let Some((sandbox, netns)) = self.ended.pop_front() {
             return Some(Work::Ended(sandbox, netns));
@@ -133,7 +128,7 @@ impl Schedule {
         Some(Work::Read(sandbox.clone()))
     }
 
-    /// When there is something to do next, where nothing comes.
+    /// Returns the time of the next scheduled read.
     pub(super) fn next_due_at(&self) -> Option<Instant> {
         self.claims.values().map(ReadTimes::due).min()
     }

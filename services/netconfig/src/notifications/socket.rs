@@ -1,6 +1,6 @@
-//! A socket on which the kernel tells of changes.
+//! A netlink socket that receives change notifications.
 //!
-//! What a message says is not looked at: a change is a reason to read, and what was read is the truth.
+//! The content of a notification is ignored: it causes a read, and the read shows the state.
 
 use std::{
     io::{self, IoSliceMut},
@@ -17,7 +17,7 @@ use nix::{
 use tokio::io::{Interest, unix::AsyncFd};
 
 sockopt_impl!(
-    /// Messages from every netns that has a number here come too, with that number (netlink(7)).
+    /// Also receive notifications of every netns that has an nsid here, with that nsid (netlink(7)).
     ListenAllNsids,
     SetOnly,
     libc::SOL_NETLINK,
@@ -25,10 +25,10 @@ sockopt_impl!(
     bool
 );
 
-/// What can be heard on one socket.
+/// The multicast groups of one socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Topic {
-    /// Transactions of nf_tables, iptables-nft's too.
+    /// Transactions of nf_tables, which includes those of iptables-nft.
     Filter,
     /// Routes and ip rules, IPv4 and IPv6.
     Routing,
@@ -44,7 +44,7 @@ impl Topic {
         }
     }
 
-    /// As a mask: group n is bit n - 1 (linux/netfilter/nfnetlink.h, linux/rtnetlink.h).
+    /// Returns the groups as a mask: group n is bit n - 1 (linux/netfilter/nfnetlink.h, linux/rtnetlink.h).
     fn groups(self) -> u32 {
         let numbers: &[u32] = match self {
             // NFNLGRP_NFTABLES.
@@ -58,23 +58,22 @@ impl Topic {
     }
 }
 
-/// What one look at a socket came to.
+/// The outcome of one receive call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
-    /// Something changed in the netns of that number; without one, in the socket's own.
+    /// A change in the netns of that nsid, or in the socket's own without one.
     Change(Option<i32>),
-    /// The kernel had more to tell than there was buffer_bytes for, and dropped it (ENOBUFS).
+    /// The buffer was full, and the kernel dropped notifications (ENOBUFS).
     Overrun,
-    /// Nothing yet.
     Empty,
 }
 
-/// See the module. While it is open it keeps the netns that it was opened in.
+/// A socket that is not registered with a runtime yet. An open socket keeps its netns alive.
 #[derive(Debug)]
 pub(super) struct UnpolledSocket(OwnedFd);
 
 impl UnpolledSocket {
-    /// Opens one in the calling thread's netns, with buffer_bytes for so many bytes of what was not taken yet.
+    /// Opens a socket in the calling thread's netns, with a receive buffer of `buffer_bytes`.
     pub(super) fn open(topic: Topic, buffer_bytes: usize, all_nsids: bool) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let protocol = topic.protocol();
@@ -82,14 +81,14 @@ impl UnpolledSocket {
         if all_nsids {
             setsockopt(&fd, ListenAllNsids, &true)?;
         }
-        // Above net.core.rmem_max, where the process may; a user namespace's root may not.
+        // RcvBufForce may exceed net.core.rmem_max, but root of a user namespace may not use it.
         setsockopt(&fd, sockopt::RcvBufForce, &buffer_bytes)
             .or_else(|_| setsockopt(&fd, sockopt::RcvBuf, &buffer_bytes))?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, topic.groups()))?;
         Ok(Self(fd))
     }
 
-    /// To be called in a task: its runtime tells when there is something.
+    /// Registers the socket with the runtime of the calling task.
     #[expect(
         deprecated,
         reason = "its successor is an unsafe function; what that demands, a descriptor that stays open and the same, an OwnedFd is"
@@ -100,20 +99,20 @@ impl UnpolledSocket {
     }
 }
 
-/// See the module.
+/// A socket that is registered with a runtime.
 #[derive(Debug)]
 pub(super) struct Socket(AsyncFd<OwnedFd>);
 
 impl Socket {
-    /// Waits until there may be something.
+    /// Waits until the socket may have messages.
     pub(super) async fn ready(&self) -> io::Result<()> {
         let mut guard = self.0.ready(Interest::READABLE | Interest::ERROR).await?;
-        // What comes from now on makes it ready again, and what is there is taken until there is nothing.
+        // New messages set the readiness again, and the caller receives the present ones until it is empty.
         guard.clear_ready();
         Ok(())
     }
 
-    /// Takes what is there.
+    /// Receives one message without blocking.
     pub(super) fn receive(&self) -> io::Result<Received> {
         match receive_message(self.0.get_ref()) {
             Ok(nsid) => Ok(Received::Change(nsid)),
@@ -124,7 +123,7 @@ impl Socket {
     }
 }
 
-/// Takes one message. The rest of it is dropped by the kernel.
+/// Receives one message. The kernel drops the part that does not fit into the buffer.
 fn receive_message(fd: &OwnedFd) -> nix::Result<Option<i32>> {
     let mut byte = [0; 1];
     let mut control = cmsg_space!(i32);
@@ -142,7 +141,7 @@ fn receive_message(fd: &OwnedFd) -> nix::Result<Option<i32>> {
     }
 }
 
-/// The number that a control message carries.
+/// Returns the nsid that a control message carries.
 fn parse_nsid(control: &ControlMessageOwned) -> Option<i32> {
     let ControlMessageOwned::Unknown(unknown) = control else {
         return None;

@@ -1,8 +1,8 @@
-//! Through which open_sockets each claimed netns is heard.
+//! The sockets that receive the notifications of each claimed netns.
 //!
-//! Two open_sockets in this process's own netns hear all of them, each by its nsid. Where the kernel refuses that (it
-//! takes CAP_NET_BROADCAST), two more are opened in each claimed netns. These keep it alive (services/docs/facts/kernel.md, 7), as
-//! the claim itself does, and are closed with the claim.
+//! Two sockets in this process's own netns receive the notifications of all claimed netns, which carry their nsid.
+//! Where the kernel refuses that (it takes CAP_NET_BROADCAST), two sockets are opened in each claimed netns. These keep
+//! the netns alive (services/docs/facts/kernel.md, 7), as the claim itself does, and are closed with the claim.
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
@@ -17,20 +17,17 @@ use super::{
 };
 use crate::{claims::Claim, metrics::DriftMetrics};
 
-/// For a socket in a claimed netns. It hears of that netns alone, and there are two for each.
+/// Receive buffer of a socket in a claimed netns: it receives from that netns only, and there are two of them for each.
 const OWN_BUFFER_BYTES: usize = 256 * 1024;
 
-/// How it is listened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// Whether two open_sockets may hear all claimed netns; `false` does as if the kernel refused.
+    /// Set to `false` to open sockets in each netns, as if the kernel had refused shared ones.
     pub(crate) shared: bool,
-    /// How many bytes the kernel keeps for a shared socket before it drops (SO_RCVBUF, which counts twice what is
-    /// asked for, and its own overhead with it).
+    /// Receive buffer of a shared socket (SO_RCVBUF; the kernel doubles the value, and counts its own overhead too).
     pub(crate) buffer_bytes: usize,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Subscriptions {
     options: Options,
@@ -40,14 +37,14 @@ pub(crate) struct Subscriptions {
     open: BTreeMap<SandboxRef, Subscription>,
 }
 
-/// Two open_sockets, and whose the nsids are.
+/// The shared sockets, and the nsids of claimed netns.
 #[derive(Debug)]
 struct Shared {
     nsids: Arc<NsidMap>,
     _tasks: Vec<ReceiverTask>,
 }
 
-/// How one claimed netns is heard.
+/// The subscription of one claimed netns.
 #[derive(Debug)]
 struct Subscription {
     netns: NetnsId,
@@ -61,8 +58,7 @@ enum Source {
 }
 
 impl Subscriptions {
-    /// Opens the shared open_sockets. To be called in a task, on a thread in the netns from which the claimed ones are
-    /// heard.
+    /// Opens the shared sockets. Must be called within a runtime, on a thread in the netns whose nsids are used.
     pub(crate) fn open(options: Options, queue: Arc<Queue>, counts: DriftMetrics) -> Self {
         let shared = if options.shared {
             Shared::open(options.buffer_bytes, &queue, &counts).map_err(|error| error.to_string())
@@ -78,7 +74,7 @@ impl Subscriptions {
         }
     }
 
-    /// Whether two open_sockets hear all claimed netns; else why not.
+    /// Returns an error with the reason if shared sockets are not used.
     pub(crate) fn are_shared(&self) -> Result<(), String> {
         match &self.shared {
             Ok(_) => Ok(()),
@@ -88,14 +84,14 @@ impl Subscriptions {
         }
     }
 
-    /// Hears a claimed netns from now on, if it did not yet. Whether it does.
+    /// Subscribes to a claimed netns, unless already done. Returns whether it is subscribed.
     pub(crate) async fn subscribe(&mut self, claim: &Arc<Claim>) -> bool {
         let netns = claim.netns.id();
         let known = self.open.get(&claim.sandbox);
         if known.is_some_and(|subscription| subscription.netns == netns) {
             return true;
         }
-        // First: the kernel may give the nsid of its last netns to this one.
+        // The old netns has to go first: the kernel may assign its nsid to the new one.
         if let Some(before) = self.open.remove(&claim.sandbox) {
             self.close(&claim.sandbox, &before.source);
         }
@@ -107,7 +103,7 @@ impl Subscriptions {
         true
     }
 
-    /// Does not hear the netns of an ended claim any more.
+    /// Ends the subscription of a claim that ended.
     pub(crate) fn unsubscribe(&mut self, sandbox: &SandboxRef, netns: NetnsId) {
         if self
             .open
@@ -188,7 +184,7 @@ async fn nsid(claim: &Arc<Claim>) -> Result<i32, String> {
     nsid.map_err(|error| with_causes(&error))
 }
 
-/// One for each topic.
+/// Opens one socket per topic.
 fn open_sockets(buffer_bytes: usize, all_nsids: bool) -> io::Result<Vec<UnpolledSocket>> {
     let open = |topic| UnpolledSocket::open(topic, buffer_bytes, all_nsids);
     Topic::ALL.into_iter().map(open).collect()

@@ -1,23 +1,22 @@
-//! What holds the probe set: nf_tables, or ipset and a rule of iptables. Each takes and gives plain data.
+//! The interface of the probe set's backends: nf_tables, or ipset with an iptables rule.
 
 use std::{fmt, net::IpAddr, time::Duration};
 
 use super::{ProbeSetError, refcount::Elements, selector::Selected, settings::ProbeSettings};
 use crate::family::Family;
 
-/// See the module.
 pub(crate) trait SetBackend: fmt::Debug + Send {
-    /// Which addresses it can hold; others are passed over.
+    /// Returns the families of addresses that the backend can hold. Addresses of others are ignored.
     fn families(&self) -> &'static [Family];
 
-    /// What is there. `None` where nothing of ours is.
+    /// Reads the set and its rule. Returns `None` if there is none of ours.
     fn read(
         &mut self,
         selected: &Selected,
         settings: &ProbeSettings,
     ) -> Result<Option<ObservedSet>, ProbeSetError>;
 
-    /// Makes all of it so, without a moment in which an element or the rule that was there is not.
+    /// Writes the set and its rule as a whole. Elements and rules that stay are never absent.
     fn write(
         &mut self,
         selected: &Selected,
@@ -25,65 +24,63 @@ pub(crate) trait SetBackend: fmt::Debug + Send {
         elements: &Elements,
     ) -> Result<(), ProbeSetError>;
 
-    /// Adds elements that nobody is known to have added. `None` where one of them is there all the same; nothing was
-    /// added then.
+    /// Adds elements that are believed to be new. Returns `None`, and adds none of them, if one already exists.
     fn add(
         &mut self,
         requester: &str,
         addresses: &[IpAddr],
     ) -> Result<Option<UpdateOutcome>, ProbeSetError>;
 
-    /// Changes single elements on behalf of one owner.
+    /// Changes elements on behalf of one owner.
     fn update_owners(
         &mut self,
         requester: &str,
         desired: &[DesiredOwner<'_>],
     ) -> Result<UpdateOutcome, ProbeSetError>;
 
-    /// Takes all of it away, the rule first, and reads back that nothing is left. Whether anything was there.
+    /// Removes everything, the rule first, and verifies that. Returns whether there was anything to remove.
     fn clear(&mut self) -> Result<bool, ProbeSetError>;
 
-    /// Whether there is reason to read all of it. Takes microseconds.
+    /// Returns whether there are signs of a change. Takes microseconds.
     fn needs_read(&mut self, elements: &Elements) -> bool;
 
-    /// Whether a change of a table of nf_tables may concern it: its family (NFPROTO of linux/netfilter.h) and name, and
-    /// the port of the socket that made it.
+    /// Returns whether a change of an nf_tables table may concern the set, by the table's family (NFPROTO of
+    /// linux/netfilter.h), its name, and the netlink port of the socket that made the change.
     fn is_relevant(&self, family: u8, table: &str, port: u32) -> bool;
 
-    /// How often it is asked [`Self::needs_read`], and after how long all of it is read without a reason, if that
-    /// read_duration so long the last time.
+    /// Returns the intervals of the calls of [`Self::needs_read`] and of unconditional reads, given the duration
+    /// of the last read.
     fn intervals(&self, read_duration: Duration) -> Intervals;
 }
 
-/// What an address is to be: one owner's, or nobody's.
+/// The owner that an address is to have, `None` to remove it.
 pub(crate) type DesiredOwner<'a> = (IpAddr, Option<&'a str>);
 
-/// What was read together.
+/// The set and its rule as one read found them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObservedSet {
-    /// What is not as it should be, but for elements: a describe_element each.
+    /// A sentence for each difference, except for elements.
     pub(crate) differences: Vec<String>,
-    /// The elements.
     pub(crate) elements: Elements,
 }
 
-/// What became of a change.
+/// The outcome of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UpdateOutcome {
-    /// It is so; whether anything had to be written for it.
+    /// The elements are as desired.
     Done {
-        /// See above.
+        /// True if anything had to be written.
         changed: bool,
     },
     /// There is no set to change.
     SetMissing,
 }
 
-/// How often something is looked at.
+/// The intervals of the reconciler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Intervals {
-    /// Without reading it.
+    /// Between calls of [`SetBackend::needs_read`].
     pub(crate) check: Duration,
-    /// Reading it.
+    /// Between reads without a reason.
     pub(crate) read: Duration,
 }

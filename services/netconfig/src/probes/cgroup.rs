@@ -1,6 +1,6 @@
-//! A cgroup's number, and the view from which the kernel counts its depth: levels are counted from the root of the
-//! asking thread's cgroup namespace (nft_socket_cgroup_subtree_level in net/netfilter/nft_socket.c; before Linux 6.11
-//! and its stable releases, from the very root), and a container has such a namespace of its own.
+//! The inode number of a cgroup, and the cgroup namespace to use it from. The kernel counts levels from the root of the
+//! calling thread's cgroup namespace (nft_socket_cgroup_subtree_level in net/netfilter/nft_socket.c; before Linux 6.11
+//! and its stable releases, from the real root), and a container has a cgroup namespace of its own.
 
 use std::{
     fs::{self, File},
@@ -17,12 +17,12 @@ use super::{
     settings::CgroupPath,
 };
 
-/// The node's first process, with the host's pids; otherwise the container's, whose view is this process's own.
+/// With the host's pid namespace this is the node's init process, otherwise the container's, which has this
+/// process's own cgroup namespace.
 const INIT_PROC: &str = "/proc/1";
 const SELF_PROC: &str = "/proc/self";
 
-/// Finds a cgroup by its path, as the node's first process sees it where it may be looked at, and as this process
-/// does otherwise.
+/// Finds a cgroup by its path: as the node's init process sees it if that is accessible, or else as this process does.
 pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, SelectError> {
     let proc = if can_use_host_view() {
         INIT_PROC
@@ -43,7 +43,7 @@ pub(crate) fn find(path: &CgroupPath) -> Result<Cgroup, SelectError> {
     })
 }
 
-/// Does something on a thread that sees cgroups as [`find`] does. The thread ends then, and its view with it.
+/// Runs `work` on a thread that sees cgroups as [`find`] does. The thread, and with it the namespace, ends afterwards.
 pub(crate) fn in_host_cgroup_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let namespace = |of| fs::metadata(Path::new(of).join("ns/cgroup")).map(|found| found.ino());
     if !can_use_host_view() || namespace(INIT_PROC)? == namespace(SELF_PROC)? {
@@ -76,8 +76,8 @@ fn can_use_host_view() -> bool {
     File::open(first.join("ns/cgroup")).is_ok() && fs::metadata(first.join("root/.")).is_ok()
 }
 
-/// Where cgroup2 is mounted with its root (proc_pid_mountinfo(5): the fourth field is the root, the fifth the mount_point,
-/// and the type follows a lone hyphen).
+/// Returns the mount point of cgroup2's root (proc_pid_mountinfo(5): the fourth field is the root, the fifth the mount
+/// point, and the type follows a single hyphen).
 fn cgroup2_mount_point(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (mount, source) = line.split_once(" - ")?;
@@ -114,7 +114,7 @@ mod tests {
         let error = find(&path).unwrap_err();
         let told = [
             SelectError::NoCgroup("no.such.slice/x".to_owned()),
-            // A machine without cgroup2.
+            // The machine has no cgroup2.
             SelectError::NoCgroups,
         ];
         assert!(told.contains(&error), "{error}");

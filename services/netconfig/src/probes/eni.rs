@@ -1,8 +1,8 @@
-//! Pods with an interface of AWS's own ("branch ENI", for security groups of pods; shared facts: services/docs/facts/istio-ambient.md,
-//! 6.8). What the node sends to such a pod leaves the node, by an ip rule of AWS's that sees no address, and comes return_path
-//! as a stranger's. Two ip rules keep probes on the node: packets to the pod use the pod's own route table, and what
-//! the pod answers is for the node. They are needed, and AWS's agent is set up for probes of this kind at all, where
-//! `net.ipv4.tcp_early_demux` is 0.
+//! Pods with an AWS branch ENI ("security groups for pods"; services/docs/facts/istio-ambient.md, 6.8). An ip rule of
+//! AWS sends all packets to such a pod out of the node, from where they return as foreign traffic. Two ip rules keep
+//! probes on the node: one routes packets to the pod by the pod's own route table, the other delivers the pod's replies
+//! locally. They are needed only where `net.ipv4.tcp_early_demux` is 0, which is also how AWS's agent is configured to
+//! support probes of such pods.
 
 mod kernel;
 
@@ -19,31 +19,31 @@ use crate::{
 };
 use kernel::Kernel;
 
-/// The priority of what leads to a pod. Behind AWS's own rules for pods (10), ahead of those for the node's other
+/// The priority of rules to a pod: after AWS's own rules for pods (10), before those for the node's other
 /// interfaces (1024 and 1536).
 const TO_POD_PRIORITY: u32 = 512;
 
-/// RT_TABLE_LOCAL, RT_TABLE_MAIN (linux/rtnetlink.h).
+/// RT_TABLE_LOCAL and RT_TABLE_MAIN of linux/rtnetlink.h.
 const LOCAL: u32 = 255;
 const MAIN: u32 = 254;
 
-/// Of the netns that the reading thread is in.
+/// Shows the netns of the reading thread.
 const TCP_EARLY_DEMUX: &str = "/proc/sys/net/ipv4/tcp_early_demux";
 
-/// An ip rule, as far as it matters here.
+/// The relevant properties of an ip rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     family: Family,
     priority: u32,
     table: u32,
     protocol: u8,
-    /// The interface that packets arrive by, if it says so.
+    /// The input interface that the rule matches, if any.
     arrives_by: Option<String>,
-    /// The one address that packets go to, if it says so.
+    /// The destination address that the rule matches, if any.
     to: Option<IpAddr>,
 }
 
-/// A route to one address.
+/// A route to a single address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Route {
     table: u32,
@@ -51,16 +51,16 @@ struct Route {
     interface: String,
 }
 
-/// How probes of an address are routed.
+/// The routing of an address's probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Branch {
     table: u32,
-    /// The node's end of the pod's veth, and the priority of the rule for it. `None` where that rule was not found.
+    /// The node's end of the pod's veth, and the priority of the rule for it; `None` if that rule was not found.
     return_path: Option<(String, u32)>,
 }
 
 impl Branch {
-    /// Its rules, in the order in which they are added.
+    /// Returns the ip rules, in the order in which they are added.
     fn rules(&self, address: IpAddr) -> Vec<Rule> {
         let family = Family::of(address);
         let to = Rule {
@@ -83,8 +83,8 @@ impl Branch {
     }
 }
 
-/// How probes of an address are to be routed: by the table to which an ip rule of others leads what arrives by the
-/// interface that the table has the address at. `None` where there is no such.
+/// Detects the routing that an address needs: the table that another agent's ip rule uses for packets from the
+/// interface by which that table routes the address. Returns `None` if there is no such table.
 fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
     let of_others = rules.iter().filter(|rule| {
         let is_own_table = !matches!(rule.table, LOCAL | MAIN);
@@ -103,7 +103,8 @@ fn detect(address: IpAddr, rules: &[Rule], routes: &[Route]) -> Option<Branch> {
     })
 }
 
-/// What an earlier run routed, by its rules in the kernel. Whose veth it was is told by AWS's rules, while they are there.
+/// Recovers what an earlier process routed from its rules in the kernel. The veth is known from AWS's
+/// rules, while these exist.
 fn recover(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
     let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
     let routed = ours.clone().filter_map(|to| {
@@ -124,7 +125,7 @@ fn recover(rules: &[Rule]) -> BTreeMap<IpAddr, Branch> {
     routed.collect()
 }
 
-/// Rules of ours that belong to nothing that is routed.
+/// Returns the rules of ours that belong to no routed address.
 fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
     let families = routed
         .iter()
@@ -135,7 +136,7 @@ fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
         .flat_map(|(address, branch)| branch.rules(*address))
         .collect();
     let ours = rules.iter().filter(|rule| rule.protocol == PROTOCOL);
-    // A backend return_path whose address is not known may be that of one whose backend return_path is not.
+    // A return rule without a known address may belong to an address without a known return rule.
     let stale = ours.filter(|rule| {
         let may_be_needed = rule.to.is_none() && uncertain.contains(&rule.family);
         !wanted.contains(rule) && !may_be_needed
@@ -143,7 +144,7 @@ fn stale_rules(rules: &[Rule], routed: &BTreeMap<IpAddr, Branch>) -> Vec<Rule> {
     stale.cloned().collect()
 }
 
-/// Leads probes, and remembers which.
+/// Routes probes, and remembers the addresses.
 #[derive(Debug)]
 pub(super) struct Eni {
     kernel: Kernel,
@@ -151,7 +152,7 @@ pub(super) struct Eni {
 }
 
 impl Eni {
-    /// In the calling thread's netns. Recalls what an earlier run routed.
+    /// Opens the calling thread's netns. Recovers what an earlier process routed.
     pub(super) fn open(setting: AwsBranchEni) -> io::Result<Option<Self>> {
         match setting {
             AwsBranchEni::Off => return Ok(None),
@@ -172,8 +173,8 @@ impl Eni {
         Ok(Some(eni))
     }
 
-    /// Leads probes of the current addresses, where that is needed, and no longer those of the ones that are gone.
-    /// Whether anything had to be written.
+    /// Routes the probes of current addresses where needed, and removes the rules of those that are gone. Returns
+    /// whether anything had to be written.
     pub(super) fn update(
         &mut self,
         current: &BTreeSet<IpAddr>,
@@ -207,7 +208,7 @@ impl Eni {
         Ok(changed)
     }
 
-    /// What others deleted is added again.
+    /// Forgets an address whose rules were deleted by others, so that they are added again.
     fn forget_if_broken(&mut self, address: IpAddr, rules: &[Rule]) {
         let is_there = |rule: &Rule| rules.contains(rule);
         let known = self.routed.get(&address);
@@ -216,7 +217,7 @@ impl Eni {
         }
     }
 
-    /// From how an address was routed to how it is to be.
+    /// Changes the routing of an address to the wanted one. Returns whether it differed.
     fn route(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<bool, ProbeSetError> {
         if self.routed.get(&address) == wanted.as_ref() {
             return Ok(false);
@@ -226,7 +227,7 @@ impl Eni {
         Ok(true)
     }
 
-    /// What is new comes first; then goes what nothing needs any more.
+    /// Adds new rules first, then deletes stale ones.
     fn change(&mut self, address: IpAddr, wanted: Option<Branch>) -> Result<(), KernelError> {
         match wanted {
             Some(branch) => {
@@ -248,7 +249,7 @@ fn branch_error(address: IpAddr, source: KernelError) -> ProbeSetError {
     ProbeSetError::BranchEni { address, source }
 }
 
-/// Not where it cannot be read: a node of AWS has it.
+/// If it cannot be read, this is not a node of AWS, where it is always readable.
 fn is_enabled() -> bool {
     fs::read_to_string(TCP_EARLY_DEMUX).is_ok_and(|text| text.trim() == "0")
 }
@@ -280,7 +281,7 @@ mod tests {
         }
     }
 
-    /// Two pods as AWS's agent leaves them.
+    /// Two pods, with the rules and routes of AWS's agent.
     fn node() -> (Vec<Rule>, Vec<Route>) {
         let rules = vec![
             of_aws(101, "vlan.eth.1"),
@@ -327,7 +328,7 @@ mod tests {
         let (mut rules, mut routes) = node();
         assert_eq!(detect(ip("10.0.0.7"), &rules, &routes), None);
         assert_eq!(detect(ip("10.0.0.8"), &rules, &routes), None);
-        // A backend to the main table is nobody's own, and ours are not AWS's.
+        // A rule to the main table belongs to no pod, and our own rules are not AWS's.
         rules.push(of_aws(MAIN, "eni7"));
         rules.push(Rule {
             protocol: PROTOCOL,
@@ -360,7 +361,7 @@ mod tests {
     #[test]
     fn a_way_back_is_kept_while_it_may_be_needed_and_goes_with_the_last_pod_that_may_need_it() {
         let a = branch(101, "vlana");
-        // AWS's rules went with the pod.
+        // AWS's rules were removed with the pod.
         let rules = a.rules(ip("10.0.0.5"));
         let mut routed = recover(&rules);
         assert_eq!(routed[&ip("10.0.0.5")].return_path, None);

@@ -5,41 +5,35 @@ use inpod_types::{Reason, with_causes};
 use super::selector::SelectError;
 use crate::netlink::KernelError;
 
-/// Why the node's probe set is not as it should be.
+/// An error of writing the node's probe set or its rule.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeSetError {
-    /// The kernel refused.
     #[error("cannot change the node's probe set")]
     Kernel(#[from] KernelError),
-    /// A program of iptables did not do it.
     #[error("cannot change the node's probe rule")]
     Run(#[from] RunError),
-    /// It is not known whose packets are probes.
+    /// It is not known which packets are probes.
     #[error("cannot write the node's probe rule")]
-    SelectError(#[from] SelectError),
-    /// The node's cgroups cannot be seen as the node sees them.
+    Select(#[from] SelectError),
+    /// The node's cgroup namespace could not be entered.
     #[error("cannot write the node's probe rule from the node's cgroup namespace")]
     View(#[source] io::Error),
-    /// The kernel took it and holds something else.
+    /// The kernel accepted the change, but holds something else.
     #[error("the node's probe set differs from what was written: {}", .0.join("; "))]
     Differs(Vec<String>),
-    /// The ip rules for a pod with an interface of AWS's own could not be changed.
     #[error("cannot change the ip rules of the node for probes of {address}")]
     BranchEni {
-        /// The pod's address.
         address: IpAddr,
-        /// The cause.
         source: KernelError,
     },
 }
 
-/// Why the node's probe set stays on it.
+/// An error of removing the probe set from the node.
 #[derive(Debug, thiserror::Error)]
 pub enum ClearError {
-    /// Pods are probed by it.
+    /// The set still has addresses of pods.
     #[error("{0} addresses of pods are in the node's probe set")]
     Held(usize),
-    /// It could not be taken away.
     #[error(transparent)]
     ProbeSet(#[from] ProbeSetError),
 }
@@ -53,12 +47,11 @@ impl ProbeSetError {
         }
     }
 
-    /// The cause in the closed list.
     pub(crate) fn reason(&self) -> Reason {
         match self {
             Self::Run(error) => error.reason,
             Self::Kernel(_)
-            | Self::SelectError(_)
+            | Self::Select(_)
             | Self::View(_)
             | Self::Differs(_)
             | Self::BranchEni { .. } => Reason::KernelRefused,
@@ -66,22 +59,20 @@ impl ProbeSetError {
     }
 }
 
-/// Why a program of iptables did not do what it was started for in the node's netns.
+/// An error of an iptables program that ran in the node's netns.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct RunError {
-    /// The cause in the closed list.
     pub reason: Reason,
-    /// What it said.
+    /// The program's own message, or a description.
     pub message: String,
 }
 
-/// A change of the probe set that failed, and what is left of it.
+/// A failed change of the probe set, and what could not be undone of it.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", with_causes(cause))]
 pub struct SetAddressesError {
-    /// Why.
     pub cause: ProbeSetError,
-    /// What could not be put back.
+    /// The steps that could not be undone.
     pub undo_failures: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Sets of ipset over netlink (linux/netfilter/ipset/ip_set.h; ipset's own program speaks the same).
+//! Sets of ipset over netlink (linux/netfilter/ipset/ip_set.h), as the program ipset uses it.
 
 use std::{collections::BTreeMap, io, net::IpAddr};
 
@@ -16,16 +16,16 @@ use crate::{
     netlink::{KernelError, Socket},
 };
 
-/// NFNL_SUBSYS_IPSET.
+/// NFNL_SUBSYS_IPSET of linux/netfilter/nfnetlink.h.
 const SUBSYSTEM: u16 = 6;
 /// NETLINK_NETFILTER of linux/netlink.h.
 const PROTOCOL_NUMBER: u16 = 12;
-/// NLM_F_EXCL: what is there already, or is not there to be destroyed, is an error.
+/// NLM_F_EXCL: adding an existing object, or destroying a missing one, is an error.
 const EXCLUSIVE: u16 = 0x200;
-/// NLA_F_NET_BYTEORDER, without which the kernel takes no number of these.
+/// NLA_F_NET_BYTEORDER. The kernel rejects numbers of ipset without it.
 const NET_BYTEORDER: u16 = 0x4000;
 
-/// IPSET_PROTOCOL: since Linux 4.20.
+/// IPSET_PROTOCOL, since Linux 4.20.
 const PROTOCOL_VERSION: u8 = 7;
 /// The first revision of hash:ip with comments.
 const REVISION: u8 = 3;
@@ -44,30 +44,28 @@ const ATTR_FAMILY: u16 = 5;
 const ATTR_FLAGS: u16 = 6;
 const ATTR_DATA: u16 = 7;
 const ATTR_ADT: u16 = 8;
-/// Within data.
+/// Attributes that are nested in ATTR_DATA.
 const ATTR_IP: u16 = 1;
 const ATTR_CADT_FLAGS: u16 = 8;
 const ATTR_ELEMENTS: u16 = 24;
 const ATTR_REFERENCES: u16 = 25;
 const ATTR_COMMENT: u16 = 26;
-/// Within an address.
+/// Attributes that are nested in ATTR_IP.
 const ATTR_IPV4: u16 = 1;
 const ATTR_IPV6: u16 = 2;
 
-/// IPSET_FLAG_LIST_HEADER: the set without its elements.
+/// IPSET_FLAG_LIST_HEADER: list the set without its elements.
 const HEADER_ONLY: u32 = 4;
-/// IPSET_FLAG_WITH_COMMENT.
 const WITH_COMMENT: u32 = 16;
 
-/// IPSET_ERR_EXIST: the element is there when it is added, or is not there when it is deleted.
+/// IPSET_ERR_EXIST: the element to add already exists, or the one to delete does not.
 const ERROR_EXIST: i32 = 4103;
 
-/// What the kernel says of a set itself.
+/// The header of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// How many rules name it.
+    /// Number of rules that use the set.
     pub(crate) references: u32,
-    /// How many elements it has.
     pub(crate) elements: u32,
 }
 
@@ -76,12 +74,12 @@ pub(crate) struct Header {
 pub(crate) struct Ipset(Socket);
 
 impl Ipset {
-    /// Those of the calling thread's netns.
+    /// Opens the calling thread's netns.
     pub(crate) fn open() -> io::Result<Self> {
         Socket::open(SockProtocol::NetlinkNetFilter).map(Self)
     }
 
-    /// Creates a set of addresses with comments; one that is there is left as it is.
+    /// Creates a set of addresses with comments, unless it exists.
     pub(crate) fn create(&mut self, name: &str, family: Family) -> Result<(), KernelError> {
         let mut message = Message::about(name, CREATE, 0);
         message.text(ATTR_TYPENAME, "hash:ip");
@@ -91,7 +89,7 @@ impl Ipset {
         self.0.act(&format!("create the set {name}"), &message)
     }
 
-    /// Destroys a set with its elements. `false` where there is none.
+    /// Destroys a set with its elements. Returns `false` if there is none.
     pub(crate) fn destroy(&mut self, name: &str) -> Result<bool, KernelError> {
         let message = Message::about(name, DESTROY, EXCLUSIVE);
         match self.0.act(&format!("destroy the set {name}"), &message) {
@@ -100,7 +98,7 @@ impl Ipset {
         }
     }
 
-    /// Adds an address with a comment. `false` where it is there already, which is left as it is.
+    /// Adds an address with a comment. Returns `false`, and leaves it as it is, if it already exists.
     pub(crate) fn add(
         &mut self,
         name: &str,
@@ -114,7 +112,7 @@ impl Ipset {
         )
     }
 
-    /// Adds an address, or replaces the comment that it has.
+    /// Adds an address, or replaces its comment.
     pub(crate) fn rename(
         &mut self,
         name: &str,
@@ -126,14 +124,14 @@ impl Ipset {
             .act(&format!("rename {address} in the set {name}"), &message)
     }
 
-    /// Deletes an address; one that is gone already is fine.
+    /// Deletes an address if it exists.
     pub(crate) fn delete(&mut self, name: &str, address: IpAddr) -> Result<(), KernelError> {
         let message = Message::element(name, (DELETE, 0), address, None);
         let act = format!("delete {address} from the set {name}");
         unless_exists(self.0.act(&act, &message)).map(drop)
     }
 
-    /// What there is to know of a set without its elements. `None` where there is no such set.
+    /// Returns the header of a set, `None` if there is no such set.
     pub(crate) fn header(&mut self, name: &str) -> Result<Option<Header>, KernelError> {
         let mut message = Message::about(name, LIST, 0);
         message.number(ATTR_FLAGS, HEADER_ONLY);
@@ -150,7 +148,7 @@ impl Ipset {
         }))
     }
 
-    /// The elements of a set. `None` where there is no such set.
+    /// Returns the elements of a set, `None` if there is no such set.
     pub(crate) fn elements(&mut self, name: &str) -> Result<Option<Elements>, KernelError> {
         let message = Message::about(name, LIST, 0);
         let Some(payloads) = self.list(name, &message)? else {
@@ -181,7 +179,7 @@ fn unless_exists(result: Result<(), KernelError>) -> Result<bool, KernelError> {
     }
 }
 
-/// What follows the header of four bytes (nfgenmsg).
+/// Skips the header of four bytes (nfgenmsg).
 fn attributes(payload: &[u8]) -> &[u8] {
     payload.get(4..).unwrap_or_default()
 }
@@ -196,7 +194,7 @@ fn element(data: &[u8]) -> Option<(IpAddr, String)> {
     Some((address, comment.trim_end_matches('\0').to_owned()))
 }
 
-/// A request.
+/// A netlink request to ipset.
 struct Message {
     kind: u16,
     flags: u16,
@@ -204,7 +202,7 @@ struct Message {
 }
 
 impl Message {
-    /// Every one names the version and a set. The header's family says nothing.
+    /// Starts a request. Each names the protocol version and a set; the kernel ignores the header's family.
     fn about(name: &str, command: u16, flags: u16) -> Self {
         let mut message = Self {
             kind: (SUBSYSTEM << 8) | command,

@@ -1,5 +1,4 @@
-//! The probe set in ipset, with a rule of iptables that names it: a chain of ours, jumped to before any other rule
-//! for packets that leave.
+//! The probe set as an ipset, used by an iptables rule in a chain of ours, which POSTROUTING jumps to first.
 
 mod text;
 
@@ -16,10 +15,9 @@ use super::{
 use crate::{family::Family, iptables::Variant};
 use text::{Saved, clearing, rule, script};
 
-/// Our chain in the table nat.
+/// Our chain in the nat table.
 const CHAIN: &str = "INPOD_POSTRT";
 
-/// Where packets leave.
 const HOOK: &str = "POSTROUTING";
 
 /// The sets, one per family (IPSET_MAXNAMELEN is 32).
@@ -31,53 +29,52 @@ const SETS: [(Family, &str); 2] = [
 /// NFPROTO_IPV4 and NFPROTO_IPV6 of linux/netfilter.h.
 const PROTOCOL_FAMILIES: [u8; 2] = [2, 10];
 
-/// Absent in a kernel without IPv6. Of the netns that the reading thread is in.
+/// Missing if the kernel has no IPv6. Shows the netns of the reading thread.
 const DISABLE_IPV6: &str = "/proc/sys/net/ipv6/conf/all/disable_ipv6";
 
-/// How often sets are looked at: what flushes iptables-legacy or a set tells nobody.
+/// Interval of checks of the sets: flushing a set or iptables-legacy sends no notification.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How often rules are read that tell nobody when they change.
+/// Shortest interval of reads of rules that send no notifications.
 const MIN_READ_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The part of a processor that this reading takes at most: iptables-legacy reads all rules that there are, which on a
-/// node with thousands takes long.
+/// Ratio of the read interval to the duration of a read, which bounds the CPU time: iptables-legacy always reads all
+/// rules, and takes long on a node with thousands of them.
 const READ_COST_FACTOR: u32 = 25;
 
-/// Runs programs of iptables in the node's netns: those of the variant that the node uses. The lock that they share
-/// with others (`/run/xtables.lock`) is waited for.
+/// Runs iptables programs of the node's variant in the node's netns. Waits for the lock that they share
+/// with other tools (`/run/xtables.lock`).
 pub trait Runner: fmt::Debug + Send {
-    /// The table nat as `iptables-save -t nat` prints it, or `ip6tables-save`.
+    /// Returns the output of `iptables-save -t nat`, or of `ip6tables-save`.
     ///
     /// # Errors
     ///
     /// When the program is missing or fails.
     fn save(&self, family: Family) -> Result<String, RunError>;
 
-    /// Feeds a script to `iptables-restore --noflush`, or `ip6tables-restore`.
+    /// Feeds a script to `iptables-restore --noflush`, or to `ip6tables-restore`.
     ///
     /// # Errors
     ///
-    /// When the program is missing or fails; the script has had no effect then.
+    /// When the program is missing or fails. The script has had no effect then.
     fn restore(&self, family: Family, script: &str) -> Result<(), RunError>;
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Iptables {
     sets: Ipset,
     variant: Variant,
     runner: Box<dyn Runner>,
     families: &'static [Family],
-    /// For a rule of ours, how this version of iptables prints it.
+    /// The form in which this version of iptables prints each of our rules.
     printed: BTreeMap<String, String>,
-    /// The cgroup that a family's rule was written for. A rule names it owner its path and holds on to what was there:
-    /// one that is made anew looks the same and is another.
+    /// The cgroup that each family's rule was written for. A rule names a path, but refers to the cgroup that was
+    /// there: after the cgroup is recreated the rule looks the same, but refers to the old one.
     cgroups: BTreeMap<Family, u64>,
 }
 
 impl Iptables {
-    /// In the calling thread's netns.
+    /// Opens the calling thread's netns.
     pub(crate) fn open(variant: Variant, runner: Box<dyn Runner>) -> io::Result<Self> {
         let has_ipv6 = fs::read_to_string(DISABLE_IPV6).is_ok_and(|text| text.trim() != "1");
         Ok(Self {
@@ -98,7 +95,7 @@ impl Iptables {
         Ok(Saved::parse(&self.runner.save(family)?))
     }
 
-    /// What is not as it should be in a family's rules.
+    /// Returns a sentence for each difference in a family's rules.
     fn differences(
         &self,
         family: Family,
@@ -123,7 +120,7 @@ impl Iptables {
         differences
     }
 
-    /// The rule, where it is not there already.
+    /// Writes the rule, unless it is in sync.
     fn write_rule(
         &mut self,
         family: Family,
@@ -160,7 +157,7 @@ impl Iptables {
         Ok(())
     }
 
-    /// `None` where there is no set.
+    /// Returns whether anything had to be written, `None` if there is no set.
     fn update_owner(
         &mut self,
         requester: &str,
@@ -195,7 +192,7 @@ impl SetBackend for Iptables {
         self.families
     }
 
-    /// Without a set there is no rule that names it.
+    /// Reads rules only if there is a set, since a rule cannot exist without it.
     fn read(
         &mut self,
         selected: &Selected,
@@ -222,7 +219,7 @@ impl SetBackend for Iptables {
         Ok(Some(found))
     }
 
-    /// Elements before the rule that looks for them.
+    /// Writes the elements before the rule that uses them.
     fn write(
         &mut self,
         selected: &Selected,
@@ -236,7 +233,7 @@ impl SetBackend for Iptables {
         Ok(())
     }
 
-    /// The rule before the sets: it holds on to them.
+    /// Deletes the rule before the sets, which cannot be destroyed while a rule uses them.
     fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let mut cleared = false;
         let mut left = Vec::new();
@@ -257,7 +254,7 @@ impl SetBackend for Iptables {
         Ok(cleared)
     }
 
-    /// What is wished for is tried first anyway.
+    /// An update starts by trying to add, so that it serves here too.
     fn add(
         &mut self,
         requester: &str,
@@ -283,7 +280,7 @@ impl SetBackend for Iptables {
         Ok(UpdateOutcome::Done { changed })
     }
 
-    /// Whether a set is gone or empty, or no rule names it.
+    /// Checks for a set that is missing, has other elements, or is not used by a rule.
     fn needs_read(&mut self, elements: &Elements) -> bool {
         let families = self.families.iter();
         let mut headers = families.map(|family| {

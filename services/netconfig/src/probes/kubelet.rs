@@ -1,4 +1,4 @@
-//! Which process is the kubelet, and whose.
+//! Finds the kubelet's process and its user.
 
 use std::{
     collections::BTreeSet,
@@ -18,38 +18,36 @@ use crate::{
     netlink::{KernelError, Socket},
 };
 
-/// Where a kubelet serves its API, unless configured otherwise.
+/// The port of the kubelet's API, unless configured otherwise.
 const PORT: u16 = 10250;
-/// AF_INET, AF_INET6.
+/// AF_INET and AF_INET6.
 const FAMILIES: [u8; 2] = [2, 10];
-/// IPPROTO_TCP.
 const TCP: u8 = 6;
-/// TCP_LISTEN (linux/tcp_states.h).
+/// TCP_LISTEN of linux/tcp_states.h.
 const LISTEN: u8 = 10;
 
-/// What a kubelet is called (proc(5), comm): alone, in MicroK8s, and within the one process of k3s.
+/// Process names of the kubelet (proc(5), comm): on its own, in MicroK8s, and as a part of k3s.
 const NAMES: [&str; 2] = ["kubelet", "kubelite"];
 const NAMES_OF_K3S: [&str; 3] = ["k3s", "k3s-server", "k3s-agent"];
 
-/// A process that is the kubelet.
+/// The process of the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kubelet {
-    /// Its pid as netconfig sees it.
+    /// The pid in netconfig's pid namespace.
     pub(crate) pid: u32,
     start_time: u64,
-    /// The user as whom it opens sockets.
+    /// The user that its sockets belong to.
     pub(crate) user: u32,
 }
 
 impl Kubelet {
-    /// Whether the process still runs.
     pub(crate) fn is_alive(&self) -> bool {
         let path = Path::new("/proc").join(self.pid.to_string());
         start_time(&path) == Some(self.start_time)
     }
 }
 
-/// Looks through the node's processes. Those in a container are none, whatever they are called.
+/// Scans the node's processes. A process in a container is never the kubelet, whatever its name.
 pub(crate) fn find() -> Option<Kubelet> {
     let listening = listening().unwrap_or_else(|error| {
         tracing::warn!(%error, "Cannot list the sockets that listen on the kubelet's port");
@@ -58,7 +56,7 @@ pub(crate) fn find() -> Option<Kubelet> {
     search(Path::new("/proc"), &listening)
 }
 
-/// The inode numbers of the sockets that listen on the kubelet's port.
+/// Returns the inode numbers of the sockets that listen on the kubelet's port.
 fn listening() -> Result<BTreeSet<u32>, KernelError> {
     const ACT: &str = "read the listening sockets";
     let socket = Socket::open(SockProtocol::NetlinkSockDiag);
@@ -82,7 +80,8 @@ fn listening() -> Result<BTreeSet<u32>, KernelError> {
     Ok(found)
 }
 
-/// Who holds such a socket, first of all those that are called so; where nobody listens, who is called so.
+/// Finds a process that holds such a socket, preferably one with the kubelet's name. If there is none, finds
+/// one by its name.
 fn search(proc: &Path, listening: &BTreeSet<u32>) -> Option<Kubelet> {
     let all: Vec<_> = processes(proc);
     let (set_addresses, others): (Vec<_>, Vec<_>) =
@@ -103,7 +102,7 @@ struct Process {
     command: String,
 }
 
-/// In the order of their pids. One that ends meanwhile is left out.
+/// Lists processes, ordered by pid. Processes that end meanwhile are left out.
 fn processes(proc: &Path) -> Vec<Process> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let mut found: Vec<_> = entries
@@ -125,7 +124,7 @@ impl Process {
         names.any(|name| self.command == *name)
     }
 
-    /// Others than k3s have to name it in their arguments too.
+    /// Except for k3s, the arguments must name the kubelet too.
     fn is_kubelet(&self) -> bool {
         let names_it = || {
             let arguments = fs::read(self.path.join("cmdline")).unwrap_or_default();
@@ -150,7 +149,7 @@ impl Process {
         })
     }
 
-    /// Whether it is in no container but those that the first process is in, too: a node may be one.
+    /// Returns whether the process is in no container except those that init is in: the node itself may be a container.
     fn is_outside_containers(&self, proc: &Path) -> bool {
         let of =
             |path: &Path| fs::read_to_string(path.join("cgroup")).map(|text| containers(&text));
@@ -173,7 +172,7 @@ fn start_time(process: &Path) -> Option<u64> {
     parse_stat(&stat).map(|(start_time, _)| start_time)
 }
 
-/// The last of the four ids (proc_pid_status(5)), by which what a process opens is its user's.
+/// Parses the filesystem uid, the last of four (proc_pid_status(5)): new sockets belong to it.
 fn user(status: &str) -> Option<u32> {
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     ids.split_ascii_whitespace().nth(3)?.parse().ok()
@@ -188,7 +187,7 @@ mod tests {
     const POD: &str = "0::/kubepods/burstable/pod11111111-2222-3333-4444-555555555555/x\n";
     const UNIT: &str = "0::/system.slice/kubelet.service\n";
 
-    /// A procfs, as far as it is looked at.
+    /// A fake procfs with the files that are read.
     struct Proc(tempfile::TempDir);
 
     impl Proc {

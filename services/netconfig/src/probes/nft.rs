@@ -1,4 +1,4 @@
-//! The probe set in nf_tables: a table of our own, each change one transaction that others' changes make void.
+//! The probe set in nf_tables: a table of our own. Each change is one transaction, which concurrent changes make void.
 
 use std::{io, net::IpAddr, time::Duration};
 
@@ -17,13 +17,12 @@ use crate::{
     nftables::{Edit, Nftables},
 };
 
-/// How often something is tried while others keep changing the node's tables.
+/// Number of attempts while other processes keep changing the node's tables.
 const MAX_ATTEMPTS: usize = 16;
 
 /// NFPROTO_INET of linux/netfilter.h.
 const INET: u8 = 1;
 
-/// See the module.
 #[derive(Debug)]
 pub(crate) struct Nft {
     nftables: Nftables,
@@ -31,7 +30,7 @@ pub(crate) struct Nft {
 }
 
 impl Nft {
-    /// In the calling thread's netns.
+    /// Opens the calling thread's netns.
     pub(crate) fn open() -> io::Result<Self> {
         let (nftables, port) = Nftables::open_for_long()?;
         Ok(Self { nftables, port })
@@ -92,7 +91,7 @@ impl Nft {
         Ok(true)
     }
 
-    /// Reads back what was written.
+    /// Reads back what was written, and fails if it differs.
     fn confirm(
         &mut self,
         requester: &str,
@@ -118,7 +117,7 @@ fn describe_element(address: IpAddr, found: Option<&str>) -> String {
     }
 }
 
-/// A describe_element for each thing in our table, but for elements, that is not as it should be.
+/// Returns a sentence for each difference in our table, except for elements.
 fn differences(seen: &Observed, selected: &Selected, settings: &ProbeSettings) -> Vec<String> {
     let wanted = table(selected, settings);
     let mut differences = Vec::new();
@@ -196,8 +195,8 @@ impl SetBackend for Nft {
         Ok(cleared)
     }
 
-    /// Without a look ahead, and whatever the generation: the kernel refuses what is there. A refusal costs it
-    /// milliseconds, so that this is not for what is known.
+    /// Adds without reading before and without a generation: the kernel refuses existing elements. A refusal costs the
+    /// kernel milliseconds, so this is only for elements that are believed to be new.
     fn add(
         &mut self,
         requester: &str,
@@ -224,7 +223,7 @@ impl SetBackend for Nft {
         desired: &[DesiredOwner<'_>],
     ) -> Result<UpdateOutcome, ProbeSetError> {
         match retry_on_race(|| self.update_owners_once(requester, desired)) {
-            // Elements that are not there are not deleted, so that it is the table.
+            // Missing elements are not deleted, so that it must be the table that is missing.
             Err(error) if error.is(nix::Error::ENOENT) => Ok(UpdateOutcome::SetMissing),
             Err(error) => Err(error.into()),
             Ok(changed) => {
@@ -236,7 +235,7 @@ impl SetBackend for Nft {
         }
     }
 
-    /// Whoever changes it is heard.
+    /// Every change of an nf_tables table is notified.
     fn needs_read(&mut self, _elements: &Elements) -> bool {
         false
     }
@@ -253,7 +252,7 @@ impl SetBackend for Nft {
     }
 }
 
-/// Again when somebody else was faster.
+/// Tries again after concurrent changes.
 fn retry_on_race<T>(mut work: impl FnMut() -> Result<T, KernelError>) -> Result<T, KernelError> {
     let mut attempts = MAX_ATTEMPTS;
     loop {

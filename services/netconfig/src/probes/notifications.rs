@@ -1,4 +1,4 @@
-//! Changes of the node's own nf_tables, as the kernel tells them.
+//! The kernel's notifications of changes to the node's nf_tables.
 
 use std::{
     ffi::CStr,
@@ -15,37 +15,36 @@ use nix::{
     },
 };
 
-/// NFNLGRP_NFTABLES, as a bit of netlink(7)'s nl_groups.
+/// NFNLGRP_NFTABLES as a bit of nl_groups (netlink(7)).
 const NFTABLES_GROUP: u32 = 1 << (7 - 1);
-/// NFNL_SUBSYS_NFTABLES: the upper byte of a message's kind.
+/// NFNL_SUBSYS_NFTABLES, the upper byte of a message's type.
 const NFTABLES_SUBSYSTEM: u8 = 10;
-/// NLMSG_OVERRUN and others below NLMSG_MIN_TYPE are of netlink itself; the frame takes 16 bytes.
+/// The length of struct nlmsghdr. Types below NLMSG_MIN_TYPE, such as NLMSG_OVERRUN, belong to netlink itself.
 const HEADER_BYTES: usize = 16;
-/// NFTA_TABLE_NAME, NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_SET_ELEM_LIST_TABLE: all the same.
+/// NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE and NFTA_SET_ELEM_LIST_TABLE have the same value.
 const NFTA_TABLE_NAME: u16 = 1;
-/// More than the kernel puts into one datagram (nft_commit_notify in net/netfilter/nf_tables_api.c fills a page).
+/// Larger than any datagram of the kernel (nft_commit_notify in net/netfilter/nf_tables_api.c fills a page).
 const RECEIVE_BYTES: usize = 64 * 1024;
 
-/// A socket that is_relevant them.
+/// A socket that receives the notifications.
 #[derive(Debug)]
 pub(crate) struct NftNotifications {
     fd: OwnedFd,
     buffer: Vec<u8>,
 }
 
-/// What was notification.
+/// The outcome of waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Notification {
-    /// Nothing that is_relevant, until the time was over.
+    /// No relevant change until the timeout.
     None,
-    /// Something that is_relevant.
     Change,
-    /// That something was not notification.
+    /// The kernel dropped notifications.
     Loss,
 }
 
 impl NftNotifications {
-    /// Of the calling thread's netns. Takes NET_ADMIN.
+    /// Opens a socket in the calling thread's netns. Needs NET_ADMIN.
     pub(crate) fn open() -> io::Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,
@@ -60,7 +59,8 @@ impl NftNotifications {
         })
     }
 
-    /// Waits for a change that is_relevant: the table's family, its name, and the port of who changed it.
+    /// Waits for a relevant change. `is_relevant` is given the table's family, its name, and the netlink port of the
+    /// socket that changed it.
     pub(crate) fn wait(
         &mut self,
         timeout: Duration,
@@ -87,7 +87,7 @@ impl NftNotifications {
         }
     }
 
-    /// All that has arrived.
+    /// Receives all pending notifications.
     fn drain(&mut self, is_relevant: &impl Fn(u8, &str, u32) -> bool) -> io::Result<Notification> {
         let mut notification = Notification::None;
         loop {
@@ -111,7 +111,7 @@ impl NftNotifications {
     }
 }
 
-/// Whether any_relevant message of a datagram is_relevant.
+/// Returns whether any message of a datagram is relevant.
 fn any_relevant(mut bytes: &[u8], is_relevant: &impl Fn(u8, &str, u32) -> bool) -> bool {
     while let Some((length, message)) = parse_message(bytes) {
         if message.is_some_and(|(family, table, port)| is_relevant(family, table, port)) {
@@ -124,7 +124,7 @@ fn any_relevant(mut bytes: &[u8], is_relevant: &impl Fn(u8, &str, u32) -> bool) 
 
 type Message<'a> = (u8, &'a str, u32);
 
-/// The first message's length, and what it says if it is about a table.
+/// Parses the first message: its length, and its content if it concerns a table.
 fn parse_message(bytes: &[u8]) -> Option<(usize, Option<Message<'_>>)> {
     let (header, _) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     let [l0, l1, l2, l3, _, subsystem, .., p0, p1, p2, p3] = *header;

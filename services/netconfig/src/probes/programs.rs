@@ -1,4 +1,4 @@
-//! Programs of iptables in the node's netns, started as those in pods' are.
+//! Runs iptables programs in the node's netns.
 
 use super::{RunError, iptables::Runner};
 use inpod_types::with_causes;
@@ -11,7 +11,7 @@ use crate::{
     netns_session::variant_of,
 };
 
-/// The programs of one variant.
+/// The iptables programs of one variant.
 #[derive(Debug)]
 struct HostPrograms {
     programs: Programs,
@@ -37,7 +37,7 @@ fn run_error(error: &ProgramError) -> RunError {
     }
 }
 
-/// The backend that goes with what pods' rules are written with.
+/// Returns the backend for the probe set that matches the backend of pods' rules.
 pub(crate) fn backend_kind_for(backend: Backend, programs: &Programs) -> super::SetBackendKind {
     match variant_of(backend) {
         None => super::SetBackendKind::Nftables,

@@ -1,5 +1,4 @@
-//! Keeps the probe set as it should be: is_relevant who changes it, looks where nobody tells, and puts it right, but not
-//! without end.
+//! Keeps the probe set in sync: receives notifications, polls for changes that send none, and repairs, up to a limit.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -17,20 +16,20 @@ use super::{
     notifications::{NftNotifications, Notification},
 };
 
-/// After something was notification, more of the same transaction, or of the same tool, may follow.
+/// Delay after a notification, since the same transaction or tool may cause more.
 const DEBOUNCE: Duration = Duration::from_millis(50);
 
 const MAX_DEBOUNCE: Duration = Duration::from_millis(250);
 
-/// How often all of it is put right within a [`REPAIR_WINDOW`]. Whoever wants it otherwise more often than that is told of.
+/// Number of repairs within a [`REPAIR_WINDOW`]. A process that changes the set more often is reported.
 const MAX_REPAIRS: usize = 6;
 const REPAIR_WINDOW: Duration = Duration::from_secs(60);
 
-/// How long an element stays whose sandbox nobody claims, while others are claimed: a pod-notifications that starts claims
-/// what it knows within seconds.
+/// Time for which the elements of an unclaimed sandbox stay while others are claimed. A pod-events that starts claims
+/// all pods that it knows within seconds.
 const ORPHAN_GRACE_PERIOD: Duration = Duration::from_secs(600);
 
-/// Watches until it is dropped.
+/// Stops the reconciler when dropped.
 #[derive(Debug)]
 pub struct ReconcilerGuard(Arc<AtomicBool>);
 
@@ -40,7 +39,7 @@ impl Drop for ReconcilerGuard {
     }
 }
 
-/// Starts a thread that watches over a probe set, in the calling thread's netns.
+/// Starts the reconciler's thread, in the calling thread's netns.
 pub(super) fn start(probe_set: Arc<ProbeSet>) -> io::Result<ReconcilerGuard> {
     let notifications = NftNotifications::open();
     let notifications = notifications.inspect_err(|error| {
@@ -79,12 +78,12 @@ impl Reconciler {
         }
     }
 
-    /// Waits for a moment, and looks.
+    /// Waits for a notification or the next poll, and reconciles if needed.
     fn tick(&mut self) {
         let intervals = self.probe_set.intervals(self.read_duration);
         let notification = self.wait(intervals.check.min(intervals.read));
         if notification != Notification::None {
-            // Reading takes no more than a part of the time, however often others change what is notification of.
+            // Bounds the share of time that reads take, however often others make relevant changes.
             thread::sleep(
                 DEBOUNCE
                     .max(self.read_duration.saturating_mul(10))
@@ -124,21 +123,21 @@ impl Reconciler {
     }
 }
 
-/// How often something may be done within a time.
+/// Limits the number of repairs within a time window.
 #[derive(Debug, Default)]
 pub(super) struct RepairBudget {
     repairs: VecDeque<Instant>,
     is_reported: bool,
 }
 
-/// Whether something may be done.
+/// The decision about a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RepairDecision {
-    /// It may, and is counted.
+    /// The repair is allowed, and counted.
     Allowed,
-    /// It may not, for the first time.
+    /// The repair is denied, for the first time since the last one that was allowed.
     LimitReached,
-    /// It still may not.
+    /// The repair is denied, as was the one before.
     Denied,
 }
 
@@ -161,12 +160,13 @@ impl RepairBudget {
     }
 }
 
-/// Since when nobody claims those whom elements name.
+/// Times since when the owners of elements have been unclaimed.
 #[derive(Debug, Default)]
 pub(super) struct Orphans(BTreeMap<String, Instant>);
 
 impl Orphans {
-    /// Whose time is over. Where nothing is claimed at all nobody has come back yet, and no time runs.
+    /// Returns the owners whose grace period is over. It does not run while nothing at all is claimed: then pod-events
+    /// has not reconnected yet.
     pub(super) fn due(
         &mut self,
         names: BTreeSet<String>,

@@ -1,15 +1,15 @@
-//! Which sandbox wants which address in the probe set.
+//! The owners of each address in the probe set. An address stays while one is left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
 
-/// Addresses with their owners' names, as the kernel keeps them: the name is an element's comment.
+/// Addresses with the names of their owners, which the kernel holds as comments of the elements.
 pub(crate) type Elements = BTreeMap<IpAddr, String>;
 
-/// Who wants an address. Where an address was given to another pod while the first one is still known, that is more
-/// than one; the kernel names the one that came last.
+/// The sandboxes that own each address. There are several while an address has been given to another pod and its
+/// previous owner is still known; the element is named after the latest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owners {
     owners_of_address: BTreeMap<IpAddr, Vec<String>>,
@@ -17,7 +17,7 @@ pub(crate) struct Owners {
 }
 
 impl Owners {
-    /// Makes what an owner wants exactly this. Gives back every address that it addresses_of_owner before or wants now.
+    /// Sets the addresses of an owner. Returns the union of the previous and the new ones.
     pub(crate) fn set(&mut self, owner: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
         let before = self.addresses_of_owner.remove(owner).unwrap_or_default();
         for gone in before.difference(addresses) {
@@ -41,7 +41,7 @@ impl Owners {
         before.union(addresses).copied().collect()
     }
 
-    /// Remembers what the kernel holds and nobody here wants: of an earlier run, or of others.
+    /// Records elements of the kernel that have no owner here, since an earlier process or another one added them.
     pub(crate) fn adopt(&mut self, found: &Elements) {
         for (address, owner) in found {
             if !self.owners_of_address.contains_key(address) {
@@ -52,7 +52,7 @@ impl Owners {
         }
     }
 
-    /// Who is set_addresses as an address's owner.
+    /// Returns the owner that an address's element is named after.
     pub(crate) fn owner_of(&self, address: IpAddr) -> Option<&str> {
         self.owners_of_address
             .get(&address)?
@@ -60,7 +60,6 @@ impl Owners {
             .map(String::as_str)
     }
 
-    /// What an owner wants.
     pub(crate) fn addresses_of(&self, owner: &str) -> BTreeSet<IpAddr> {
         self.addresses_of_owner
             .get(owner)
@@ -68,7 +67,7 @@ impl Owners {
             .unwrap_or_default()
     }
 
-    /// All that is to be in the kernel.
+    /// Returns the elements that the kernel should hold.
     pub(crate) fn elements(&self) -> Elements {
         let owned = |(address, owners): (&IpAddr, &Vec<String>)| {
             owners.last().map(|owner| (*address, owner.clone()))
@@ -76,29 +75,27 @@ impl Owners {
         self.owners_of_address.iter().filter_map(owned).collect()
     }
 
-    /// Everybody who wants something.
+    /// Returns the names of all owners.
     pub(crate) fn names(&self) -> BTreeSet<String> {
         self.addresses_of_owner.keys().cloned().collect()
     }
 
-    /// How many addresses are addresses_of_owner.
+    /// Returns the number of owned addresses.
     pub(crate) fn count(&self) -> usize {
         self.owners_of_address.len()
     }
 }
 
-/// What is to be done about an address in the kernel.
+/// A change of an element in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// It is added.
     Add,
-    /// Its owner's name is replaced owner another.
+    /// Replace the name of the owner.
     Rename,
-    /// It is deleted.
     Delete,
 }
 
-/// Decides about an address for one owner: from whom the kernel names, to whom it is to name.
+/// Decides how to change an element on behalf of `requester`: from the owner found in the kernel to the wanted one.
 pub(crate) fn decide_action(
     found: Option<&str>,
     wanted: Option<&str>,
@@ -107,7 +104,7 @@ pub(crate) fn decide_action(
     match (found, wanted) {
         (None, Some(_)) => Some(Action::Add),
         (Some(found), Some(wanted)) if found != wanted => Some(Action::Rename),
-        // What another one took over is not this one's to delete.
+        // An element that another owner took over is not deleted.
         (Some(found), None) if found == requester => Some(Action::Delete),
         (Some(_) | None, _) => None,
     }
@@ -140,7 +137,7 @@ mod tests {
         let mut owners = Owners::default();
         owners.set("old", &set(&["10.0.0.1"]));
         owners.set("new", &set(&["10.0.0.1"]));
-        // The old one's rules are applied once more.
+        // The old sandbox's rules are applied once more.
         owners.set("old", &set(&["10.0.0.1"]));
         assert_eq!(owners.owner_of(ip("10.0.0.1")), Some("new"));
         owners.set("old", &set(&[]));

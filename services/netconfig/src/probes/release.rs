@@ -1,4 +1,4 @@
-//! Takes addresses out of the probe set when the claim that they were set_addresses with ends.
+//! Removes the addresses of a sandbox from the probe set when its claim ends.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -14,10 +14,10 @@ use crate::{
     rules::name_of,
 };
 
-/// How often elements are looked through for those that nobody claims.
+/// Interval of sweeps for elements of unclaimed sandboxes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Follows claims for as long as there are any to come.
+/// Handles the ends of claims, until no more can come.
 pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
     let (_, mut events) = claims.subscribe();
     let mut ticks = interval(SWEEP_INTERVAL);
@@ -28,7 +28,7 @@ pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
                 Ok(Event::Released(released)) => {
                     release(&probe_set, &claims, released.sandbox).await;
                 }
-                // What was missed is found when nobody claims it.
+                // A missed event is made up for by the sweep.
                 Ok(Event::Claimed(_) | Event::State(_)) | Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             },
@@ -37,8 +37,8 @@ pub(crate) async fn run(probe_set: Arc<ProbeSet>, claims: Arc<Claims>) {
     }
 }
 
-/// Takes a sandbox's addresses out once its claim has ended. One that has another claim by now has set_addresses its addresses
-/// anew, or will. What fails is found again when nobody claims it.
+/// Removes a sandbox's addresses if its claim has ended. A sandbox with a new claim has set its addresses again, or is
+/// going to. If it fails, the sweep tries again.
 pub(crate) async fn release(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>, sandbox: SandboxRef) {
     let (probe_set, claims) = (Arc::clone(probe_set), Arc::clone(claims));
     let work = move || {

@@ -7,10 +7,10 @@ use crate::{
     rules::{Base, Chain, Expr, Hook, Kind, Policy, Rule, SCHEMA, Table, TableFamily, Transport},
 };
 
-/// The one table of ours in the node's netns.
+/// The only table of inpod in the node's netns.
 pub(crate) const TABLE: &str = "inpod-host";
 
-/// Addresses of pods that probes go to.
+/// The sets of pods' addresses.
 pub(crate) const SETS: [AddressSet; 2] = [
     AddressSet {
         table: TABLE,
@@ -24,24 +24,23 @@ pub(crate) const SETS: [AddressSet; 2] = [
     },
 ];
 
-/// Just before the priority by which everybody else translates source addresses (NF_IP_PRI_NAT_SRC, 100; iptables'
-/// nat table as well): the first translation that decides on a connection is the only one, and a masquerade of others
-/// would hide the probe's address. At the same priority the chain that was registered last would decide.
+/// Just before the usual priority of source NAT (NF_IP_PRI_NAT_SRC, 100; also of the nat table of iptables). The first
+/// NAT decision for a connection is final, and a masquerade of others would hide the source address of probes. With
+/// equal priority, the chain registered last would win.
 const PRIORITY: i32 = 99;
 
-/// NF_IP_PRI_FILTER: after connection tracking, and after the destination is what it stays.
+/// NF_IP_PRI_FILTER: after connection tracking, and after destination NAT.
 const OUTPUT_PRIORITY: i32 = 0;
 
-/// On the connections that sockets of the cgroup begin: where packets leave, the kernel does not tell cgroups. A label
-/// and not a mark: marks are everybody's, and other tools route by them. The number is ours to choose.
+/// The conntrack label of connections from sockets of the cgroup: postrouting cannot match cgroups. A label instead of
+/// a mark, since other tools route by marks. The number is arbitrary.
 const FROM_CGROUP: u8 = 105;
 
-/// The table's comment: whose it is, and how it is written.
+/// Returns the table's comment, which identifies its owner and schema.
 pub(crate) fn tag() -> String {
     format!("inpod schema={SCHEMA} probes of the node")
 }
 
-/// The set for addresses of a family.
 pub(crate) fn set_of(family: Family) -> AddressSet {
     let [v4, v6] = SETS;
     match family {
@@ -50,7 +49,7 @@ pub(crate) fn set_of(family: Family) -> AddressSet {
     }
 }
 
-/// The table's chains and rules: what is selected and goes to an address of a set comes from the source.
+/// Builds the table: packets of the selected sender to an address in a set get the probe source address.
 pub(crate) fn table(selected: &Selected, settings: &ProbeSettings) -> Table {
     let mut chains = vec![chain(
         "postrouting",

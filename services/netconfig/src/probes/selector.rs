@@ -1,4 +1,4 @@
-//! Whose packets are probes, found out.
+//! Determines which packets are probes.
 
 use std::time::{Duration, Instant};
 
@@ -8,50 +8,46 @@ use super::{
     settings::ProbeMatch,
 };
 
-/// How long a kubelet that was not found is not last_search for again, unless somebody waits for it: it takes a look at
-/// every process of the node.
+/// Delay after a failed search for the kubelet, unless a caller waits for it: a search reads every process of the node.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Whose packets are probes.
+/// The sender whose packets are probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Selected {
-    /// Any socket's of the netns.
+    /// Any socket of the node's netns.
     Socket,
-    /// A user's.
     User(u32),
-    /// Those of sockets that were opened in a cgroup.
+    /// Sockets that were opened in a cgroup.
     Cgroup(Cgroup),
 }
 
-/// A cgroup of cgroup2 as the kernel knows it.
+/// A cgroup of cgroup2, as the kernel identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cgroup {
-    /// Its path, for iptables.
+    /// The path, for iptables.
     pub(crate) path: String,
-    /// How many directories it is below the root.
+    /// Number of directories below the root.
     pub(crate) level: u32,
-    /// Its inode number. One that is made anew has another.
+    /// Inode number. A recreated cgroup has another one.
     pub(crate) id: u64,
 }
 
-/// Why it is not known whose packets are probes.
+/// An error of determining which packets are probes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectError {
-    /// No process is the kubelet.
     #[error(
         "found no kubelet: no process outside of containers listens on port 10250 or is named kubelet; set \
          probe_match=uid:NUMBER to its user"
     )]
     NoKubelet,
-    /// cgroup2 is not mounted whole.
+    /// Only a part of cgroup2 is mounted, or none.
     #[error("cgroup2 is not mounted with its root")]
     NoCgroups,
-    /// The cgroup is not there.
     #[error("there is no cgroup {0}")]
     NoCgroup(String),
 }
 
-/// Finds out, and looks again.
+/// Determines the sender of probes, and keeps the kubelet that was found.
 #[derive(Debug)]
 pub(crate) struct Selector {
     wanted: ProbeMatch,
@@ -68,7 +64,7 @@ impl Selector {
         }
     }
 
-    /// Whose packets are probes now. `None` where a kubelet was last_search for a moment ago, and nobody waits.
+    /// Returns the current sender. Returns `None` if a search for the kubelet failed recently and is not urgent.
     pub(crate) fn select(&mut self, is_urgent: bool) -> Option<Result<Selected, SelectError>> {
         match &self.wanted {
             ProbeMatch::Socket => Some(Ok(Selected::Socket)),
@@ -79,7 +75,7 @@ impl Selector {
         }
     }
 
-    /// The kubelet's user, if that is what probes are told by and one is found.
+    /// Returns the kubelet's user if probes are matched by it and it was found.
     pub(crate) fn kubelet_user(&self) -> Option<u32> {
         self.kubelet.as_ref().map(|kubelet| kubelet.user)
     }

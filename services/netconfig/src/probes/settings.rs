@@ -1,4 +1,4 @@
-//! What can be chosen about probes, parsed.
+//! The settings of the exemption of probes.
 
 use std::{
     fmt,
@@ -8,24 +8,22 @@ use std::{
 
 use serde::Deserialize;
 
-/// XT_CGROUP_PATH_MAX of linux/netfilter/xt_cgroup.h, its final zero included.
+/// XT_CGROUP_PATH_MAX of linux/netfilter/xt_cgroup.h, which includes the final zero.
 const MAX_PATH_BYTES: usize = 512;
 
-/// How the node's probes are told from other traffic, and what becomes of them.
+/// The settings of the exemption of probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeSettings {
-    /// Whose packets are probes.
     pub probe_match: ProbeMatch,
-    /// The address that IPv4 probes come from, as a pod sees them.
+    /// Source address of IPv4 probes, as pods see it.
     pub source_v4: SourceV4,
-    /// The address that IPv6 probes come from, as a pod sees them.
+    /// Source address of IPv6 probes, as pods see it.
     pub source_v6: SourceV6,
-    /// Whether probes of pods with an interface of AWS's own are led there.
     pub aws_branch_eni: AwsBranchEni,
 }
 
 impl ProbeSettings {
-    /// The addresses that a pod's rules spare; none where nothing is done to probes.
+    /// Returns the source addresses that pods' rules do not capture; none if probes are not exempted.
     pub fn sources(&self) -> Vec<IpAddr> {
         match self.probe_match {
             ProbeMatch::Off => Vec::new(),
@@ -39,7 +37,7 @@ impl ProbeSettings {
     }
 }
 
-/// Istio's addresses, and its choice of packets where it uses iptables (shared facts: services/docs/facts/istio-ambient.md, 6.7).
+/// Uses Istio's addresses, and matches probes as Istio does with iptables (services/docs/facts/istio-ambient.md, 6.7).
 impl Default for ProbeSettings {
     fn default() -> Self {
         Self {
@@ -53,32 +51,27 @@ impl Default for ProbeSettings {
     }
 }
 
-/// Whose packets to a pod's addresses are probes.
+/// Selects the packets to pods' addresses that are probes.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub enum ProbeMatch {
-    /// Those of any socket of the node's netns.
+    /// From any socket of the node's netns.
     Socket,
-    /// Those of the user that the kubelet runs as.
+    /// From the user that the kubelet runs as.
     Kubelet,
-    /// Those of a user.
     Uid(u32),
-    /// Those of sockets opened in a cgroup, or below it.
+    /// From sockets opened in this cgroup, or below it.
     Cgroup(CgroupPath),
-    /// None: nothing is written in the node's netns.
+    /// None. Nothing is written in the node's netns.
     Off,
 }
 
-/// Why a text is no [`ProbeMatch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidProbeMatch {
-    /// Not among the words.
     #[error("is none of socket, kubelet, uid:NUMBER, cgroup:PATH, off")]
     Unknown,
-    /// No user id.
     #[error("has no valid user id (0 to 4294967294)")]
     Uid,
-    /// No path of a cgroup.
     #[error(
         "has no valid cgroup: expected a path below the root of cgroup2, such as system.slice/kubelet.service"
     )]
@@ -134,7 +127,8 @@ impl fmt::Display for ProbeMatch {
 pub struct CgroupPath(String);
 
 impl CgroupPath {
-    /// Quotes and white space have no place in a script, and the root is everybody's.
+    /// Rejects quotes and white space, which would break the script of iptables, and the root,
+    /// which contains all processes.
     fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix('/').unwrap_or(text).trim_end_matches('/');
         let is_part = |part: &str| {
@@ -145,18 +139,17 @@ impl CgroupPath {
         (fits && text.split('/').all(is_part)).then(|| Self(text.to_owned()))
     }
 
-    /// As text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// How many directories it is below the root.
+    /// Returns the number of directories below the root.
     pub(crate) fn level(&self) -> u32 {
         u32::try_from(self.0.split('/').count()).unwrap_or(u32::MAX)
     }
 }
 
-/// An IPv4 address that something can come from.
+/// An IPv4 address that can be a source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct SourceV4(pub(crate) Ipv4Addr);
@@ -178,7 +171,7 @@ impl TryFrom<String> for SourceV4 {
     }
 }
 
-/// An IPv6 address that something can come from.
+/// An IPv6 address that can be a source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct SourceV6(pub(crate) Ipv6Addr);
@@ -204,14 +197,13 @@ fn invalid_source(text: &str, family: &str) -> String {
     format!("{text:?} is not a valid {family} source address")
 }
 
-/// Whether probes of pods with an interface of AWS's own are led there.
+/// Selects whether ip rules are added for pods with an AWS branch ENI.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AwsBranchEni {
-    /// Where the node is set up for it.
+    /// Add rules on nodes where `net.ipv4.tcp_early_demux` is 0.
     #[default]
     Auto,
-    /// Never.
     Off,
 }
 

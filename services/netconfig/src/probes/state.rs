@@ -1,4 +1,4 @@
-//! What is known of the probe set, and what is done about it. One at a time.
+//! The state of the probe set, and its changes. Used under a lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,16 +17,15 @@ use super::{
 };
 use crate::family::Family;
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) backend: Box<dyn SetBackend>,
     pub(super) settings: ProbeSettings,
     pub(super) selector: Selector,
-    /// What the rule was written for, once that is known.
+    /// The sender that the rule was written for, once known.
     selected: Option<Selected>,
     pub(super) owners: Owners,
-    /// Whether something of ours is in the kernel, or belongs there.
+    /// True if the kernel holds elements or a rule of ours, or should.
     pub(super) in_use: bool,
     pub(super) eni: Option<Eni>,
 }
@@ -48,7 +47,7 @@ impl State {
         }
     }
 
-    /// Makes what an owner wants exactly this, in the kernel too. Whether anything had to be written.
+    /// Sets the addresses of an owner, in the kernel too. Returns whether anything had to be written.
     pub(super) fn set(
         &mut self,
         owner: &str,
@@ -91,7 +90,7 @@ impl State {
         Ok(self.route_branch_eni(&affected)? || changed)
     }
 
-    /// Leads probes of pods with an interface of AWS's own there.
+    /// Updates the routing of probes of pods with an AWS branch ENI.
     fn route_branch_eni(&mut self, affected: &[IpAddr]) -> Result<bool, ProbeSetError> {
         let Some(eni) = &mut self.eni else {
             return Ok(false);
@@ -102,7 +101,7 @@ impl State {
         eni.update(&current, &gone)
     }
 
-    /// Writes all of it.
+    /// Writes the set and its rule as a whole.
     pub(super) fn write(&mut self) -> Result<(), ProbeSetError> {
         let selected = self.selected(true)?;
         let elements = self.elements();
@@ -118,10 +117,10 @@ impl State {
         Ok(())
     }
 
-    /// Takes all of it away. Whether anything was there.
+    /// Removes the set and its rule. Returns whether there was anything to remove.
     pub(super) fn clear(&mut self) -> Result<bool, ProbeSetError> {
         let cleared = match self.selected(false) {
-            // As for writing: iptables resolves the path of the cgroup that its rule names.
+            // iptables resolves the path of the cgroup in the rule that it deletes.
             Ok(Selected::Cgroup(_)) => cgroup::in_host_cgroup_namespace(|| self.backend.clear())
                 .map_err(ProbeSetError::View)??,
             Ok(Selected::Socket | Selected::User(_)) | Err(_) => self.backend.clear()?,
@@ -130,11 +129,11 @@ impl State {
         Ok(cleared)
     }
 
-    /// Reads all of it: what is not as it should be, a describe_element each, and how many elements were found. Elements that
-    /// nobody here wants are remembered. `None` where nothing of ours is there.
+    /// Reads the set and its rule, and returns a sentence for each difference, or `None` if there is none of ours.
+    /// Adopts elements without an owner.
     pub(super) fn read(&mut self) -> Result<Option<Vec<String>>, ProbeSetError> {
         let selected = self.selected(false);
-        // Elements are read also where it is not known what the rule is to be.
+        // Elements are read even if it is unknown which rule there should be.
         let compared = selected.as_ref().unwrap_or(&Selected::Socket);
         let Some(found) = self.backend.read(compared, &self.settings)? else {
             return Ok(None);
@@ -155,7 +154,7 @@ impl State {
         Ok(Some(differences))
     }
 
-    /// What is to be in the kernel, as far as it can hold it.
+    /// Returns the desired elements of the families that the backend can hold.
     pub(super) fn elements(&self) -> Elements {
         let families = self.backend.families();
         let elements = self.owners.elements().into_iter();
@@ -163,7 +162,7 @@ impl State {
         held.collect::<BTreeMap<_, _>>()
     }
 
-    /// Whose packets are probes: as it was the last time, where that is known.
+    /// Returns the sender of probes: the one known from before, if any.
     fn selected(&mut self, is_urgent: bool) -> Result<Selected, SelectError> {
         if let Some(known) = &self.selected {
             return Ok(known.clone());
@@ -174,8 +173,8 @@ impl State {
         Ok(found)
     }
 
-    /// Looks retry_on_race whose packets are probes. `true` where that is not what was known. What was known stays where
-    /// nothing is found: a kubelet that is started anew is most likely the same one.
+    /// Determines the sender again. Returns `true` if it changed. If none is found, the last one stays: a restarted
+    /// kubelet most likely has the same user.
     pub(super) fn refresh_selection(&mut self) -> Option<Result<bool, SelectError>> {
         let found = match self.selector.select(false)? {
             Ok(found) => found,

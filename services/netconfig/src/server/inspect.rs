@@ -1,4 +1,4 @@
-//! Looks into a netns: a claimed one or, for whoever may claim, one at a path. One way for every call that does.
+//! Inspects a netns: a claimed one or, for callers that may claim, one at a path. Shared by all calls that inspect.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::{
     radar,
 };
 
-/// Which netns a call is about.
+/// The netns that a request names.
 pub(super) enum Target {
     Sandbox(SandboxRef),
     Netns(NetnsRef),
@@ -52,10 +52,10 @@ impl From<list_listeners_request::Target> for Target {
     }
 }
 
-/// A netns that may be looked into.
+/// An open netns that the caller may inspect.
 pub(super) enum InspectedNetns {
     Claimed(Arc<Claim>),
-    /// Open for as long as this lives.
+    /// Opened for this call only.
     Open(Netns),
 }
 
@@ -76,7 +76,7 @@ impl InspectedNetns {
 }
 
 impl Handler {
-    /// Looks into a netns, for a peer that may.
+    /// Opens the target and inspects it, if the peer may.
     pub(super) async fn inspect_target<T: Send + 'static>(
         &self,
         peer: &Peer,
@@ -89,7 +89,7 @@ impl Handler {
                 blocking(move || inspect(&InspectedNetns::Claimed(claim))).await
             }
             Target::Netns(netns) => {
-                // A path is opened for whoever may claim it, and for nobody else.
+                // Only a caller that may claim a path may have it opened.
                 peer.require(Class::Service)?;
                 let wanted = required("netns", Some(netns)).map_err(invalid)?;
                 let roots = Arc::clone(&self.roots);
@@ -100,7 +100,7 @@ impl Handler {
     }
 }
 
-/// Whose sockets are a sidecar's: what was seen last of what is claimed, which costs nothing.
+/// Returns the users of a sidecar's proxy: from the last observation if claimed, which costs nothing.
 fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxies {
     let published = match subject {
         InspectedNetns::Claimed(claim) => claims.last_published(claim),
@@ -117,7 +117,6 @@ fn proxies(subject: &InspectedNetns, claims: &Claims, writer: &Writer) -> Proxie
     observed.proxies
 }
 
-/// Everything that InspectNetns tells.
 pub(super) fn inspect(
     subject: &InspectedNetns,
     claims: &Claims,
@@ -146,7 +145,6 @@ pub(super) fn inspect(
     })
 }
 
-/// Everything that ListListeners tells.
 pub(super) fn listeners(subject: &InspectedNetns) -> Result<ListListenersResponse, ClaimError> {
     let listeners = inspect::listeners(subject.netns())?;
     Ok(ListListenersResponse {

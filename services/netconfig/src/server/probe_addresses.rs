@@ -1,4 +1,4 @@
-//! A pod's addresses in the node's probe set, as part of its calls.
+//! The probe addresses of ApplyRules.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -8,11 +8,10 @@ use crate::{apply::Applied, claims::Claim, error::ApplyError, probes::ProbeSet};
 
 const FIELD: &str = "probe_addresses";
 
-/// How many addresses a pod may be probed at.
 const MAX_PROBE_ADDRESSES: usize = 16;
 
-/// The addresses that a caller names, each once. What is never a pod's on the network is refused: an element of the set
-/// concerns everything that the node sends there.
+/// Parses and deduplicates the addresses. Refuses addresses that no pod can have: an element of the set affects all
+/// traffic of the node to that address.
 pub(super) fn parse(texts: &[String]) -> Result<BTreeSet<IpAddr>, Invalid> {
     let found = texts.len();
     if found > MAX_PROBE_ADDRESSES {
@@ -40,7 +39,7 @@ fn is_never_a_pod_address(address: IpAddr) -> bool {
         || matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// Names the addresses, then applies the rules. Where these fail, what was set_addresses is taken back.
+/// Sets the probe addresses, then applies the rules. If these fail, the addresses are restored.
 pub(super) fn apply(
     probe_set: &ProbeSet,
     claim: &Claim,
@@ -53,7 +52,7 @@ pub(super) fn apply(
             changed: applied.changed || change.changed,
             ..applied
         }),
-        // The rules are there, and need the addresses.
+        // The rules are applied, and need the addresses.
         Err(error @ ApplyError::Inspect(_)) => Err(error),
         Err(error) => Err(error.with_undo_failures(probe_set.undo(&claim.sandbox, &change))),
     }

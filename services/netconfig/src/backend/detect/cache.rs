@@ -1,4 +1,4 @@
-//! What was found, in a file: of this boot alone.
+//! The cache of backend detection, valid for one boot.
 
 use std::{
     fs, io,
@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use super::Evidence;
 use crate::backend::Backend;
 
-/// Where the kernel says which boot it is (random(4)).
+/// The ID of the current boot (random(4)).
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The content of the file.
+/// Version of the file's format.
 const SCHEMA: u32 = 1;
 
-/// What was found, and why.
+/// The result of detection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Detection {
     #[serde(with = "by_name")]
@@ -32,7 +32,7 @@ struct Content {
     detection: Detection,
 }
 
-/// `backend.json`.
+/// The file `backend.json` in a directory.
 #[derive(Debug)]
 pub(super) struct DetectionCache(PathBuf);
 
@@ -41,7 +41,7 @@ impl DetectionCache {
         Self(directory.join("backend.json"))
     }
 
-    /// `None` where there is none of this boot and this content.
+    /// Returns `None` unless the file is of this boot and of this format.
     pub(super) fn read(&self) -> Option<Detection> {
         let bytes = fs::read(&self.0).ok()?;
         let content: Content = serde_json::from_slice(&bytes).ok()?;
@@ -49,7 +49,7 @@ impl DetectionCache {
         is_ours.then_some(content.detection)
     }
 
-    /// Whole or not at all. Without it the next start looks again.
+    /// Writes the file atomically. If that fails, the next start detects again.
     pub(super) fn write(&self, detection: &Detection) {
         if let Err(error) = self.try_write(detection) {
             let path = self.0.display();
@@ -73,7 +73,7 @@ pub(super) fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string(BOOT_ID)?.trim().to_owned())
 }
 
-/// A backend as settings name it.
+/// Serializes a backend by its name in settings.
 mod by_name {
     use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 

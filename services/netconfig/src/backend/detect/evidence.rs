@@ -1,4 +1,4 @@
-//! What a node can do, check_usable in a netns that is made for it and gone afterwards.
+//! Tries the backends in a temporary netns.
 
 use std::{fs, io, thread};
 
@@ -15,45 +15,43 @@ use crate::{
     rules::ambient,
 };
 
-/// The tables of iptables-legacy that are in use in this process's netns, the node's.
+/// The tables of iptables-legacy that are in use in this process's netns, which is the node's.
 const LEGACY_TABLES: [&str; 2] = ["/proc/net/ip_tables_names", "/proc/net/ip6_tables_names"];
 
-/// What was found of a node.
+/// The facts that the selection of a backend is based on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Evidence {
-    /// Whether the kernel takes nat and route chains of family inet over netlink.
+    /// The trial of nat and route chains of family inet, over netlink.
     pub(super) nftables: TrialOutcome,
     pub(super) iptables_nft: IptablesEvidence,
     pub(super) iptables_legacy: IptablesEvidence,
-    /// Whether anybody uses iptables-legacy on the node.
+    /// True if iptables-legacy is in use on the node.
     pub(super) node_has_legacy_tables: bool,
 }
 
-/// What was found of a variant of iptables.
+/// Facts about one iptables variant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct IptablesEvidence {
-    /// Programs that are not there.
+    /// The programs that are not installed.
     pub(super) missing: Vec<String>,
-    /// The release; nothing where it could not be had.
+    /// The version of the programs, if they report it.
     pub(super) version: Option<String>,
     pub(super) trial: TrialOutcome,
 }
 
-/// What a trial came to.
+/// The outcome of writing trial rules with a backend.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum TrialOutcome {
-    /// There was no need: trying iptables-legacy loads modules that stay in the node's kernel.
+    /// Not needed. A trial of iptables-legacy would load modules that stay in the node's kernel.
     #[default]
     Untried,
-    /// It did what it was told.
     Usable,
-    /// It did not.
     Refused(String),
 }
 
 impl Evidence {
-    /// Looks and tries.
+    /// Collects the facts and runs the trials.
     pub(super) fn collect(programs: &Programs) -> Self {
         let found = |variant| IptablesEvidence {
             missing: programs.missing(variant),
@@ -84,7 +82,6 @@ impl Evidence {
         }
     }
 
-    /// What was found of a variant.
     pub(super) fn of(&self, variant: Variant) -> &IptablesEvidence {
         match variant {
             Variant::Nft => &self.iptables_nft,
@@ -100,7 +97,7 @@ fn result(check_usable: Result<(), BackendError>) -> TrialOutcome {
     }
 }
 
-/// Made by a thread that ends; it lives as long as the value.
+/// Creates a netns from a thread that ends. It lives as long as the returned value.
 fn scratch_netns() -> io::Result<Netns> {
     let made = thread::Builder::new().spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET)?;

@@ -15,7 +15,7 @@ fn sandbox(name: &str) -> SandboxRef {
     }
 }
 
-/// What is to be read at a time.
+/// Returns the sandboxes to read at a time.
 fn reads(schedule: &mut Schedule, now: Instant) -> Vec<String> {
     std::iter::from_fn(|| schedule.pop_due(now))
         .map(|work| match work {
@@ -25,7 +25,7 @@ fn reads(schedule: &mut Schedule, now: Instant) -> Vec<String> {
         .collect()
 }
 
-/// One with claims that were read once, at the time given back.
+/// Returns a schedule whose claims were read once, and the time of that read.
 fn read_once(names: &[&str]) -> (Schedule, Instant) {
     let start = Instant::now();
     let mut schedule = Schedule::new(MINUTE);
@@ -103,7 +103,7 @@ fn an_overrun_has_everything_read_that_was_not_read_since() {
     let now = read + MINUTE / 2;
     schedule.mark_all_changed(now);
     assert_eq!(reads(&mut schedule, now + COALESCE_DELAY), ["a", "b"]);
-    // The second one is told while the first one's reads are still ahead, and one of these is over.
+    // The second overrun comes while reads of the first one are pending, and one of these is done.
     let now = now + MINUTE / 4;
     schedule.mark_all_changed(now);
     schedule.request_read(&sandbox("a"), now);

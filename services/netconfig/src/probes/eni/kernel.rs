@@ -1,4 +1,4 @@
-//! The node's ip rules and routes in messages.
+//! The node's ip rules and routes over rtnetlink.
 
 use std::{io, net::IpAddr};
 
@@ -20,17 +20,16 @@ use crate::{
     },
 };
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Kernel(Socket);
 
 impl Kernel {
-    /// Of the calling thread's netns.
+    /// Opens the calling thread's netns.
     pub(super) fn open() -> io::Result<Self> {
         Socket::open(SockProtocol::NetlinkRoute).map(Self)
     }
 
-    /// The ip rules that route to a table by nothing but the interface or the one address.
+    /// Returns the ip rules that lead to a table and match on nothing but the interface or a single address.
     pub(super) fn rules(&mut self) -> Result<Vec<Rule>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
@@ -50,7 +49,7 @@ impl Kernel {
         Ok(found)
     }
 
-    /// The routes to single addresses, by an interface that is there.
+    /// Returns the routes to single addresses by an existing interface.
     pub(super) fn routes(&mut self) -> Result<Vec<Route>, KernelError> {
         let mut found = Vec::new();
         for family in Family::ALL {
@@ -80,7 +79,7 @@ impl Kernel {
         Ok(found)
     }
 
-    /// Adds rules, all or none of those that were not there.
+    /// Adds rules that do not exist yet. If one fails, those added before are deleted.
     pub(super) fn add(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
         let mut added = Vec::new();
         for rule in rules {
@@ -101,7 +100,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Deletes rules; one that is gone already is fine.
+    /// Deletes rules that exist.
     pub(super) fn delete(&mut self, rules: &[Rule]) -> Result<(), KernelError> {
         for rule in rules {
             let mut request = rt_rule::Request::new().op_delrule_do(&header(rule));
@@ -144,7 +143,7 @@ fn describe<P: Pusher>(rule: &Rule, attributes: PushFibRuleAttrs<P>) {
     drop(attributes);
 }
 
-/// `None` for one that asks for more, or does something else than to route to a table.
+/// Returns `None` for a rule with other selectors or another action than a table lookup.
 fn rule(family: Family, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_>) -> Option<Rule> {
     let to: Option<IpAddr> = attributes.get_dst().ok();
     let is_plain = header.action == TO_TABLE
@@ -156,7 +155,7 @@ fn rule(family: Family, header: &FibRuleHdr, attributes: IterableFibRuleAttrs<'_
     let arrives_by = attributes.get_iifname().ok();
     is_plain.then(|| Rule {
         family,
-        // The kernel leaves 0 out.
+        // The kernel omits a priority of 0.
         priority: attributes.get_priority().unwrap_or(0),
         table: attributes
             .get_table()
@@ -201,7 +200,7 @@ mod tests {
         }
     }
 
-    /// In a netns that ends with the thread. Needs root.
+    /// Runs a test in a netns that ends with the thread. Needs root.
     fn in_a_new_netns(test: fn(Kernel)) {
         let run = move || {
             unshare(CloneFlags::CLONE_NEWNET).expect("this test makes a netns: run it as root");

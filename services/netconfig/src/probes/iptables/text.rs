@@ -1,4 +1,4 @@
-//! The rule, and what programs of iptables print and take.
+//! The rule in the syntax of iptables, and the parser of iptables-save.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::{
     probes::{selector::Selected, settings::ProbeSettings},
 };
 
-/// The rule as iptables-save prints it.
+/// Renders the rule as iptables-save prints it.
 pub(super) fn rule(selected: &Selected, settings: &ProbeSettings, family: Family) -> String {
     let matched = match selected {
         Selected::Socket => "-m owner --socket-exists".to_owned(),
@@ -23,7 +23,7 @@ pub(super) fn rule(selected: &Selected, settings: &ProbeSettings, family: Family
     format!("-A {CHAIN} -p tcp {matched} -m set --match-set {set} dst -j SNAT --to-source {source}")
 }
 
-/// Where a word needs it (xtables_save_string in libxtables).
+/// Quotes an argument if needed, as xtables_save_string of libxtables does.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     if word.chars().all(is_plain) {
@@ -33,16 +33,14 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// What `iptables-save` says of our chain.
+/// Our chain as `iptables-save` prints it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
-    /// Whether it is there.
     pub(super) exists: bool,
-    /// Its rules.
     pub(super) rules: Vec<String>,
-    /// How many rules for packets that leave are nothing but jumps to it.
+    /// Number of rules in POSTROUTING that only jump to our chain.
     pub(super) jumps: usize,
-    /// Whether the first of those rules is one.
+    /// True if the first rule of POSTROUTING is such a jump.
     pub(super) is_first: bool,
 }
 
@@ -63,13 +61,13 @@ impl Saved {
     }
 }
 
-/// One transaction: the chain is emptied and filled, jumps to it from elsewhere give backend to the first one.
+/// Renders one transaction that flushes and fills the chain, and replaces all jumps to it by a single first one.
 pub(super) fn script(saved: &Saved, rule: &str) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n:{CHAIN} - [0:0]\n-F {CHAIN}\n{rule}\n{delete}-I {HOOK} 1 -j {CHAIN}\nCOMMIT\n")
 }
 
-/// Takes the chain away, and every jump to it.
+/// Renders a transaction that deletes the chain and every jump to it.
 pub(super) fn clearing(saved: &Saved) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n{delete}-F {CHAIN}\n-X {CHAIN}\nCOMMIT\n")

@@ -1,4 +1,4 @@
-//! Two netns with a veth between them, neither of which is anybody's.
+//! Two temporary netns, connected by a veth.
 
 use std::{
     io,
@@ -25,67 +25,62 @@ use crate::{
     },
 };
 
-/// Where the application listens.
+/// The port of the application.
 pub(super) const APPLICATION: u16 = 8080;
 
-/// How long a connection or an answer may take: in the same machine, without load to speak of, it takes no time.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of a connection. On the same machine it takes no time unless the load is high.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// IFF_UP of linux/if.h.
 const UP: u32 = 1;
-/// IFA_F_NODAD of linux/if_addr.h: usable at once.
+/// IFA_F_NODAD of linux/if_addr.h: the address is usable at once.
 const NODAD: u8 = 2;
 /// RT_TABLE_MAIN of linux/rtnetlink.h.
 const MAIN: u8 = 254;
-/// The name of either end of the veth.
+/// The name of both ends of the veth.
 const INTERFACE: &str = "eth0";
-/// As the kernel names the other end of the first veth of a netns.
+/// The name that the kernel gives to the other end of a netns's first veth.
 const OTHER_END: &str = "veth0";
 
-/// Why there is no world to test in.
+/// An error of creating the netns and the veth.
 #[derive(Debug, thiserror::Error)]
-pub enum WorldError {
-    /// A netns.
+pub enum TestNetworkError {
     #[error("cannot create a netns")]
     Create(#[from] CreateError),
-    /// A netns that was made.
     #[error("cannot enter a netns of the self-test")]
     Enter(#[from] EnterError),
-    /// A socket.
     #[error("cannot open a socket in a netns of the self-test")]
     Socket(#[from] io::Error),
-    /// An interface, an address or a route.
     #[error("the kernel refused")]
     Kernel(#[from] KernelError),
 }
 
-/// See the module.
-pub(super) struct World {
+pub(super) struct TestNetwork {
     pub(super) pod: Netns,
     pub(super) peer: Netns,
     pub(super) has_ipv6: bool,
 }
 
-/// What is sent. Where it goes to is an address and a port.
+/// A packet to send. Destinations are an address and a port.
 #[derive(Clone, Copy)]
 pub(super) enum Packet {
-    /// A connection of the application's.
+    /// A connection of the application.
     FromPod((IpAddr, u16)),
-    /// A connection of ztunnel's, which may speak for another.
+    /// A connection of ztunnel, which may use another source address.
     FromZtunnel {
         source: Option<IpAddr>,
         to: (IpAddr, u16),
     },
-    /// A connection from outside.
+    /// A connection from the peer.
     FromPeer {
         source: Option<IpAddr>,
         to: (IpAddr, u16),
     },
-    /// A datagram of the application's.
-    Question((IpAddr, u16)),
+    /// A UDP query of the application.
+    DnsQuery((IpAddr, u16)),
 }
 
-/// What was sent: from where, and what has to be kept for it to arrive.
+/// A sent packet: its source, and the socket that must stay open for it to arrive.
 pub(super) struct Sent {
     pub(super) from: SocketAddr,
     _connection: Connection,
@@ -96,7 +91,7 @@ enum Connection {
     Udp { _socket: UdpSocket },
 }
 
-/// Addresses that are for documentation alone (RFC 5737, RFC 3849).
+/// Returns an address for documentation (RFC 5737, RFC 3849).
 pub(super) fn pod_address(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
@@ -111,40 +106,40 @@ pub(super) fn peer_address(family: Family) -> IpAddr {
     }
 }
 
-/// A netns with nothing in it but `lo`, which is up: as much as rules need.
-pub(super) fn bare() -> Result<Netns, WorldError> {
+/// Creates a netns with nothing but `lo`, which is up: that suffices to apply rules.
+pub(super) fn netns_with_loopback() -> Result<Netns, TestNetworkError> {
     let netns = Netns::create()?;
-    Side::open(&netns)?.up("lo")?;
+    NetnsConfig::open(&netns)?.up("lo")?;
     Ok(netns)
 }
 
-impl World {
-    pub(super) fn new(probe_sources: &[IpAddr]) -> Result<Self, WorldError> {
+impl TestNetwork {
+    pub(super) fn new(probe_sources: &[IpAddr]) -> Result<Self, TestNetworkError> {
         let (pod, peer) = (Netns::create()?, Netns::create()?);
         let has_ipv6 = std::path::Path::new("/proc/sys/net/ipv6").exists();
-        let world = Self {
+        let network = Self {
             pod,
             peer,
             has_ipv6,
         };
-        let mut inside = Side::open(&world.pod)?;
-        let mut outside = Side::open(&world.peer)?;
-        inside.add_veth(&world.peer)?;
-        for side in [&mut inside, &mut outside] {
-            side.up("lo")?;
-            side.up(INTERFACE)?;
+        let mut inside = NetnsConfig::open(&network.pod)?;
+        let mut outside = NetnsConfig::open(&network.peer)?;
+        inside.add_veth(&network.peer)?;
+        for netns in [&mut inside, &mut outside] {
+            netns.up("lo")?;
+            netns.up(INTERFACE)?;
         }
-        for family in world.families() {
+        for family in network.families() {
             inside.add_address(pod_address(*family))?;
             outside.add_address(peer_address(*family))?;
-            // Answers to probes have to go somewhere.
+            // Replies to probes need a route.
             inside.add_default_route(*family)?;
         }
         let is_tried = |source: &&IpAddr| has_ipv6 || source.is_ipv4();
         for source in probe_sources.iter().filter(is_tried) {
             outside.add_address(*source)?;
         }
-        Ok(world)
+        Ok(network)
     }
 
     pub(super) fn families(&self) -> &'static [Family] {
@@ -160,11 +155,11 @@ impl World {
             Packet::FromPod(to) => connect(&self.pod, false, None, to.into()),
             Packet::FromZtunnel { source, to } => connect(&self.pod, true, source, to.into()),
             Packet::FromPeer { source, to } => connect(&self.peer, false, source, to.into()),
-            Packet::Question(to) => self.ask(to.into()),
+            Packet::DnsQuery(to) => self.send_query(to.into()),
         }
     }
 
-    fn ask(&self, to: SocketAddr) -> io::Result<Sent> {
+    fn send_query(&self, to: SocketAddr) -> io::Result<Sent> {
         let from = SocketAddr::from((pod_address(Family::of(to.ip())), 0));
         let socket = inside(&self.pod, || UdpSocket::bind(from))?;
         socket.send_to(b"?", to)?;
@@ -175,7 +170,7 @@ impl World {
     }
 }
 
-/// A socket belongs to the netns in which it was opened; what is done with it later is done from home.
+/// Opens a socket inside of a netns. It stays in that netns when it is used from outside.
 pub(super) fn inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     netns.within(open).map_err(io::Error::other)?
 }
@@ -193,9 +188,9 @@ fn connect(
         socket.set_mark(FROM_ZTUNNEL.value())?;
     }
     if let Some(source) = source {
-        speak_for(&socket, source)?;
+        bind_source(&socket, source)?;
     }
-    socket.connect_timeout(&to.into(), PATIENCE)?;
+    socket.connect_timeout(&to.into(), CONNECT_TIMEOUT)?;
     let stream = TcpStream::from(socket);
     Ok(Sent {
         from: stream.local_addr()?,
@@ -203,7 +198,7 @@ fn connect(
     })
 }
 
-fn speak_for(socket: &Plain, source: IpAddr) -> io::Result<()> {
+fn bind_source(socket: &Plain, source: IpAddr) -> io::Result<()> {
     match source {
         IpAddr::V4(_) => socket.set_ip_transparent_v4(true)?,
         IpAddr::V6(_) => socket.set_freebind_v6(true)?,
@@ -211,25 +206,25 @@ fn speak_for(socket: &Plain, source: IpAddr) -> io::Result<()> {
     socket.bind(&SocketAddr::new(source, 0).into())
 }
 
-/// Interfaces, addresses and routes of one netns.
-struct Side<'a> {
+/// Configures interfaces, addresses and routes of one netns.
+struct NetnsConfig<'a> {
     netns: &'a Netns,
     socket: Socket,
 }
 
-impl<'a> Side<'a> {
-    fn open(netns: &'a Netns) -> Result<Self, WorldError> {
+impl<'a> NetnsConfig<'a> {
+    fn open(netns: &'a Netns) -> Result<Self, TestNetworkError> {
         let socket = inside(netns, || Socket::open(SockProtocol::NetlinkRoute))?;
         Ok(Self { netns, socket })
     }
 
-    fn index(&self, name: &str) -> Result<u32, WorldError> {
+    fn index(&self, name: &str) -> Result<u32, TestNetworkError> {
         let index = self.netns.within(|| nix::net::if_::if_nametoindex(name))?;
         Ok(index.map_err(io::Error::from)?)
     }
 
-    /// Both ends are made here, and the one goes there.
-    fn add_veth(&mut self, there: &Netns) -> Result<(), WorldError> {
+    /// Creates the veth in this netns, and moves its other end to `there`.
+    fn add_veth(&mut self, there: &Netns) -> Result<(), TestNetworkError> {
         let request = rt_link::Request::new().set_create().set_excl();
         let mut request = request.op_newlink_do(&Ifinfomsg::new());
         let attributes = request.encode().push_ifname_bytes(INTERFACE.as_bytes());
@@ -245,13 +240,13 @@ impl<'a> Side<'a> {
             .act("move the other end of the veth", &request)?)
     }
 
-    fn up(&mut self, name: &str) -> Result<(), WorldError> {
+    fn up(&mut self, name: &str) -> Result<(), TestNetworkError> {
         let header = self.header(name, UP)?;
         let request = rt_link::Request::new().op_setlink_do(&header);
         Ok(self.socket.act("set an interface up", &request)?)
     }
 
-    fn header(&self, name: &str, flags: u32) -> Result<Ifinfomsg, WorldError> {
+    fn header(&self, name: &str, flags: u32) -> Result<Ifinfomsg, TestNetworkError> {
         Ok(Ifinfomsg {
             ifi_index: i32::try_from(self.index(name)?).unwrap_or(0),
             ifi_flags: flags,
@@ -260,8 +255,8 @@ impl<'a> Side<'a> {
         })
     }
 
-    /// With the network of the pod and the peer, or, for any other, alone.
-    fn add_address(&mut self, address: IpAddr) -> Result<(), WorldError> {
+    /// Adds an address: those of the pod and the peer with their network, others as single addresses.
+    fn add_address(&mut self, address: IpAddr) -> Result<(), TestNetworkError> {
         let family = Family::of(address);
         let is_on_link = [pod_address(family), peer_address(family)].contains(&address);
         let header = Ifaddrmsg {
@@ -282,7 +277,7 @@ impl<'a> Side<'a> {
         Ok(self.socket.act("add an address", &request)?)
     }
 
-    fn add_default_route(&mut self, family: Family) -> Result<(), WorldError> {
+    fn add_default_route(&mut self, family: Family) -> Result<(), TestNetworkError> {
         let header = Rtmsg {
             rtm_family: family.number(),
             rtm_table: MAIN,
