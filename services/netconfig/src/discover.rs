@@ -54,7 +54,7 @@ impl DiscoveredNetns {
 pub fn find(proc: &Path, pod: &PodUid, addresses: &[IpAddr]) -> Result<DiscoveredNetns, FindError> {
     let scan = scan(proc, pod).map_err(FindError::List)?;
     let (mut others, mut failure) = (Vec::new(), None);
-    for netns in by_age(scan.members) {
+    for netns in group_by_netns(scan.members) {
         match validate_group(netns, addresses) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => {}
@@ -158,7 +158,7 @@ fn container_of(pod: PodKey, process: &Path) -> Option<ContainerId> {
 }
 
 /// Groups processes by netns. Each group, and the list of groups, starts with the oldest process.
-fn by_age(mut members: Vec<Member>) -> Vec<Vec<Member>> {
+fn group_by_netns(mut members: Vec<Member>) -> Vec<Vec<Member>> {
     members.sort_by(|a, b| a.process.cmp(&b.process));
     let mut netns: BTreeMap<_, usize> = BTreeMap::new();
     let mut groups: Vec<Vec<Member>> = Vec::new();
@@ -185,7 +185,7 @@ fn validate_group(
             ..NetnsRef::at(member.path.join("ns/net"))
         };
         match validate::validate(&wanted, addresses.to_vec(), &[PROC.into()]) {
-            Ok(validated) if is_still(&member) => {
+            Ok(validated) if is_same_process(&member) => {
                 return Ok(Some(DiscoveredNetns {
                     process: member.process,
                     container_id: member.container_id,
@@ -200,7 +200,7 @@ fn validate_group(
     Ok(None)
 }
 
-fn is_still(member: &Member) -> bool {
+fn is_same_process(member: &Member) -> bool {
     let id = Some(member.container_id.as_str());
     inspect::look_at_process(member.process.pid, &member.path, id)
         .is_some_and(|now| now.start_time == member.process.start_time)

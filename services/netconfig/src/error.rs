@@ -219,7 +219,7 @@ pub enum FindError {
     /// None of the pod's processes is in a netns of the pod.
     #[error(
         "no process of pod {pod} is in a netns of its own that holds one of the pod's addresses{}",
-        but(*.hidden, .others)
+        describe_rejected(*.hidden, .others)
     )]
     Nowhere {
         pod: PodUid,
@@ -236,7 +236,7 @@ pub enum FindError {
 }
 
 /// Describes the processes and netns that were found instead.
-fn but(hidden: usize, others: &[String]) -> String {
+fn describe_rejected(hidden: usize, others: &[String]) -> String {
     let mut text = String::new();
     for other in others {
         text = format!("{text}; {other}");

@@ -58,7 +58,7 @@ pub const FEATURES: [Feature; 6] = [
         name: "`net.ipv4.tcp_migrate_req`",
         since: Version(5, 14),
         is_used: true,
-        fallback: "Where the sysctl is missing it is left alone: a ztunnel that stops resets what waits to be accepted.",
+        fallback: "netconfig skips the sysctl: when a ztunnel stops, connections in its accept queue are reset.",
         #[cfg(test)]
         source_marker: "tcp_migrate_req",
     },
@@ -66,8 +66,8 @@ pub const FEATURES: [Feature; 6] = [
         name: "`IFA_PROTO` of an address",
         since: Version(5, 18),
         is_used: true,
-        fallback: "That `::6` on `lo` is ours is known by our tables, which use it. Where those are lost before a \
-                  sidecar's redirection is removed, the address stays.",
+        fallback: "`::6` on `lo` is recognized as inpod's by inpod's tables. If these are lost before a sidecar's \
+                  redirection is removed, the address stays.",
         #[cfg(test)]
         source_marker: "push_proto(",
     },
@@ -75,8 +75,8 @@ pub const FEATURES: [Feature; 6] = [
         name: "nf_tables `destroy`",
         since: Version(6, 3),
         is_used: false,
-        fallback: "What is deleted was read before, in the same generation of the tables; where somebody else was \
-                  faster it is read again.",
+        fallback: "netconfig reads what it deletes before, in the same generation of the tables, and reads it again \
+                  after concurrent changes.",
         #[cfg(test)]
         source_marker: "op_destroy",
     },
@@ -84,8 +84,8 @@ pub const FEATURES: [Feature; 6] = [
         name: "`SO_PEERPIDFD`",
         since: Version(6, 5),
         is_used: true,
-        fallback: "A caller is known by the pid of `SO_PEERCRED`. One that ends, and whose pid another process gets \
-                  between its connecting and the look at its cgroup, could be mistaken.",
+        fallback: "A caller is identified by the pid of `SO_PEERCRED`. If it ends before its cgroup is read, a \
+                  process that reuses its pid could be taken for it.",
         #[cfg(test)]
         source_marker: "sockopt::PeerPidfd",
     },
@@ -93,8 +93,8 @@ pub const FEATURES: [Feature; 6] = [
         name: "nf_tables table flags `owner` and `persist`",
         since: Version(6, 9),
         is_used: false,
-        fallback: "Whoever has NET_ADMIN in a pod may flush our tables; that is told as drift. An owner would have to \
-                  hold a socket for every pod.",
+        fallback: "A process with NET_ADMIN in a pod can flush inpod's tables, which is reported as drift. An owner \
+                  would need an open socket for each pod.",
         #[cfg(test)]
         source_marker: "TableFlags::",
     },
@@ -102,7 +102,8 @@ pub const FEATURES: [Feature; 6] = [
         name: "`ioctl(NS_GET_ID)` of a netns",
         since: Version(6, 18),
         is_used: false,
-        fallback: "A socket that is opened inside tells the cookie (`SO_NETNS_COOKIE`), which is the same number.",
+        fallback: "A socket that is opened in a netns returns its cookie (`SO_NETNS_COOKIE`), which is the same \
+                  number.",
         #[cfg(test)]
         source_marker: "NS_GET_ID",
     },

@@ -65,7 +65,7 @@ use crate::{
 
 pub const SERVICE: inpod_service::Service = inpod_service::Service {
     name: "netconfig",
-    about: "Claims pods' network namespaces, writes their redirection and reads it back",
+    about: "Claims pods' network namespaces, writes their redirection rules and reads them back",
     version: env!("CARGO_PKG_VERSION"),
     keys: config::KEYS,
 };

@@ -40,7 +40,7 @@ use crate::{
     watch,
 };
 use wire::{
-    describe, describe_found, describe_report, invalid, phase_of, pod_of, redirection_of, refusal,
+    describe, describe_found, describe_report, invalid, phase_of, pod_of, redirection_of, to_status,
 };
 use work::{blocking, detached};
 
@@ -109,7 +109,7 @@ impl Handler {
         detached(async move {
             let _guard = claim.change_lock.lock().await;
             if !claims.is_current(&claim) {
-                return Err(refusal(ClaimError::Unknown(claim.sandbox.clone())));
+                return Err(to_status(ClaimError::Unknown(claim.sandbox.clone())));
             }
             let began = Instant::now();
             let result = blocking({
@@ -131,7 +131,7 @@ impl Handler {
         sandbox: Option<inpod_proto::types::v1::SandboxRef>,
     ) -> Result<Arc<Claim>, Status> {
         let sandbox: SandboxRef = required("sandbox", sandbox).map_err(invalid)?;
-        self.claims.get(&sandbox).map_err(refusal)
+        self.claims.get(&sandbox).map_err(to_status)
     }
 }
 

@@ -44,7 +44,7 @@ pub(crate) async fn run(claims: Arc<Claims>, every: Duration) {
 async fn sweep_all(claims: &Arc<Claims>) {
     let claims = Arc::clone(claims);
     if let Err(error) = spawn_blocking(move || sweep(&claims)).await {
-        tracing::error!(%error, "The sweep of the claims panicked");
+        tracing::error!(%error, "The sweep of the claims failed");
     }
 }
 
@@ -149,7 +149,7 @@ impl Sweeper {
                 drop(change_lock);
             });
             if let Err(error) = checked.await {
-                tracing::error!(%error, "The check of a claim panicked");
+                tracing::error!(%error, "The check of a claim failed");
             }
         });
     }

@@ -37,7 +37,7 @@ impl Proc {
     /// Returns the pids by netns, in the order in which they are tried.
     fn order(&self) -> Vec<Vec<u32>> {
         let scan = scan(self.0.path(), &POD.parse().unwrap()).unwrap();
-        let groups = by_age(scan.members).into_iter();
+        let groups = group_by_netns(scan.members).into_iter();
         let pids = |group: Vec<Member>| group.iter().map(|member| member.process.pid).collect();
         groups.map(pids).collect()
     }

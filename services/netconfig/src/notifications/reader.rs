@@ -72,7 +72,7 @@ impl Reader {
             found
         });
         read.await.unwrap_or_else(|error| {
-            tracing::error!(%error, "The read of a netns panicked");
+            tracing::error!(%error, "The read of a netns failed");
             (None, ReadOutcome::Failed)
         })
     }

@@ -13,7 +13,7 @@ use super::{
     settings::ProbeSettings,
 };
 use crate::{family::Family, iptables::Variant};
-use text::{Saved, clearing, rule, script};
+use text::{Saved, removal_script, replacement_script, rule};
 
 /// Our chain in the nat table.
 const CHAIN: &str = "INPOD_POSTRT";
@@ -132,7 +132,8 @@ impl Iptables {
         if differences.is_empty() {
             return Ok(());
         }
-        self.runner.restore(family, &script(&before, rule))?;
+        self.runner
+            .restore(family, &replacement_script(&before, rule))?;
         let after = self.saved(family)?;
         if let [printed] = after.rules.as_slice() {
             self.printed.insert(rule.to_owned(), printed.clone());
@@ -240,7 +241,7 @@ impl SetBackend for Iptables {
         for family in self.families {
             let saved = self.saved(*family)?;
             if saved.exists {
-                self.runner.restore(*family, &clearing(&saved))?;
+                self.runner.restore(*family, &removal_script(&saved))?;
                 cleared = true;
                 if self.saved(*family)?.exists {
                     left.push(format!("the {family} chain {CHAIN} was recreated"));

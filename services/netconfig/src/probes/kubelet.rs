@@ -85,7 +85,7 @@ fn listening() -> Result<BTreeSet<u32>, KernelError> {
 fn search(proc: &Path, listening: &BTreeSet<u32>) -> Option<Kubelet> {
     let all: Vec<_> = processes(proc);
     let (set_addresses, others): (Vec<_>, Vec<_>) =
-        all.iter().partition(|process| process.is_named());
+        all.iter().partition(|process| process.has_kubelet_name());
     let mut in_order = set_addresses.iter().chain(&others);
     let listens = in_order
         .find(|process| process.holds_any(listening) && process.is_outside_containers(proc));
@@ -119,7 +119,7 @@ fn processes(proc: &Path) -> Vec<Process> {
 }
 
 impl Process {
-    fn is_named(&self) -> bool {
+    fn has_kubelet_name(&self) -> bool {
         let mut names = NAMES.iter().chain(&NAMES_OF_K3S);
         names.any(|name| self.command == *name)
     }

@@ -63,6 +63,6 @@ async fn sweep(probe_set: &Arc<ProbeSet>, claims: &Arc<Claims>) {
 
 async fn blocking(work: impl FnOnce() + Send + 'static) {
     if let Err(error) = tokio::task::spawn_blocking(work).await {
-        tracing::error!(%error, "Work on the probe set panicked");
+        tracing::error!(%error, "Work on the probe set failed");
     }
 }

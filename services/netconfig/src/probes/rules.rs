@@ -54,7 +54,7 @@ pub(crate) fn table(selected: &Selected, settings: &ProbeSettings) -> Table {
     let mut chains = vec![chain(
         "postrouting",
         (Kind::Nat, Hook::Postrouting, PRIORITY),
-        Family::ALL.map(|family| translate(selected, settings, family)),
+        Family::ALL.map(|family| snat_rule(selected, settings, family)),
     )];
     if let Selected::Cgroup(cgroup) = selected {
         let from = Expr::FromCgroup {
@@ -64,7 +64,7 @@ pub(crate) fn table(selected: &Selected, settings: &ProbeSettings) -> Table {
         chains.push(chain(
             "output",
             (Kind::Filter, Hook::Output, OUTPUT_PRIORITY),
-            Family::ALL.map(|family| label(&from, family)),
+            Family::ALL.map(|family| label_rule(&from, family)),
         ));
     }
     Table {
@@ -74,7 +74,7 @@ pub(crate) fn table(selected: &Selected, settings: &ProbeSettings) -> Table {
     }
 }
 
-fn translate(selected: &Selected, settings: &ProbeSettings, family: Family) -> Rule {
+fn snat_rule(selected: &Selected, settings: &ProbeSettings, family: Family) -> Rule {
     let source = match family {
         Family::V4 => settings.source_v4.0.into(),
         Family::V6 => settings.source_v6.0.into(),
@@ -94,7 +94,7 @@ fn translate(selected: &Selected, settings: &ProbeSettings, family: Family) -> R
     ])
 }
 
-fn label(from: &Expr, family: Family) -> Rule {
+fn label_rule(from: &Expr, family: Family) -> Rule {
     let [to, tcp] = to_pods(family);
     Rule(vec![
         to,

@@ -109,7 +109,7 @@ impl State {
         let mut write = || backend.write(&selected, settings, &elements);
         match &selected {
             Selected::Cgroup(_) => {
-                cgroup::in_host_cgroup_namespace(write).map_err(ProbeSetError::View)??
+                cgroup::in_host_cgroup_namespace(write).map_err(ProbeSetError::View)??;
             }
             Selected::Socket | Selected::User(_) => write()?,
         }

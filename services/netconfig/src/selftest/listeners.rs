@@ -10,7 +10,7 @@ use std::{
 use inpod_linux::Netns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::network::{APPLICATION, Sent, TestNetwork, inside};
+use super::network::{APPLICATION, Sent, TestNetwork, open_inside};
 use crate::marks::{
     DNS_PORT, INBOUND_HBONE_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT, ZTUNNEL_DNS_PORT,
 };
@@ -154,11 +154,11 @@ impl Listener {
         let every = if has_ipv6 { "[::]" } else { "0.0.0.0" };
         let address = format!("{every}:{}", at.port());
         if at.is_udp() {
-            let socket = inside(netns, || UdpSocket::bind(&address))?;
+            let socket = open_inside(netns, || UdpSocket::bind(&address))?;
             socket.set_nonblocking(true)?;
             Ok(Self::Udp(socket))
         } else {
-            let listener = inside(netns, || TcpListener::bind(&address))?;
+            let listener = open_inside(netns, || TcpListener::bind(&address))?;
             listener.set_nonblocking(true)?;
             Ok(Self::Tcp(listener))
         }

@@ -109,7 +109,7 @@ pub(super) fn peer_address(family: Family) -> IpAddr {
 /// Creates a netns with nothing but `lo`, which is up: that suffices to apply rules.
 pub(super) fn netns_with_loopback() -> Result<Netns, TestNetworkError> {
     let netns = Netns::create()?;
-    NetnsConfig::open(&netns)?.up("lo")?;
+    NetnsConfig::open(&netns)?.set_up("lo")?;
     Ok(netns)
 }
 
@@ -126,8 +126,8 @@ impl TestNetwork {
         let mut outside = NetnsConfig::open(&network.peer)?;
         inside.add_veth(&network.peer)?;
         for netns in [&mut inside, &mut outside] {
-            netns.up("lo")?;
-            netns.up(INTERFACE)?;
+            netns.set_up("lo")?;
+            netns.set_up(INTERFACE)?;
         }
         for family in network.families() {
             inside.add_address(pod_address(*family))?;
@@ -161,7 +161,7 @@ impl TestNetwork {
 
     fn send_query(&self, to: SocketAddr) -> io::Result<Sent> {
         let from = SocketAddr::from((pod_address(Family::of(to.ip())), 0));
-        let socket = inside(&self.pod, || UdpSocket::bind(from))?;
+        let socket = open_inside(&self.pod, || UdpSocket::bind(from))?;
         socket.send_to(b"?", to)?;
         Ok(Sent {
             from: socket.local_addr()?,
@@ -171,7 +171,7 @@ impl TestNetwork {
 }
 
 /// Opens a socket inside of a netns. It stays in that netns when it is used from outside.
-pub(super) fn inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn open_inside<T>(netns: &Netns, open: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     netns.within(open).map_err(io::Error::other)?
 }
 
@@ -181,7 +181,7 @@ fn connect(
     source: Option<IpAddr>,
     to: SocketAddr,
 ) -> io::Result<Sent> {
-    let socket = inside(netns, || {
+    let socket = open_inside(netns, || {
         Plain::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))
     })?;
     if is_ztunnels {
@@ -214,7 +214,7 @@ struct NetnsConfig<'a> {
 
 impl<'a> NetnsConfig<'a> {
     fn open(netns: &'a Netns) -> Result<Self, TestNetworkError> {
-        let socket = inside(netns, || Socket::open(SockProtocol::NetlinkRoute))?;
+        let socket = open_inside(netns, || Socket::open(SockProtocol::NetlinkRoute))?;
         Ok(Self { netns, socket })
     }
 
@@ -240,7 +240,7 @@ impl<'a> NetnsConfig<'a> {
             .act("move the other end of the veth", &request)?)
     }
 
-    fn up(&mut self, name: &str) -> Result<(), TestNetworkError> {
+    fn set_up(&mut self, name: &str) -> Result<(), TestNetworkError> {
         let header = self.header(name, UP)?;
         let request = rt_link::Request::new().op_setlink_do(&header);
         Ok(self.socket.act("set an interface up", &request)?)

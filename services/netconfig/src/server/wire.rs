@@ -156,6 +156,6 @@ pub(super) fn invalid(invalid: Invalid) -> Status {
     into_status(&Failure::from(invalid))
 }
 
-pub(super) fn refusal(error: impl IntoFailure) -> Status {
+pub(super) fn to_status(error: impl IntoFailure) -> Status {
     into_status(&error.into_failure())
 }

@@ -13,7 +13,7 @@ pub(super) async fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) -> Result<T, Status> {
     let task = tokio::spawn(work.in_current_span());
-    task.await.unwrap_or_else(|error| Err(defect(&error)))
+    task.await.unwrap_or_else(|error| Err(panic_status(&error)))
 }
 
 /// Runs blocking work to its end, on a thread for such work.
@@ -26,7 +26,7 @@ where
 {
     let span = tracing::Span::current();
     let task = tokio::task::spawn_blocking(move || span.in_scope(work));
-    let result = task.await.map_err(|error| defect(&error))?;
+    let result = task.await.map_err(|error| panic_status(&error))?;
     result.map_err(|error| {
         let failure = error.into_failure();
         tracing::warn!(reason = %failure.reason, error = failure.message, "Request failed");
@@ -34,8 +34,8 @@ where
     })
 }
 
-fn defect(error: &tokio::task::JoinError) -> Status {
-    tracing::error!(%error, "A task panicked");
+fn panic_status(error: &tokio::task::JoinError) -> Status {
+    tracing::error!(%error, "A task failed");
     let failure = Failure::new(Reason::Internal, format!("netconfig failed: {error}"));
     inpod_proto::into_status(&failure)
 }

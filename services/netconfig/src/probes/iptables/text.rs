@@ -62,13 +62,13 @@ impl Saved {
 }
 
 /// Renders one transaction that flushes and fills the chain, and replaces all jumps to it by a single first one.
-pub(super) fn script(saved: &Saved, rule: &str) -> String {
+pub(super) fn replacement_script(saved: &Saved, rule: &str) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n:{CHAIN} - [0:0]\n-F {CHAIN}\n{rule}\n{delete}-I {HOOK} 1 -j {CHAIN}\nCOMMIT\n")
 }
 
 /// Renders a transaction that deletes the chain and every jump to it.
-pub(super) fn clearing(saved: &Saved) -> String {
+pub(super) fn removal_script(saved: &Saved) -> String {
     let delete = format!("-D {HOOK} -j {CHAIN}\n").repeat(saved.jumps);
     format!("*nat\n{delete}-F {CHAIN}\n-X {CHAIN}\nCOMMIT\n")
 }
@@ -123,7 +123,7 @@ mod tests {
             jumps: 2,
             ..Saved::default()
         };
-        let text = clearing(&saved);
+        let text = removal_script(&saved);
         let lines: Vec<_> = text.lines().collect();
         let delete = "-D POSTROUTING -j INPOD_POSTRT";
         let expected = [
@@ -143,7 +143,7 @@ mod tests {
             jumps: 2,
             ..Saved::default()
         };
-        let text = script(&saved, "-A INPOD_POSTRT -j RETURN");
+        let text = replacement_script(&saved, "-A INPOD_POSTRT -j RETURN");
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(
             lines,

@@ -80,7 +80,7 @@ fn outbound_networks(wanted: v1::NetworkSelection) -> Result<Selection<Network>,
 fn servers(wanted: v1::DnsSelection) -> Result<Selection<IpAddr>, Invalid> {
     let v1::DnsSelection { all, servers } = wanted;
     check_length(DNS_SERVERS, &servers, MAX_ENTRIES)?;
-    let server = |text: &String| one(DNS_SERVERS, text);
+    let server = |text: &String| parse_one(DNS_SERVERS, text);
     let these = servers.iter().map(server).collect::<Result<_, _>>()?;
     selection(DNS_SERVERS, all, reject_duplicates(DNS_SERVERS, these)?)
 }
@@ -110,10 +110,10 @@ fn loopback(text: &str) -> Result<Loopback, Invalid> {
     if text.is_empty() {
         return Ok(Loopback::default());
     }
-    one(LOOPBACK, text)
+    parse_one(LOOPBACK, text)
 }
 
-fn one<T: FromStr<Err: Display>>(field: &'static str, text: &str) -> Result<T, Invalid> {
+fn parse_one<T: FromStr<Err: Display>>(field: &'static str, text: &str) -> Result<T, Invalid> {
     let refused = |why| Invalid::new(field, format!("{field}: {:?} {why}", truncate(text)));
     text.parse().map_err(refused)
 }
