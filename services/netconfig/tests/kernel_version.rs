@@ -1,8 +1,8 @@
-//! The start of the real program on a kernel that says it is too old.
+//! The start of the program on a kernel that reports an old version.
 
 use std::process::Command;
 
-/// setarch(8) has the kernel say 2.6 to one process and its children.
+/// setarch(8) makes the kernel report 2.6 to one process and its children.
 #[test]
 fn on_a_kernel_below_the_minimum_netconfig_does_not_start_and_names_both() {
     let run_dir = tempfile::tempdir().unwrap();
@@ -12,9 +12,12 @@ fn on_a_kernel_below_the_minimum_netconfig_does_not_start_and_names_both() {
         .env("INPOD_PEER", "uid")
         .output()
         .expect("setarch is missing: install util-linux");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success(), "{said}");
-    assert!(said.contains("netconfig: this kernel is 2.6."), "{said}");
-    assert!(said.contains("needs Linux 5.14 or later"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{stderr}");
+    assert!(
+        stderr.contains("netconfig: this kernel is 2.6."),
+        "{stderr}"
+    );
+    assert!(stderr.contains("needs Linux 5.14 or later"), "{stderr}");
     assert!(!run_dir.path().join("netconfig/grpc.sock").exists());
 }

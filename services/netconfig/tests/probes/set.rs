@@ -1,4 +1,4 @@
-//! What is in the set, and for whom.
+//! The elements of the set, and their owners.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn start(node: &Arc<Fresh>, kind: Kind) -> OnNode {
     OnNode::start(node, ProbeSettings::default(), kind)
 }
 
-/// What the tools show of the set: an address and for whom it is, in order.
+/// Returns the elements as the tools show them: addresses with their owners, sorted.
 pub(crate) fn shown(node: &Fresh, kind: Kind) -> Vec<(String, String)> {
     let mut found = Vec::new();
     match kind {
@@ -117,7 +117,7 @@ fn an_address_that_another_pod_got_is_never_taken_out_by_the_first_one() {
         host.set_addresses("new", &POD);
         let wanted = owned(&[(POD[0], "new"), (POD[1], "new")]);
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
-        // Also when the first one's rules are applied once more, and after a restart, in either order.
+        // The same if the old owner's rules are applied again, and after a restart, in either order.
         host.set_addresses("old", &POD);
         assert_eq!(shown(&node, kind), wanted, "{kind:?}");
         let host = start(&node, kind);
@@ -130,7 +130,7 @@ fn an_address_that_another_pod_got_is_never_taken_out_by_the_first_one() {
     }
 }
 
-/// Somebody else gave the element another name: the kernel's word counts.
+/// Another process renamed the element: the kernel's name counts.
 #[test]
 fn an_element_that_bears_another_name_in_the_kernel_is_not_taken_out() {
     let node = node();
@@ -200,7 +200,7 @@ fn a_rule_of_another_setting_is_put_right_at_the_start_and_elements_stay() {
     }
 }
 
-/// What `nft` lists means the same when it is loaded again.
+/// The output of `nft list` can be loaded, with the same meaning.
 #[test]
 fn what_nft_lists_of_the_table_can_be_loaded_again() {
     let node = node();
@@ -219,7 +219,7 @@ fn what_nft_lists_of_the_table_can_be_loaded_again() {
 fn a_thousand_pods_survive_a_flush() {
     let node = node();
     let host = start(&node, Kind::Nft);
-    // 63 sandboxes of 16 addresses: more than one message holds, and than one may name.
+    // 63 sandboxes with 16 addresses each exceed one netlink message, and the limit of one sandbox.
     let names: Vec<&'static str> = (0..63).map(|n| &*format!("c{n}").leak()).collect();
     for (n, name) in names.iter().enumerate() {
         let texts: Vec<_> = (0..16).map(|i| format!("fd0a::{n:x}:{i:x}")).collect();
