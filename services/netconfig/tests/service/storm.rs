@@ -1,4 +1,4 @@
-//! Many concurrent callers.
+//! Many callers of the service at once.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! Where something comes to, said without rules.
+//! The expected destination of packets, computed without rules.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -21,9 +21,9 @@ use crate::{
     world::{INTERFACES, either, guest, loopback, pod},
 };
 
-/// Where something comes to.
+/// The destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum Outcome {
     Direct,
     Outbound,
     Inbound,
@@ -41,22 +41,22 @@ impl Checks<'_> {
             && self.settings.inbound_ports != Selection::default()
     }
 
-    /// Who answers what is sent.
+    /// Returns the expected evidence of a packet.
     pub(super) fn wanted(&self, owner: Owner, dial: &Dial) -> Evidence {
         let Dial { to, transport, .. } = *dial;
         let is_within = to.ip().is_loopback() || to.ip() == pod(self.family);
         let source = dial.from.unwrap_or_else(|| self.source(to.ip()));
-        let fate = if self.is_captured() {
-            self.fate(owner, dial, is_within)
+        let outcome = if self.is_captured() {
+            self.outcome(owner, dial, is_within)
         } else {
-            Fate::Direct
+            Outcome::Direct
         };
-        let by = match fate {
-            Fate::Direct if is_within => By::Application,
-            Fate::Direct => By::Outside,
-            Fate::Outbound => By::Ztunnel(15001),
-            Fate::Inbound => By::Ztunnel(15006),
-            Fate::Names => By::Ztunnel(15053),
+        let by = match outcome {
+            Outcome::Direct if is_within => By::Application,
+            Outcome::Direct => By::Outside,
+            Outcome::Outbound => By::Ztunnel(15001),
+            Outcome::Inbound => By::Ztunnel(15006),
+            Outcome::Names => By::Ztunnel(15053),
         };
         let is_heard = match to.port() {
             AT_THE_POD => to.ip() == pod(self.family),
@@ -69,7 +69,7 @@ impl Checks<'_> {
         }
         let on = match by {
             By::Application | By::Outside => to.port(),
-            // TPROXY leaves the address as it is.
+            // TPROXY does not change the address.
             By::Ztunnel(15006) if self.is_led_by_tproxy(owner) => to.port(),
             By::Ztunnel(port) => port,
         };
@@ -83,7 +83,7 @@ impl Checks<'_> {
         self.settings.inbound_capture == InboundCapture::Tproxy && !self.is_proxys_user(owner)
     }
 
-    /// Whom the kernel lets speak.
+    /// Returns the source address that the kernel selects.
     pub(super) fn source(&self, to: IpAddr) -> IpAddr {
         let names = INTERFACES.iter();
         let by_guest = names
@@ -111,7 +111,7 @@ impl Checks<'_> {
         self.is_proxys_user(owner) || has_group(&self.settings.proxy_groups, owner)
     }
 
-    pub(super) fn fate(&self, owner: Owner, dial: &Dial, is_within: bool) -> Fate {
+    pub(super) fn outcome(&self, owner: Owner, dial: &Dial, is_within: bool) -> Outcome {
         let settings = self.settings;
         let (to, is_tcp) = (dial.to, dial.transport == Transport::Tcp);
         let port = to.port();
@@ -125,11 +125,11 @@ impl Checks<'_> {
                 && excluded.iter().any(|excluded| excluded.as_str() == name)
         });
         if is_within && dial.from == Some(returning(self.family)) {
-            return Fate::Direct;
+            return Outcome::Direct;
         }
         let is_excluded = is_excluded && !(is_within && self.is_led_by_mark(owner));
         if is_excluded || is_by_excluded {
-            return Fate::Direct;
+            return Outcome::Direct;
         }
         if self.is_proxy(owner) {
             return self.fate_of_proxy(owner, to, is_tcp && is_within);
@@ -138,36 +138,41 @@ impl Checks<'_> {
         if has_group(&settings.excluded_owner_groups, owner)
             || included.is_some_and(|included| !has_group(included, owner))
         {
-            return Fate::Direct;
+            return Outcome::Direct;
         }
         if port == 53 && self.is_server(to.ip()) {
-            return Fate::Names;
+            return Outcome::Names;
         }
         if is_tcp && self.is_outbound(to, is_within) {
-            return Fate::Outbound;
+            return Outcome::Outbound;
         }
-        Fate::Direct
+        Outcome::Direct
     }
 
-    pub(super) fn fate_of_proxy(&self, owner: Owner, to: SocketAddr, is_tcp_within: bool) -> Fate {
+    pub(super) fn fate_of_proxy(
+        &self,
+        owner: Owner,
+        to: SocketAddr,
+        is_tcp_within: bool,
+    ) -> Outcome {
         let asks_for_names = to.port() == 53 && self.has_names();
         if !is_tcp_within || self.is_loopback(to.ip()) || to.port() == 15008 {
-            Fate::Direct
+            Outcome::Direct
         } else if self.is_led_by_mark(owner) {
-            // It comes to the proxy as a stranger's would.
+            // Reaches the proxy like traffic from outside.
             if self.is_inbound_port(to.port()) {
-                Fate::Inbound
+                Outcome::Inbound
             } else {
-                Fate::Direct
+                Outcome::Direct
             }
         } else if asks_for_names {
-            Fate::Direct
+            Outcome::Direct
         } else {
-            Fate::Inbound
+            Outcome::Inbound
         }
     }
 
-    /// Where TPROXY is used, what the proxy's group says to the pod goes where a stranger's would.
+    /// With TPROXY, traffic of the proxy's group to the pod itself is routed like traffic from outside.
     pub(super) fn is_led_by_mark(&self, owner: Owner) -> bool {
         let by_tproxy = self.settings.inbound_capture == InboundCapture::Tproxy;
         by_tproxy && self.is_proxy(owner) && !self.is_proxys_user(owner)
@@ -250,7 +255,7 @@ fn has_group(groups: &[netconfig::rules::Owner], owner: Owner) -> bool {
     groups.any(|group| group.to_string() == owner.group.to_string())
 }
 
-/// Whether an address is in a network, by its text.
+/// Returns whether an address is in a network.
 fn holds(network: &str, address: IpAddr) -> bool {
     let (base, length) = network.split_once('/').unwrap_or((network, ""));
     let base: IpAddr = base.parse().unwrap();
