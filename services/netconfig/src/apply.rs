@@ -17,8 +17,8 @@ use crate::{
     family::Family,
     inspect::{self, Connections},
     iptables::Programs,
-    link::{Link, ReachError},
     netlink::KernelError,
+    netns_session::{NetnsSession, ReachError},
     plan::{self, Plan, State, Step},
     rules::{Fingerprint, Form, Ipv6, Redirection, Ruleset, Tag},
     sysctl::Sysctls,
@@ -99,11 +99,11 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Applied, ApplyError> {
-        let (plan, changed, proxies) = self.with_link(netns, |link| {
-            let before = self.read(link)?;
-            let plan = self.plan(link, &before, redirection)?;
-            let changed = apply_plan(link, &plan, before, sandbox)?;
-            let proxies = link.proxies(&plan.tables);
+        let (plan, changed, proxies) = self.with_session(netns, |session| {
+            let before = self.read(session)?;
+            let plan = self.plan(session, &before, redirection)?;
+            let changed = apply_plan(session, &plan, before, sandbox)?;
+            let proxies = session.proxies(&plan.tables);
             Ok::<_, ApplyError>((plan, changed, proxies))
         })?;
         Ok(Applied {
@@ -128,9 +128,9 @@ impl Writer {
         netns: &Netns,
         redirection: &Redirection,
     ) -> Result<Verified, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
-            let plan = self.plan(link, &state, redirection)?;
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
+            let plan = self.plan(session, &state, redirection)?;
             Ok(to_verified(&plan, &state))
         })
     }
@@ -146,49 +146,50 @@ impl Writer {
         redirection: &Redirection,
         sandbox: &SandboxRef,
     ) -> Result<Planned, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
-            let plan = self.plan(link, &state, redirection)?;
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
+            let plan = self.plan(session, &state, redirection)?;
             let steps = plan.steps(&state, &tag_for(&plan, &state, sandbox));
             Ok(Planned {
                 verified: to_verified(&plan, &state),
                 transaction: plan::render(&steps, &state, &plan, |backend, seen, change| {
-                    link.script(backend, seen, change)
+                    session.script(backend, seen, change)
                 }),
             })
         })
     }
 
-    fn with_link<'a, T, E: From<ReachError>>(
+    fn with_session<'a, T, E: From<ReachError>>(
         &'a self,
         netns: &'a Netns,
-        work: impl FnOnce(&mut Link<'a>) -> Result<T, E>,
+        work: impl FnOnce(&mut NetnsSession<'a>) -> Result<T, E>,
     ) -> Result<T, E> {
-        Link::with(netns, &self.programs, &self.sysctls, work)
+        NetnsSession::with(netns, &self.programs, &self.sysctls, work)
     }
 
-    fn read(&self, link: &mut Link<'_>) -> Result<State, BackendError> {
-        link.read(self.backend())
+    fn read(&self, session: &mut NetnsSession<'_>) -> Result<State, BackendError> {
+        session.read(self.backend())
     }
 
     fn plan(
         &self,
-        link: &Link<'_>,
+        session: &NetnsSession<'_>,
         state: &State,
         redirection: &Redirection,
     ) -> Result<Plan, NoIpv6> {
         let ipv6 = redirection.ipv6();
         let families = match ipv6 {
             Ipv6::Off => &[Family::V4],
-            Ipv6::Auto | Ipv6::On => link.families(),
+            Ipv6::Auto | Ipv6::On => session.families(),
         };
         if ipv6 == Ipv6::On && families.len() < Family::ALL.len() {
             return Err(NoIpv6);
         }
         let (form, ruleset) = (redirection.form(), redirection.ruleset());
-        let plan = self.plan_for(link, state, form, &ruleset, families);
+        let plan = self.plan_for(session, state, form, &ruleset, families);
         let new_only = redirection.for_new_connections_only();
-        let new_only = new_only.map(|new_only| link.normalize(plan.backend, &new_only.ruleset()));
+        let new_only =
+            new_only.map(|new_only| session.normalize(plan.backend, &new_only.ruleset()));
         Ok(plan.with_new_only(new_only.unwrap_or_default()))
     }
 
@@ -196,19 +197,19 @@ impl Writer {
     /// cannot match socket owners, nf_tables is used instead.
     fn plan_for(
         &self,
-        link: &Link<'_>,
+        session: &NetnsSession<'_>,
         state: &State,
         form: Form,
         ruleset: &Ruleset,
         families: &[Family],
     ) -> Plan {
         let kept = self.configured.or_else(|| state.backend());
-        let backend = if link.has_other_users() && ruleset.matches_socket_owners() {
+        let backend = if session.has_other_users() && ruleset.matches_socket_owners() {
             Backend::Nftables
         } else {
             kept.unwrap_or(self.detected)
         };
-        Plan::new(backend, form, link.normalize(backend, ruleset), families)
+        Plan::new(backend, form, session.normalize(backend, ruleset), families)
     }
 }
 
@@ -234,7 +235,7 @@ fn tag_for(plan: &Plan, state: &State, sandbox: &SandboxRef) -> Tag {
 
 /// Returns whether anything had to be changed.
 fn apply_plan(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     before: State,
     sandbox: &SandboxRef,
@@ -245,14 +246,14 @@ fn apply_plan(
     let tag = tag_for(plan, &before, sandbox);
     let steps = plan.steps(&before, &tag);
     let mut undo = Undo::new(before);
-    match run_steps(link, plan, &steps, &tag, &mut undo) {
+    match run_steps(session, plan, &steps, &tag, &mut undo) {
         Ok(()) => Ok(true),
-        Err(cause) => Err(cause.with_undo_failures(undo.run(link, plan))),
+        Err(cause) => Err(cause.with_undo_failures(undo.run(session, plan))),
     }
 }
 
 fn run_steps(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     steps: &[Step],
     tag: &Tag,
@@ -260,12 +261,12 @@ fn run_steps(
 ) -> Result<(), ApplyError> {
     let mut unclosed = Connections::default();
     for step in steps {
-        execute(link, plan, step, tag, undo, &mut unclosed)?;
+        execute(session, plan, step, tag, undo, &mut unclosed)?;
     }
     if plan.needs_address() {
-        link.routes.wait_for_address()?;
+        session.routes.wait_for_address()?;
     }
-    let state = link.read(plan.backend)?;
+    let state = session.read(plan.backend)?;
     match plan.differences(&state) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),
@@ -273,7 +274,7 @@ fn run_steps(
 }
 
 fn execute(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     step: &Step,
     tag: &Tag,
@@ -282,58 +283,60 @@ fn execute(
 ) -> Result<(), ApplyError> {
     match step {
         Step::EnableMigration => {
-            link.set_migrates(true)?;
+            session.set_migrates(true)?;
             undo.migration_enabled = true;
         }
         Step::Add(item) => {
-            link.routes.add(*item).map_err(to_apply_error)?;
+            session.routes.add(*item).map_err(to_apply_error)?;
             undo.added_routing.push(*item);
         }
-        Step::Adopt(item) => link.routes.adopt(*item)?,
+        Step::Adopt(item) => session.routes.adopt(*item)?,
         Step::WriteNewOnly(change) => {
             undo.tables_written = true;
             let seen = undo.before.of(plan.backend).cloned().unwrap_or_default();
-            write_tables(link, &plan.new_only_plan(), change, tag, &seen)?;
+            write_tables(session, &plan.new_only_plan(), change, tag, &seen)?;
             undo.new_only_written = true;
         }
         Step::FlushUntranslated(families) => {
-            let proxied = proxy_connections(link, plan);
-            link.nftables.flush_untranslated(families, &proxied)?;
+            let proxied = proxy_connections(session, plan);
+            session.nftables.flush_untranslated(families, &proxied)?;
         }
         Step::AwaitClosed => {
-            *unclosed = inspect::await_closed(link.netns, &link.proxies(&plan.tables));
+            *unclosed = inspect::await_closed(session.netns, &session.proxies(&plan.tables));
         }
         Step::WriteTables(change) => {
             undo.tables_written = true;
             let seen = if undo.new_only_written {
-                link.read_of(plan.backend)?
+                session.read_backend(plan.backend)?
             } else {
                 undo.before.of(plan.backend).cloned().unwrap_or_default()
             };
-            write_tables(link, plan, change, tag, &seen)?;
+            write_tables(session, plan, change, tag, &seen)?;
         }
         Step::FlushExisting(families) => {
-            let proxied = proxy_connections(link, plan);
-            link.nftables.flush_existing(families, unclosed, &proxied)?;
+            let proxied = proxy_connections(session, plan);
+            session
+                .nftables
+                .flush_existing(families, unclosed, &proxied)?;
         }
-        Step::FlushCaptured(families) => link.nftables.flush_captured(families)?,
+        Step::FlushCaptured(families) => session.nftables.flush_captured(families)?,
         Step::DeleteLeftovers(backend, change) => {
             if !undo.leftovers_deleted {
-                verify_tables(link, plan)?;
+                verify_tables(session, plan)?;
             }
-            let seen = link.read_of(*backend)?;
+            let seen = session.read_backend(*backend)?;
             undo.leftovers_deleted = true;
-            link.change(*backend, &seen, change)?;
+            session.change(*backend, &seen, change)?;
         }
-        Step::Delete(item) => link.routes.delete(*item)?,
-        Step::FlushDns(captured) => link.nftables.flush_dns(captured)?,
+        Step::Delete(item) => session.routes.delete(*item)?,
+        Step::FlushDns(captured) => session.nftables.flush_dns(captured)?,
     }
     Ok(())
 }
 
 /// Returns none if the connections cannot be listed.
-fn proxy_connections(link: &Link<'_>, plan: &Plan) -> Connections {
-    let proxied = inspect::proxied(link.netns, &link.proxies(&plan.tables));
+fn proxy_connections(session: &NetnsSession<'_>, plan: &Plan) -> Connections {
+    let proxied = inspect::proxied(session.netns, &session.proxies(&plan.tables));
     proxied.unwrap_or_else(|error| {
         tracing::warn!(%error, "Cannot list the connections of ztunnel or the sidecar; some may be cut");
         Connections::default()
@@ -351,28 +354,28 @@ fn to_apply_error(error: KernelError) -> ApplyError {
 
 /// Writes the tables; after a concurrent change it starts again from the tables as they are then.
 fn write_tables(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     first: &Change,
     tag: &Tag,
     seen: &Observed,
 ) -> Result<(), ApplyError> {
-    let mut result = link.change(plan.backend, seen, first);
+    let mut result = session.change(plan.backend, seen, first);
     for _ in 1..ATTEMPTS {
         match &result {
             Err(error) if error.is_race() => {}
             Ok(()) | Err(_) => break,
         }
-        let seen = link.read_of(plan.backend)?;
+        let seen = session.read_backend(plan.backend)?;
         let change = plan.write(&seen, tag);
-        result = link.change(plan.backend, &seen, &change);
+        result = session.change(plan.backend, &seen, &change);
     }
     Ok(result?)
 }
 
 /// Verifies the new tables before rules of another origin are deleted.
-fn verify_tables(link: &mut Link<'_>, plan: &Plan) -> Result<(), ApplyError> {
-    match plan.table_differences(&link.read_of(plan.backend)?) {
+fn verify_tables(session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), ApplyError> {
+    match plan.table_differences(&session.read_backend(plan.backend)?) {
         differences if differences.is_empty() => Ok(()),
         differences => Err(ApplyError::of_differences(differences)),
     }

@@ -1,5 +1,7 @@
 //! The interface of rule backends. All of them exchange plain data, so that the code above is the same for each.
 
+pub(crate) mod detect;
+
 use std::fmt;
 
 use crate::{

@@ -23,8 +23,8 @@ impl Writer {
     ///
     /// When the netns cannot be read.
     pub fn observe(&self, netns: &Netns) -> Result<Observation, VerifyError> {
-        self.with_link(netns, |link| {
-            let state = self.read(link)?;
+        self.with_session(netns, |session| {
+            let state = self.read(session)?;
             let (tag, backend) = (state.tag(), state.backend());
             let intact = match (&tag, backend) {
                 (Some(tag), Some(backend)) => plan::is_intact(&state, backend, tag.fingerprint),
@@ -34,7 +34,7 @@ impl Writer {
                 tag,
                 intact,
                 backend,
-                proxies: link.proxies(state.our_tables()),
+                proxies: session.proxies(state.our_tables()),
             })
         })
     }

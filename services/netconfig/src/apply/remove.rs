@@ -9,7 +9,7 @@ use crate::{
     error::{ApplyError, RemoveError},
     family::Family,
     inspect,
-    link::Link,
+    netns_session::NetnsSession,
     plan::State,
     rules::{Form, ambient},
 };
@@ -43,79 +43,84 @@ impl Writer {
         phase: Phase,
     ) -> Result<Removed, RemoveError> {
         let captured_flows = inspect::captured_flows(netns)?;
-        self.with_link(netns, |link| match phase {
-            Phase::Drain => self.drain(link, sandbox),
-            Phase::Final => self.remove_all(link),
+        self.with_session(netns, |session| match phase {
+            Phase::Drain => self.drain(session, sandbox),
+            Phase::Final => self.remove_all(session),
         })?;
         Ok(Removed { captured_flows })
     }
 
     /// Replaces the rules by ones that capture nothing new; the routes stay for captured connections. A sidecar's rules
     /// are removed at once: its proxy stays as long as the pod does, so there is nothing to drain.
-    fn drain(&self, link: &mut Link<'_>, sandbox: &SandboxRef) -> Result<(), RemoveError> {
-        let before = self.read(link)?;
+    fn drain(
+        &self,
+        session: &mut NetnsSession<'_>,
+        sandbox: &SandboxRef,
+    ) -> Result<(), RemoveError> {
+        let before = self.read(session)?;
         if !before.has_rules() {
             return Ok(());
         }
         if before.is_of_sidecar() {
-            return self.remove_all(link);
+            return self.remove_all(session);
         }
-        let families = link.families();
-        let plan = self.plan_for(link, &before, Form::Ambient, &ambient::drain(), families);
-        apply_plan(link, &plan, before, sandbox)
+        let families = session.families();
+        let plan = self.plan_for(session, &before, Form::Ambient, &ambient::drain(), families);
+        apply_plan(session, &plan, before, sandbox)
             .map(drop)
             .map_err(|error: ApplyError| RemoveError::Drain(Box::new(error)))
     }
 
     /// Removes tables, then ip rules, then routes, so that no ip rule refers to an empty table. Goes
     /// on after a failure.
-    fn remove_all(&self, link: &mut Link<'_>) -> Result<(), RemoveError> {
-        let seen = self.read(link)?;
+    fn remove_all(&self, session: &mut NetnsSession<'_>) -> Result<(), RemoveError> {
+        let seen = self.read(session)?;
         let mut failures = Vec::new();
         let mut record = |result: Result<(), BackendError>| {
             failures.extend(result.err().map(|error| with_causes(&error)));
         };
         for (backend, _) in &seen.seen {
-            record(delete_tables(link, *backend));
+            record(delete_tables(session, *backend));
         }
         if seen.has_incumbent() {
             // Items equivalent to ours belonged to Istio's node agent; adopting them makes them ours to delete.
             for item in seen.routing.equivalent_for_ztunnel() {
-                record(link.routes.adopt(item).map_err(Into::into));
+                record(session.routes.adopt(item).map_err(Into::into));
             }
         }
         let rest = State {
-            routing: link.routes.read()?,
+            routing: session.routes.read()?,
             ..seen.clone()
         };
         for item in rest.own_routing() {
-            record(link.routes.delete(item).map_err(Into::into));
+            record(session.routes.delete(item).map_err(Into::into));
         }
         if seen.captures_dns() {
-            record(link.nftables.flush_dns(&[]).map_err(Into::into));
+            record(session.nftables.flush_dns(&[]).map_err(Into::into));
         }
         if seen.has_rules() {
             record(
-                link.nftables
+                session
+                    .nftables
                     .flush_captured(&Family::ALL)
                     .map_err(Into::into),
             );
         }
         if seen.tag().is_some_and(|tag| tag.migrates) {
-            let disabled = link.set_migrates(false);
+            let disabled = session.set_migrates(false);
             failures.extend(disabled.err().map(|error| with_causes(&error)));
         }
-        failures.extend(remaining(&self.read(link)?));
+        failures.extend(remaining(&self.read(session)?));
         RemoveError::unless_empty(failures)
     }
 }
 
 /// Starts again after a concurrent change.
-fn delete_tables(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendError> {
+fn delete_tables(session: &mut NetnsSession<'_>, backend: Backend) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
-        let seen = link.read_of(backend)?;
+        let seen = session.read_backend(backend)?;
         let change = Change {
             delete: seen.ids(),
             delete_incumbent: !seen.incumbent.is_empty(),
@@ -124,7 +129,7 @@ fn delete_tables(link: &mut Link<'_>, backend: Backend) -> Result<(), BackendErr
         if change.is_empty() {
             return Ok(());
         }
-        match link.change(backend, &seen, &change) {
+        match session.change(backend, &seen, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }

@@ -3,7 +3,7 @@ use inpod_types::with_causes;
 
 use crate::{
     backend::{BackendError, Change, NewTable, Observed, ObservedTable},
-    link::Link,
+    netns_session::NetnsSession,
     plan::{Plan, State},
     routes::Item,
 };
@@ -35,33 +35,33 @@ impl Undo {
 
     /// Restores in reverse order, collects failures and goes on. Rules whose predecessors may be gone were verified
     /// before and stay: without them traffic would escape.
-    pub(super) fn run(&self, link: &mut Link<'_>, plan: &Plan) -> Vec<String> {
+    pub(super) fn run(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Vec<String> {
         if self.leftovers_deleted {
             return vec![CANNOT_UNDO.to_owned()];
         }
         let mut failures = Vec::new();
         if self.tables_written {
             failures.extend(
-                self.restore(link, plan)
+                self.restore(session, plan)
                     .err()
                     .map(|error| with_causes(&error)),
             );
         }
         for item in self.added_routing.iter().rev() {
-            let deleted = link.routes.delete(*item);
+            let deleted = session.routes.delete(*item);
             failures.extend(deleted.err().map(|error| with_causes(&error)));
         }
         if self.migration_enabled {
-            let disabled = link.set_migrates(false);
+            let disabled = session.set_migrates(false);
             failures.extend(disabled.err().map(|error| with_causes(&error)));
         }
         failures
     }
 
-    fn restore(&self, link: &mut Link<'_>, plan: &Plan) -> Result<(), BackendError> {
+    fn restore(&self, session: &mut NetnsSession<'_>, plan: &Plan) -> Result<(), BackendError> {
         let nothing = Observed::default();
         let before = self.before.of(plan.backend).unwrap_or(&nothing);
-        change_with_retry(link, plan, |now| {
+        change_with_retry(session, plan, |now| {
             restoring_change(&now.tables, &before.tables)
         })
     }
@@ -88,19 +88,19 @@ fn as_new(observed: &ObservedTable) -> NewTable {
 
 /// Changes the tables, starting again from the current state after a concurrent change.
 fn change_with_retry(
-    link: &mut Link<'_>,
+    session: &mut NetnsSession<'_>,
     plan: &Plan,
     wanted: impl Fn(&Observed) -> Change,
 ) -> Result<(), BackendError> {
     let mut attempts = ATTEMPTS;
     loop {
         attempts -= 1;
-        let now = link.read_of(plan.backend)?;
+        let now = session.read_backend(plan.backend)?;
         let change = wanted(&now);
         if change.is_empty() {
             return Ok(());
         }
-        match link.change(plan.backend, &now, &change) {
+        match session.change(plan.backend, &now, &change) {
             Err(error) if error.is_race() && attempts > 0 => {}
             result => return result,
         }
